@@ -48,6 +48,19 @@ class ForeignNameError(UnknownTypeError):
     """A name that torch would import: of an enumeration or default factory that this process does not know."""
 
 
+def writable(spec: Any) -> Any:
+    """Return a structure with tuples for types that `treespec_dumps` cannot write, as `torch.return_types.topk`."""
+    if spec.is_leaf():
+        return spec
+    own = pytree.TreeSpec(spec.type, spec.context, [pytree.treespec_leaf() for _ in spec.children()])
+    try:
+        pytree.treespec_dumps(own)
+    except Exception as error:
+        let_through(error)
+        own = pytree.TreeSpec(tuple, None, own.children())
+    return pytree.TreeSpec(own.type, own.context, [writable(child) for child in spec.children()])
+
+
 def loads(text: str) -> Any:
     """Read the `TreeSpec` that `treespec_dumps` wrote; InputError if the text is something else, or too large.
 

@@ -23,7 +23,7 @@ from exir_lowering._upstream.emission import EmittedCall, data_file_contents, em
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import collector, debug_handles
+from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import Partition
 from exir_lowering.plans.report import Report
@@ -174,6 +174,7 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: private_copy(program) for name, program in programs.items()}
     for copied in copies.values():
+        _describe_in_file(copied)
         _keep_initial_values(copied)
         copy_where_misread(copied)
         write_back(copied, in_place=lowered.in_place)
@@ -220,6 +221,15 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
     if both:
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
     return constant_methods
+
+
+def _describe_in_file(program: ExportedProgram) -> None:
+    """Describe what a program takes and returns in a form that files can have; the values are the same, in order."""
+    calls = program.module_call_graph
+    for place, entry in enumerate(calls[:1]):
+        if (signature := entry.signature) is not None:
+            specs = {name: treespecs.writable(getattr(signature, name)) for name in ("in_spec", "out_spec")}
+            calls[place] = replace(entry, signature=replace(signature, **specs))
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:

@@ -1,6 +1,7 @@
 """Programs that once went wrong, each as small as it gets."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from exir_lowering import (
     LoweringOptions,
     PartitionerContractError,
     PreprocessResult,
+    load,
     lower,
     lower_whole_program,
     to_backend,
@@ -146,3 +148,26 @@ def test_tags_on_many_cycles_take_time_that_grows_with_the_graph() -> None:
         assert searches
     finally:
         quotient.nx.single_source_shortest_path_length = original
+
+
+class _Pair(NamedTuple):
+    """A type that pytree cannot write into a file."""
+
+    largest: Any
+    rest: torch.Tensor
+
+
+def test_what_files_have_no_name_for_is_returned_as_a_tuple() -> None:
+    """ExecuTorch's emitter fails: "No registered serialization name for <class 'torch.return_types.topk'>"."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> _Pair:
+            return _Pair(torch.topk(x, 2), x + 1)
+
+    model, x = Model(), torch.randn(3, 4)
+    program = torch.export.export(model, (x,))
+    lowered = lower(program)
+    results = load(lowered.emit().buffer).run("forward", x)
+    expected = model(x)
+    torch.testing.assert_close(results, [*expected.largest, expected.rest])
+    assert type(program.module()(x).largest) is type(lowered.module()(x).largest) is torch.return_types.topk
