@@ -9,7 +9,7 @@ from typing import Any
 
 from exir_lowering.inspection import data, text
 from exir_lowering.inspection.report import FileReport, MethodReport
-from exir_lowering.pte.printing import printable, render
+from exir_lowering.pte.printing import in_notebook, printable, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class Difference:
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "before", "after", "changes": [{"what", "name", "before", "after"}]}`."""
         return json.dumps(data.as_data(self), indent=2)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from exir_lowering.inspection import data, text
 from exir_lowering.pte.payloads import PayloadOperator
+from exir_lowering.pte.printing import in_notebook
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 
@@ -287,6 +288,9 @@ class FileReport:
     def kernels_yaml(self) -> str:
         """Return the kernels as the file of operators that ExecuTorch's selective build takes."""
         return data.kernels_yaml(self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text, self.to_html)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from exir_lowering.model import State
 from exir_lowering.plans import data, dot, page, text
 from exir_lowering.plans.planned import MethodPlan, Unchanged
+from exir_lowering.pte.printing import in_notebook
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,6 +70,9 @@ class LoweringPlan:
     def to_html(self) -> str:
         """Return an HTML page with the graph, the coverage and every host operator; it needs no network."""
         return page.to_html(self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text, self.to_html)
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from exir_lowering.model import NarrowedDimension, RefusedPartition
 from exir_lowering.plans import text
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.pte.printing import in_notebook, render
 
 
 @dataclass
@@ -89,24 +90,25 @@ class Report(LoweringPlan):
         Returns:
             The text.
         """
-        console = Console(width=width, no_color=True, highlight=False)
-        with console.capture() as capture:
-            console.print(self.table())
-            console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
-            for method, steps in self.left_to_executorch.items():
-                for step in steps:
-                    console.print(f"{method}: ExecuTorch did {step}", markup=False)
-            for dimension in self.narrowed:
-                console.print(str(dimension), markup=False)
-            for partition in self.refused:
-                console.print(str(partition), *partition.sources, sep="\n  ", markup=False)
-            for partition_id, units in self.units.items():
-                placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
-                console.print(f"{partition_id}: of its operators {placed or 'none was placed'}", markup=False)
-            for feature in self.switched_off:
-                console.print(f"off: {feature}", markup=False)
-            if self.cache:
-                console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
-        own = capture.get()
+        own = render(self._parts(), width)
         most = max(text.LINES // 2, text.LINES - len(own.splitlines()))
         return text.to_text(self, width, everything=everything, most=most) + own
+
+    def _parts(self) -> Iterator[RenderableType]:
+        yield self.table()
+        yield "  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items())
+        for method, steps in self.left_to_executorch.items():
+            yield from (f"{method}: ExecuTorch did {step}" for step in steps)
+        yield from map(str, self.narrowed)
+        for partition in self.refused:
+            yield "\n  ".join((str(partition), *partition.sources))
+        for partition_id, units in self.units.items():
+            placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
+            yield f"{partition_id}: of its operators {placed or 'none was placed'}"
+        yield from (f"off: {feature}" for feature in self.switched_off)
+        if self.cache:
+            yield f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it"
+
+    def _repr_html_(self) -> str:
+        # Not the plan's page: that has neither payloads nor times.
+        return in_notebook(self.to_text)

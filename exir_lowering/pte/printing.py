@@ -1,13 +1,27 @@
-"""What was found as plain text: in a file, in a run, in a comparison."""
+"""What was found as plain text, and as a notebook shows it: in a file, in a run, in a comparison."""
 
 from __future__ import annotations
 
+import html
 import io
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_WIDTH = 100
+"""How many characters a line of a notebook has."""
+
+_MOST_TEXT, _MOST_PAGE = 100_000, 2_000_000
+"""How many characters of a text a notebook shows, and of a page: it stores them."""
+
+_TEXT_STYLE = (
+    "white-space: pre; overflow-x: auto; line-height: normal; font-family: Menlo, 'DejaVu Sans Mono', monospace"
+)
+_PAGE_STYLE = "width: 100%; height: 600px; border: 1px solid #8886; border-radius: 8px; resize: vertical"
 
 
 def printable(text: str) -> str:
@@ -20,8 +34,36 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    # The terminal and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
-    console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
+    # The terminal, a notebook and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
+    plain: Any = {"force_terminal": False, "force_jupyter": False, "color_system": None}
+    console = Console(file=out, width=width, **plain, highlight=False, emoji=False)
     for part in parts:
         console.print(part, markup=False)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:
+    """Return the HTML that Jupyter shows for a value with a text and perhaps a page; it raises nothing.
+
+    The page is in a frame, where nothing can run and the notebook's styles do not apply. The text is below it, for
+    viewers that remove frames, such as Git hosts.
+    """
+    try:
+        words, framed = text(width=_WIDTH), page() if page is not None else ""
+    except Exception as error:
+        let_through(error)
+        words, framed = f"This cannot be shown: {type(error).__name__}: {error}", ""
+    if len(words) > _MOST_TEXT:
+        words = f"{words[:_MOST_TEXT]}\nand {len(words) - _MOST_TEXT:,} characters more: print(...) shows all"
+    if len(framed) > _MOST_PAGE:
+        words = f"The page has {len(framed):,} characters: write to_html() to a file.\n\n{words}"
+        framed = ""
+    shown = f'<pre style="{_TEXT_STYLE}">{html.escape(words)}</pre>'
+    if not framed:
+        return shown
+    # Links within the page would lead to the notebook otherwise.
+    framed = html.escape(framed.replace("<head>", '<head><base href="about:srcdoc">', 1))
+    return (
+        f'<iframe title="Page" sandbox="" srcdoc="{framed}" style="{_PAGE_STYLE}"></iframe>'
+        f"<details><summary>As text</summary>{shown}</details>"
+    )

@@ -14,8 +14,8 @@ from rich.text import Text
 from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
+from exir_lowering.pte.printing import in_notebook, render
 from exir_lowering.verification.results import finite
-from exir_lowering.verification.text import render
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -112,6 +112,9 @@ class Quantized:
         """
         fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
         return json.dumps(finite(fields), indent=2, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text)
 
     def __str__(self) -> str:
         return self.to_text()

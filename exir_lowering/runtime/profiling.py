@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.printing import render
+from exir_lowering.pte.printing import in_notebook, render
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ProfileRow:
     unit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Profile:
     """Where the time of a method went.
 
@@ -105,10 +105,8 @@ class Profile:
         from rich.table import Table
         from rich.text import Text
 
-        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
-        table = Table(
-            title=f"Profile of {self.method}, {runs}", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
-        )
+        title = f"Profile of {self.method}, {self._runs}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for column in ("what", "calls", "ms", "share", "source"):
             left = column in ("what", "source")
             table.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=not left)
@@ -132,8 +130,18 @@ class Profile:
         """Return it as JSON: `{"version": 1, "method", "runs", "rows": [...]}`, the fields of `ProfileRow`."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=2)
 
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text)
+
     def __str__(self) -> str:
         return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Profile({self.method}: {self._runs}, {len(self.rows)} rows)"
+
+    @property
+    def _runs(self) -> str:
+        return "1 run" if self.runs == 1 else f"{self.runs:,} runs"
 
 
 def _longest(row: ProfileRow) -> tuple[float, int]:

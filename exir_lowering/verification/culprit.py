@@ -14,6 +14,7 @@ from rich.text import Text
 from exir_lowering.errors import InputError
 from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
+from exir_lowering.pte.printing import in_notebook, render
 from exir_lowering.verification import text
 from exir_lowering.verification.results import Verification, finite
 
@@ -91,7 +92,7 @@ class Culprit:
 
     def to_text(self, *, width: int = 120) -> str:
         """Return what was found in words, with a number of characters that a line may have."""
-        return text.render(map(Text, self._lines()), width)
+        return render(map(Text, self._lines()), width)
 
     def to_json(self) -> str:
         """Return it as JSON: "version" (1), "ok", and the attributes; "verification" as `Verification.to_json`."""
@@ -126,6 +127,9 @@ class Culprit:
         yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
         yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host. --save-repro FOLDER, or"
         yield f"save(folder), writes a script for the authors of {first.backend_id}."
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from exir_lowering.pte.printing import in_notebook
 from exir_lowering.verification import text
 
 VERSION = 1
@@ -161,6 +162,9 @@ class Verification:
             "unverified": self.unverified,
         }
         return json.dumps(finite(fields), indent=2, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text)
 
     def __str__(self) -> str:
         return self.to_text()

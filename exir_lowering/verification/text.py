@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exir_lowering.plans.formatting import many
-from exir_lowering.pte.printing import render as render
+from exir_lowering.pte.printing import render
 
 if TYPE_CHECKING:
     from exir_lowering.verification.results import MethodResult, OutputResult, Verification

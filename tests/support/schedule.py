@@ -247,6 +247,7 @@ SECONDS: dict[str, float] = {
     "test_damaged_files": 12,
     "test_compat": 12,
     "test_views": 12,
+    "test_notebook": 12,
     "test_nested": 11,
     "test_upstream_suite:ours test_backends_lifted.py": 11,
     "test_state": 11,

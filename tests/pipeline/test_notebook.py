@@ -1,0 +1,181 @@
+"""What Jupyter shows of a value: its page in a frame in which nothing runs, its text as it is printed; and the tour."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import html
+import os
+import re
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import fake_plans
+import nbformat
+import pytest
+import torch
+from browser import browser, needs_browser
+from folders import ROOT
+from nbclient import NotebookClient
+from pte_files import made
+from selenium.webdriver.common.by import By
+
+import exir_lowering
+from exir_lowering.inspection.difference import compare
+from exir_lowering.pte.printing import in_notebook
+
+TOUR = ROOT / "docs" / "examples" / "tour.ipynb"
+HOSTILE = "</pre><script>document.title = 'run'</script>"
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(self.linear(x), 1)
+
+
+@cache
+def _values() -> dict[str, Any]:
+    """Return a value of each kind."""
+    inputs = (torch.ones(2, 4),)
+    program = torch.export.export(Net().eval(), inputs)
+    lowered = exir_lowering.lower(program, "reference")
+    artifact = lowered.emit()
+    file = exir_lowering.inspect(artifact.buffer)
+    return {
+        "plan": exir_lowering.plan(program, "reference"),
+        "file": file,
+        "report": lowered.report,
+        "difference": compare(file, exir_lowering.inspect(made("state").pte)),
+        "verification": exir_lowering.verify(artifact, program),
+        "culprit": exir_lowering.bisect(program, "reference"),
+        "profile": exir_lowering.load(artifact.buffer).profile("forward", *inputs),
+        "quantized": exir_lowering.quantize(program, [inputs]),
+    }
+
+
+class _Shown(HTMLParser):
+    """The tags, the page in the frame, and the text of what a notebook gets."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.frame: dict[str, str | None] = {}
+        self.text = ""
+        self.feed(shown)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.frame = dict(attrs) if tag == "iframe" else self.frame
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("name", ["report", "difference", "verification", "culprit", "profile", "quantized"])
+def test_a_text_is_shown_as_it_is_printed(name: str) -> None:
+    value = _values()[name]
+    shown = _Shown(value._repr_html_())
+    assert shown.tags == ["pre"] and shown.text == value.to_text(width=100) != ""
+
+
+@pytest.mark.parametrize("name", ["plan", "file"])
+def test_a_page_is_shown_in_a_frame_of_its_own(name: str) -> None:
+    value = _values()[name]
+    shown = _Shown(value._repr_html_())
+    assert shown.tags == ["iframe", "details", "summary", "pre"] and shown.frame["sandbox"] == ""
+    assert (shown.frame["srcdoc"] or "").replace('<base href="about:srcdoc">', "") == value.to_html()
+    assert shown.text == "As text" + value.to_text(width=100)
+
+
+def test_names_are_text() -> None:
+    row = replace(_values()["profile"].rows[0], name=HOSTILE, sources=(HOSTILE,))
+    file = exir_lowering.inspect(made("theirs state").pte.replace(b"forward", b"<b>x</b"))
+    for value in (fake_plans.hostile(), file, replace(_values()["profile"], rows=(row,))):
+        shown = _Shown(value._repr_html_())
+        assert set(shown.tags) <= {"iframe", "details", "summary", "pre"}
+        page = shown.frame.get("srcdoc") or ""
+        assert {"script", "img"}.isdisjoint(_Shown(page).tags) and "<b>x" not in page
+
+
+def test_what_is_huge_is_cut_and_what_fails_says_so() -> None:
+    shown = _Shown(in_notebook(lambda width: "x" * 10**6, lambda: "y" * 10**7))
+    assert shown.tags == ["pre"] and len(shown.text) < 101_000
+    assert "The page has 10,000,000 characters" in shown.text and "and 900,000 characters more" in shown.text
+    assert len(fake_plans.large()._repr_html_()) < 3_000_000
+    broken = replace(fake_plans.small(), methods=None)  # type: ignore[arg-type]
+    assert "This cannot be shown: TypeError" in broken._repr_html_()
+
+
+def test_a_text_is_a_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel, rich shows what it should write to a file."""
+    kernel = type("ZMQInteractiveShell", (), {})()
+    before = {name: value.to_text() for name, value in _values().items()}
+    monkeypatch.setattr(builtins, "get_ipython", lambda: kernel, raising=False)
+    assert {name: value.to_text() for name, value in _values().items()} == before
+
+
+@needs_browser
+def test_nothing_runs_and_a_box_leads_to_its_operators(tmp_path: Path) -> None:
+    script = in_notebook(lambda width: HOSTILE, lambda: f"<html><head></head><body>{HOSTILE}</body></html>")
+    path = tmp_path / "notebook.html"
+    style = "<title>notebook</title><style>body, body * { background: red }</style>"
+    path.write_text(style + script + fake_plans.small()._repr_html_() + fake_plans.hostile()._repr_html_())
+    with browser() as driver:
+        driver.get(path.as_uri())
+        assert driver.title == "notebook"
+        first, plan, hostile = driver.find_elements(By.TAG_NAME, "iframe")
+        for frame, title in ((first, ""), (hostile, "Lowering plan")):
+            driver.switch_to.frame(frame)
+            assert driver.execute_script("return document.title").startswith(title)
+            assert driver.execute_script("return document.title") != "run"
+            assert not driver.execute_script("return window.hacked")
+            driver.switch_to.default_content()
+        driver.switch_to.frame(plan)
+        colour = driver.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+        assert colour == "rgba(250, 250, 250, 1)"
+        seen = "return document.getElementById('m0b1').checkVisibility()"
+        assert not driver.execute_script(seen)
+        boxes = driver.find_elements(By.CSS_SELECTOR, "a[href='#m0b1']")
+        next(box for box in boxes if box.is_displayed()).click()
+        assert driver.execute_script(seen)
+
+
+# -- the tour ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tour_shows_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run it in a kernel; with EXIR_LOWERING_ACCEPT=1 it is written with what is shown now."""
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    tour = nbformat.read(TOUR, 4)
+    run = copy.deepcopy(tour)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(run, timeout=300, kernel_name="python3", record_timing=False, resources=folder).execute()
+    for cell in run.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    if os.environ.get("EXIR_LOWERING_ACCEPT"):
+        nbformat.write(run, TOUR)
+        tour = run
+    assert [_words(cell) for cell in run.cells] == [_words(cell) for cell in tour.cells]
+    assert sum(len(cell.get("outputs", ())) for cell in run.cells) == 5
+
+
+def _words(cell: Any) -> list[str]:
+    """Return what is to be read in a cell's outputs, but for numbers; of what was measured, the first line."""
+    found = []
+    for output in cell.get("outputs", ()):
+        shown = _Shown(output.data["text/html"])
+        page = re.sub(r"<style>.*?</style>|<[^>]*>", " ", shown.frame.get("srcdoc") or "", flags=re.DOTALL)
+        text = html.unescape(page) + shown.text
+        if "measured" in cell.metadata.get("tags", ()):
+            text = text.strip().partition("\n")[0]
+        found.append(" ".join(re.sub(r"\b[0-9a-f]{32}\b|[\d.,]+(\+\w+)?", "#", text).split()))
+    return found
