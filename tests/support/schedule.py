@@ -170,6 +170,8 @@ NIGHTLY = frozenset(
         "house/test_example_package:test_nothing_comes_from_the_tree",
         "house/test_example_package:test_the_command_line_plans_lowers_and_runs",
         "house/test_examples:test_commands_print_what_is_shown[Chat model with three clients]",
+        "house/test_examples:test_commands_print_what_is_shown[MobileNetV2 in int8]",
+        "house/test_examples:test_commands_print_what_is_shown[Sentence search]",
         "house/test_examples:test_commands_print_what_is_shown[Whisper]",
         "house/test_packaging:test_the_wheel_works_outside_of_the_tree",
         "parallel/test_farm:test_that_are_lost_twice_are_one_error",
