@@ -92,7 +92,7 @@ def _give_up_stdout() -> None:
 
 
 def _execute(argv: Sequence[str] | None) -> int:
-    """Parse the arguments and execute the command; print an error as one paragraph."""
+    """Parse the arguments and execute the command; print an error as one paragraph, with its page."""
     try:
         arguments = _make_parser().parse_args(argv)
     except SystemExit as stop:
@@ -134,7 +134,7 @@ class _Parser(settings.Parser):
             try:
                 argv = settings.expand(self, (self.commands or {}).values(), argv)
             except InputError as error:
-                self.exit(MISTAKE, f"{self.prog}: {error}\n")
+                self.exit(MISTAKE, f"{self.prog}: {describe(error)}\n")
         found, unknown = super().parse_known_args(argv, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")

@@ -29,9 +29,12 @@ _EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileCo
 
 
 def describe(error: Exception) -> str:
-    """Describe an error in one paragraph, with command-line options in place of Python arguments."""
+    """Describe an error in one paragraph, with command-line options in place of Python arguments.
+
+    Below it is the page of the documentation about it.
+    """
     if isinstance(error, LoweringError):
-        return _name_options(str(error))
+        return "\n".join([_name_options(str(error)), *getattr(error, "__notes__", ())])
     if isinstance(error, MemoryError):
         return f"there is not enough memory{f': {first_line(error)}' if str(error) else ''}."
     return (

@@ -5,6 +5,7 @@
     ├── UnknownPluginError (LookupError) no one provides a backend or partitioner id
     ├── PluginLoadError                  a plug-in is broken, or provided twice
     ├── PartitionerContractError         a partitioner broke its contract, or raised
+    ├── RewriteContractError             a rewrite broke its contract, or raised
     ├── CoverageError                    less is delegated than the options require
     ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
@@ -17,18 +18,33 @@ MemoryError, and exceptions of signal handlers, pass through unchanged: see `int
 
 `BackendUnavailableWarning` is not an error: a model was lowered for a backend that this machine cannot execute.
 
-Each message says who, where, what was got, what was expected, and what to do.
+Each message says who, where, what was got, what was expected, and what to do. A traceback ends with the page of
+docs/errors that has the causes and cures: a note of the error (PEP 678), so that its text stays as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class LoweringError(Exception):
-    """The base of every error that exir-lowering raises."""
+    """The base of every error that exir-lowering raises.
+
+    Its `__notes__` name the page of the documentation about its class. A traceback shows them, from Python 3.11 on.
+    """
+
+    _page: ClassVar[str] = "LoweringError"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:  # a class that is defined elsewhere has the page of its base
+            cls._page = cls.__name__
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.__notes__ = [f"See docs/errors/{self._page}.md"]
 
 
 class InputError(LoweringError, ValueError):

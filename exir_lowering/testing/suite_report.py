@@ -115,6 +115,8 @@ class ConformanceError(LoweringError, AssertionError):
         report: The `ConformanceReport`.
     """
 
+    _page = "ConformanceError"
+
     def __init__(self, report: ConformanceReport) -> None:
         super().__init__(report.to_text())
         self.report = report

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import stat
@@ -41,6 +42,7 @@ os.close(reading)
 os.dup2(writing, 1)
 sys.stdout = os.fdopen(1, "w")
 """
+PAGE = re.compile(r"\nSee docs/errors/(\w+)\.md\n$")
 SLOW = """
 import time
 from exir_lowering.cli import program_files
@@ -110,11 +112,11 @@ def command(*argv: object, code: str = RUN, **options: object) -> subprocess.Com
 
 
 def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
-    """Check that a command was refused with one paragraph that has all parts."""
+    """Check that a command was refused with one paragraph that has all parts, and the page about it."""
     got, out, err = result
     assert (got, out) == (code, "")
     assert "Traceback" not in err
-    assert err.startswith("exir-lower ") and err.count("\n") == 1, err
+    assert err.startswith("exir-lower ") and err.count("\n") == (2 if PAGE.search(err) else 1), err
     for part in parts:
         assert part in err
     return err
@@ -294,7 +296,8 @@ def test_paths_and_names_that_are_wrong(main: Main, models: Path, tmp_path: Path
 def test_debug_shows_the_traceback(main: Main, models: Path, tmp_path: Path) -> None:
     for argv in (["--debug", "lower"], ["lower", "--debug"]):
         code, _, err = main(*argv, models / "net.pt2", "-o", tmp_path / "no" / "x.pte")
-        assert code == 2 and "Traceback" in err and err.splitlines()[-1].startswith("exir-lower lower: ")
+        assert code == 2 and "Traceback" in err and err.splitlines()[-2].startswith("exir-lower lower: ")
+        assert PAGE.findall(err) == ["InputError"]
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,16 @@ def _signature(value: Any) -> str:
 
 def describe() -> dict[str, Any]:
     """Describe everything; a program that cannot be made is left out, in each revision alike."""
-    found: dict[str, Any] = {"names": public_names(), "errors page": digest((ROOT / "docs/errors.md").read_text())}
+    found: dict[str, Any] = {"names": public_names(), "errors pages": _errors_pages()}
     for make in (real_programs, made_programs):
         for name, program, partitioners in make():
             found[name] = describe_program(program, partitioners)
             print(name, found[name], file=sys.stderr, flush=True)
     return found
+
+
+def _errors_pages() -> str:
+    return digest("".join(page.read_text() for page in sorted((ROOT / "docs" / "errors").glob("*.md"))))
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from executorch.exir import to_edge
 from executorch.exir.backend.backend_details import BackendDetails
 from lowering_support import TagPartitioner
 
@@ -18,9 +22,11 @@ from exir_lowering import (
     Delegate,
     PluginLoadError,
     PreprocessResult,
+    compat,
     register_backend,
     register_delegate,
 )
+from exir_lowering.plugins.processes.messages import describe_error, raise_error
 
 
 class Function(torch.nn.Module):
@@ -239,3 +245,44 @@ def test_classes_that_nobody_can_make_are_not_registered() -> None:
 
     with pytest.raises(exir_lowering.UnknownPluginError):
         exir_lowering.lower(WEIGHTED, TagPartitioner(backend="mute"))
+
+
+# ---- the page about an error
+
+
+def pages_in(error: BaseException) -> list[str]:
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return [line for line in lines if line.startswith("See docs/errors/")]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tracebacks print notes from Python 3.11 on")
+def test_a_traceback_has_the_page_of_each_error_once() -> None:
+    given = program(lambda m, x: x + x, torch.ones(3))
+    with pytest.raises(BackendFailure) as caught:
+        exir_lowering.lower(given, TagPartitioner(backend="table"), backends={"table": Refusing})
+    pages = ["See docs/errors/InputError.md", "See docs/errors/BackendFailure.md"]
+    assert pages_in(caught.value) == pages
+    assert "See docs" not in str(caught.value)
+    assert pages_in(pickle.loads(pickle.dumps(caught.value))) == pages[1:]
+
+
+class NpuError(exir_lowering.InputError):
+    """A plug-in's."""
+
+
+@pytest.mark.parametrize("kind", [exir_lowering.InputError, NpuError])
+def test_an_error_of_another_process_has_its_page_once(kind: type[Exception]) -> None:
+    error: Any = kind("no")
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
+    assert again.__notes__ == error.__notes__ == ["See docs/errors/InputError.md"]
+    with pytest.raises(exir_lowering.InputError) as caught:
+        raise_error(describe_error(exir_lowering.InputError("no"), error))
+    assert caught.value.__notes__ == again.__notes__
+
+
+def test_what_executorch_raises_has_no_page() -> None:
+    edge = to_edge(WEIGHTED).exported_program()
+    with pytest.raises(NotImplementedError) as caught:
+        compat.to_backend(edge, TagPartitioner(backend="mute"))
+    assert not hasattr(caught.value, "__notes__")
+    assert caught.value.__cause__ is not None and hasattr(caught.value.__cause__, "__notes__")
