@@ -47,7 +47,7 @@ def _import_pass() -> None:
         return
     finally:
         _remove(instead)
-    if not pins.is_on("late import of inductor"):
+    if not pins.is_on("lazy inductor import"):
         setattr(found, _FUNCTION, getattr(import_module(_FROM), _FUNCTION))
 
 

@@ -148,11 +148,11 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
             return f"{place} is not known: {error}{f' {_PROCESS}' if exactly else ''}"
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
             let_through(error)
-            return f"{place} cannot be looked at ({type(error).__name__}: {error})" + (
+            return f"{place} cannot be inspected ({type(error).__name__}: {error})" + (
                 f" {_PROCESS}" if exactly else ""
             )
         if not known:
-            return f"{place} is not what it was when this was written" + (
+            return f"{place} differs from the code that was checked" + (
                 f" {digest_of(find(place))}" if exactly else ""
             )
     return ""

@@ -667,7 +667,7 @@ def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", "no-such-compiler")
     code, out, _ = main("doctor")
     assert code == 0 and "which does not exist" in " ".join(out.split())
-    assert "late code of graphs is off: torch.fx.graph_module:GraphModule.recompile is not what it was" in out
+    assert "lazy graph code is off: torch.fx.graph_module:GraphModule.recompile differs from the code that was checked" in out
     monkeypatch.setenv("EXIR_LOWERING_PLAIN", "1")
     found = json.loads(main("doctor", "--json")[1])
     assert {feature["off"] for feature in found["features"]} == {"EXIR_LOWERING_PLAIN is set"}

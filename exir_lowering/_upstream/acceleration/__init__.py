@@ -39,12 +39,12 @@ def accelerating(accelerate: bool = True) -> Iterator[None]:
 
 
 _PARTS = {
-    "histories": "histories of nodes",
-    "compilation": "late code of graphs",
-    "signature_tables": "tables of signatures",
-    "fake_results": "known values of passes",
+    "histories": "node histories",
+    "compilation": "lazy graph code",
+    "signature_tables": "signature tables",
+    "fake_results": "reused pass results",
     "settling": "passes of XNNPACK",
-    "emission": "orders and annotations",
+    "emission": "dim orders and annotations",
     "xnnpack": "passes of XNNPACK",
 }
 """The modules of this package that replace something, in order, each with its feature; see `pins`."""
