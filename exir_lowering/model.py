@@ -109,7 +109,7 @@ class NarrowedDimension:
         given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
         return (
             f"{self.method}: dimension {self.dimension} of {self.input} is {given} in the program; the conversion to "
-            f"Edge dialect took it for {converted}, so what other sizes give is not certain: verify tries them"
+            f"Edge dialect narrowed it to {converted}, so results for other sizes are uncertain: verify tests them"
         )
 
 

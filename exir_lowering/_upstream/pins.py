@@ -152,9 +152,7 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
                 f" {_PROCESS}" if exactly else ""
             )
         if not known:
-            return f"{place} differs from the code that was checked" + (
-                f" {digest_of(find(place))}" if exactly else ""
-            )
+            return f"{place} differs from the code that was checked" + (f" {digest_of(find(place))}" if exactly else "")
     return ""
 
 

@@ -371,7 +371,7 @@ def _check(module: GraphModule, entering: Container[Node]) -> None:
                     for one in inner.graph.nodes:
                         _check_node(inner, one)
         elif node.op in ("call_module", "call_method") or (node.op == "call_function" and node.is_impure()):
-            raise NotLowered(f"{graphs.operator_name(node)} does something, but returns nothing that is used", node)
+            raise NotLowered(f"{graphs.operator_name(node)} has side effects, but no result that is used", node)
 
 
 def _check_node(module: GraphModule, node: Node) -> None:
@@ -380,7 +380,7 @@ def _check_node(module: GraphModule, node: Node) -> None:
     if node.op == "get_attr":
         value = graphs.attribute(module, str(node.target))
         if not isinstance(value, (torch.Tensor, GraphModule)):
-            raise NotLowered(f"it holds a {type(value).__name__}, which a program cannot", node)
+            raise NotLowered(f"it holds a {type(value).__name__}, which a program cannot contain", node)
         if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise NotLowered(f"it holds a {type(value).__name__}, a tensor subclass", node)
     if node.op in ("call_module", "call_method"):
@@ -396,7 +396,7 @@ def _check_node(module: GraphModule, node: Node) -> None:
     if graphs.is_mutating(node):
         raise NotLowered(f"{name} writes into its arguments", node)
     if name.startswith(_BY_STRIDE) and not all(map(_lies_plainly, node.all_input_nodes)):
-        raise NotLowered(f"{name} depends on how a tensor lies in memory", node)
+        raise NotLowered(f"{name} depends on a tensor's memory layout", node)
 
 
 def _lies_plainly(node: Node) -> bool:

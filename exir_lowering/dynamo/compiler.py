@@ -98,8 +98,8 @@ def warn_of_mode(name: str, mode: str | None) -> None:
     """Warn if a caller asks for a mode, which is inductor's; callers such as transformers always pass one."""
     if mode is not None:
         warnings.warn(
-            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, and this one changes nothing. "
-            "Pass options={...} instead, or mode=None.",
+            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, so this has no effect. Pass "
+            "options={...} instead, or mode=None.",
             stacklevel=3,
         )
 

@@ -81,7 +81,7 @@ class GraphCompiler:
         def again(args: Sequence[Any] | None) -> tuple[Sequence[Mark], Boxed]:
             weights = {} if args is None else {position: args[position] for position in positions}
             if args is None:
-                often = NotLowered("they change too often")
+                often = NotLowered("their values change too often")
                 self._log.note("weights as constants", kind, often, "the same graph with weights as inputs", warn=False)
             try:
                 with outside_tracing():

@@ -167,9 +167,9 @@ def _check_lowering(value: Any) -> Any:
         raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
     if value.edge == "check":
         raise InputError(
-            "options['lowering'] has edge='check', which compares both conversions to Edge dialect with all that "
-            "exported programs say of their nodes; AOTAutograd's graphs say less. Check `lower` of an export, "
-            "or use edge='fast' or 'executorch'."
+            "options['lowering'] has edge='check', which compares the node metadata of both Edge conversions; "
+            "AOTAutograd's graphs have less of it than exported programs. Use it with `lower`, or use edge='fast' or "
+            "'executorch' here."
         )
     return value
 

@@ -112,7 +112,7 @@ def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T
 
 def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
     arguments = [f"method={method.name}"] * named + [f"op={name}" for name in advice.operators]
-    why = f"if it can take what this gives it: --allow {','.join(arguments)},to={advice.backend_id}"
+    why = f"if it supports what this rule gives it: --allow {','.join(arguments)},to={advice.backend_id}"
     return Finding(str(advice), why, _lines(method, advice.operators))
 
 

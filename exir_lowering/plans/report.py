@@ -102,11 +102,11 @@ class Report(LoweringPlan):
                 console.print(str(partition), *partition.sources, sep="\n  ", markup=False)
             for partition_id, units in self.units.items():
                 placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
-                console.print(f"{partition_id}: of its operators {placed or 'none was placed'}", markup=False)
+                console.print(f"{partition_id}: operators by unit: {placed or 'none'}", markup=False)
             for feature in self.switched_off:
                 console.print(f"off: {feature}", markup=False)
             if self.cache:
-                console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
+                console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} results taken from it")
         own = capture.get()
         most = max(text.LINES // 2, text.LINES - len(own.splitlines()))
         return text.to_text(self, width, everything=everything, most=most) + own

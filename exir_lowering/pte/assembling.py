@@ -106,7 +106,7 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
         one.text(NamedData.KEY): one.number(NamedData.SEGMENT_INDEX, "I") for one in program.tables(Program.NAMED_DATA)
     }
     if (numbers.get(MODULE), numbers.get(digests.KEY)) != (last - 1, last):
-        raise CorruptError("what a module keeps and the digests are not its last segments")
+        raise CorruptError("a module's attributes and the digests are not its last segments")
     *_, (start, _), (_, size) = container.segment_ranges(segments)
     try:
         old = digests.decode(data.named[digests.KEY])

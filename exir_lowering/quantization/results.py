@@ -127,7 +127,7 @@ class Quantized:
         if not errors.calls:
             yield Text("No errors were measured, since no calls were given.")
             return
-        source = ", which ranges were taken from: other inputs may be worse" if errors.on_calibration else ""
+        source = ", which are also the calibration calls: other inputs may be worse" if errors.on_calibration else ""
         yield Text(f"Against float, in {many(errors.calls, 'call')}{source}:\n")
         rows = [[o.name, _ratio(o.sqnr), f"{o.cosine:.6f}", f"{o.largest:.3g}", o.problem] for o in errors.outputs]
         yield _table(("output", "SQNR", "cosine", "largest error", ""), rows)
@@ -140,8 +140,8 @@ class Quantized:
         if len(errors.layers) > top:
             yield Text(f"and {len(errors.layers) - top:,} more layers")
         yield Text(
-            "SQNR there: of the layer's result, with the errors before it. Float gains, and costs: what the outputs' "
-            "SQNR and the weights' size become more by if this layer alone stays in float."
+            "SQNR there: of the layer's result, including errors of earlier layers. Float gains, and costs: by how "
+            "much the outputs' SQNR and the weights' size grow if this layer alone stays in float."
         )
 
 

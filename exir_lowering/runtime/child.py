@@ -135,8 +135,8 @@ def _check_steps(child: _Child, method: MethodSpec) -> None:
     where = f"{child.file.where(method.name)} was not run"
     if loops:
         raise LimitError(
-            f"{where}: it has a loop, and ExecuTorch's runtime does not tell how many instructions it executes: "
-            f"limits.steps ({steps:,}) cannot be kept. Give limits.seconds instead, or load the file with "
+            f"{where}: it has a loop, and ExecuTorch's runtime does not count the instructions it executes: "
+            f"limits.steps ({steps:,}) cannot be enforced. Give limits.seconds instead, or load the file with "
             'engine="interpreter".',
             limit="steps",
         )
@@ -155,7 +155,7 @@ def _bound(memory: int | None) -> None:
         return
     found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise InputError(f"limits: memory={memory}: this system does not tell how much memory a process has.")
+        raise InputError(f"limits: memory={memory}: this system does not report how much memory a process uses.")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = int(found[1]) * 1024 + memory
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

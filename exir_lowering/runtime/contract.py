@@ -177,17 +177,17 @@ def _write_error(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -
     counts = zip(tensors, before, versions(inputs), strict=True)
     index, value = next(tensor for tensor, old, new in counts if old != new)
     return BackendContractError(
-        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's own memory, "
-        "which others read too, and this run's results are not to be trusted. Compute into a new tensor, or clone the "
-        "input first; in-place operators write into views of an input as well."
+        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, which "
+        "other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone the input "
+        "first; in-place operators write into views of an input as well."
     )
 
 
 def refuse_list(handle: Handle, index: int) -> BackendFailure:
     """Return the failure of a delegate that would be given a list or a str."""
     return BackendFailure(
-        f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
-        "that takes it to the host."
+        f"{handle.who}: its input {index} is a list or a str, which is not passed to Python delegates. Leave the "
+        "operator that takes it to the host."
     )
 
 

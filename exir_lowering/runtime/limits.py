@@ -41,4 +41,4 @@ class Limits:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"Limits({name}={value!r}): expected an int above 0, or None.")
         if self.memory is not None and sys.platform != "linux":
-            raise InputError(f"Limits(memory={self.memory}): only Linux ends what takes more. Leave it out here.")
+            raise InputError(f"Limits(memory={self.memory}): this limit works on Linux only. Leave it out here.")

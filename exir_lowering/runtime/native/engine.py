@@ -131,6 +131,6 @@ def _check_given(given: Mapping[str, Any]) -> None:
     replaced = sorted(installed.own_backends() & set(given))
     if replaced:
         raise InputError(
-            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
-            "delegate another id, in the backend that makes the file too."
+            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, which a delegate "
+            "cannot replace. Give the delegate another id, also in the backend that makes the file."
         )
