@@ -162,8 +162,8 @@ def _kernels(targets: Iterable[Any]) -> list[str]:
     lines = []
     if missing:
         lines.append(
-            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: once allowed, such an operator "
-            "lowers, but on the host it runs only in a runtime that has its kernel. Let a partitioner delegate it, or "
+            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: if you allow such an operator, it "
+            "lowers, but on the host it only runs in a runtime that has its kernel. Let a partitioner delegate it, or "
             "replace it with other operators."
         )
     if homeless:

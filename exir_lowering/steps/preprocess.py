@@ -166,8 +166,8 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
         raise describe_failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
-            f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
-            f"ExportedProgram."
+            f"Backend {backend_id!r} returned a {type(own).__name__} as its copy of partition {partition.id}, expected "
+            f"an ExportedProgram."
         )
     if isinstance(backend, ExecutorchBackend):
         _separate_weights(copied)

@@ -191,8 +191,8 @@ def _check_refusals(trial: Trial, changes: Mapping[str, Change]) -> None:
         if problems:
             raise Broken(
                 "payload",
-                f"the delegate took {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a magic "
-                "number, a version and the length, or a checksum, into the payload, and compare.",
+                f"the delegate accepted {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a "
+                "magic number, a version and the length, or a checksum, into the payload, and compare.",
             )
     good = trial.load(trial.watch())
     for call in trial.sample.calls:
@@ -225,8 +225,8 @@ def _check_seen(delegate: WatchedDelegate | None) -> None:
     if delegate.written:
         raise Broken(
             "inputs",
-            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's own memory, which others read too. "
-            "Compute into new tensors.",
+            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's memory, which other operators read "
+            "too. Compute into new tensors.",
         )
     if delegate.raised:
         raise Broken(

@@ -86,7 +86,7 @@ class Culprit:
             InputError: No operator was found, its partition cannot be saved alone, or nothing can be written there.
         """
         if self._repro is None:
-            raise InputError("Culprit.save: there is nothing to show, as no operator was found that goes wrong.")
+            raise InputError("Culprit.save: there is nothing to save, as no culprit was found.")
         return self._repro.save(Path(folder), self.operators)
 
     def to_text(self, *, width: int = 120) -> str:

@@ -85,7 +85,7 @@ def test_run_compares_with_the_exported_program(main: Main, files: Path, tmp_pat
 
     argv = ("run", files / "small.pte", "--input", "randn:2x8", "zeros:8", "--compare")
     code, out, err = main(*argv, files / "small.pt2")
-    assert (code, err) == (0, "") and "gives what eager PyTorch gives, in 1 call of 1 method" in out
+    assert (code, err) == (0, "") and "matches eager PyTorch in 1 call of 1 method" in out
     # What it writes into its input comes first.
     assert found(out) == {"0": "ok", "1": "ok", "2": "ok"}
     other = Net(8).eval()
