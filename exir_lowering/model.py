@@ -95,7 +95,7 @@ class NarrowedDimension:
         method: The method.
         input: The name of the input.
         dimension: Its dimension, from 0.
-        given: The least and the greatest size in the program; None for a greatest that is not bounded.
+        given: The smallest and the largest size in the program; None for an unbounded largest size.
         converted: The same in Edge dialect.
     """
 
@@ -124,7 +124,7 @@ class Rewriting:
         operators: Their operators, in that order.
         made: The names of the nodes that were added.
         kept: The name of the node that has the value now: one that was added, or that existed.
-        bytes_saved: Bytes of results that are not written any more, less those that are new; negative if it is more.
+        bytes_saved: Bytes of results that are no longer written, minus those of new results; may be negative.
         source: The model's source line, "" if not known.
     """
 
@@ -144,7 +144,7 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRewrite:
-    """Why a rewrite left alone what it could have changed.
+    """Why a rewrite did not change a node that has the right form.
 
     Attributes:
         method: The method.

@@ -1,4 +1,4 @@
-"""Captured graphs through the compiler's line, and made callable."""
+"""Lower captured graphs with the compiler's line, and make them callable."""
 
 from __future__ import annotations
 

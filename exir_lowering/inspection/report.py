@@ -1,4 +1,4 @@
-"""What a file has, as values."""
+"""What is in a file, as values."""
 
 from __future__ import annotations
 
@@ -226,16 +226,16 @@ class MethodReport:
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What a `.pte` or `.ptd` file has; `inspect` makes it.
+    """What is in a `.pte` or `.ptd` file, as `inspect` returns it.
 
     Attributes:
-        name: What it was given as: its path, or "the .pte content of 8 bytes".
+        name: How it was given: its path, or "the .pte content of 8 bytes".
         format: ".pte" or ".ptd".
         size: In bytes.
         methods: The methods, sorted by name.
         stored: Weights, payloads and named data, the largest first.
         ranges: Every byte of the file once, in order.
-        provenance: How the file says that it was made; None if it does not say it.
+        provenance: How the file was made, according to itself; None if it does not say.
         sealed: Whether the file has digests of its parts. They are not compared here: `load(verify="full")` does.
         data: The reports of the data files that were given.
     """
@@ -256,7 +256,7 @@ class FileReport:
         return tuple(sorted({each.backend for method in self.methods for each in method.delegates}))
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Return how many bytes are of each kind, the most first."""
+        """Return how many bytes are of each kind, the largest first."""
         found: dict[str, int] = {}
         for part in self.ranges:
             found[part.kind] = found.get(part.kind, 0) + part.size
