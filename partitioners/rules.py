@@ -135,7 +135,7 @@ def pin(
         name: As for `allow`.
         module: As for `allow`.
         module_class: As for `allow`.
-        compile_specs: What the backend is told about them.
+        compile_specs: Their compile specs for the backend.
         required: As for `allow`.
 
     Returns:

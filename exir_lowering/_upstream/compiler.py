@@ -1,4 +1,4 @@
-"""ExecuTorch's compiler, imported without the part of torch's inductor of which it calls one function, rarely."""
+"""ExecuTorch's compiler, imported without torch's inductor, of which it rarely calls one function."""
 
 from __future__ import annotations
 

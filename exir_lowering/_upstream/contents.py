@@ -1,4 +1,4 @@
-"""Contents that are emitted, compared as they are: ExecuTorch takes their SHA-256, several times for each weight.
+"""Compare emitted contents directly: ExecuTorch takes their SHA-256, several times for each weight.
 
 It asks only whether two contents are equal. That is found out at the speed of memory. What methods have in common is in
 memory once: each method's delegates come with their own.

@@ -1,4 +1,4 @@
-"""What is decided by symbolic sizes in copies of a shape environment, and the same decided in the original."""
+"""Branches on symbolic sizes in copies of a shape environment, repeated in the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of torch and ExecuTorch we replace, skip or mirror, and whether it is what it was when that was written.
+"""Which code of torch and ExecuTorch we replace, skip or mirror, and whether it is still the code that was checked.
 
 Each feature depends on functions, classes and tables of upstream. When one of them is not known (another version has
 other code, somebody has replaced it, it is gone), the feature is off, and upstream's own code does the work: slower,

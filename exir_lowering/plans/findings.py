@@ -1,4 +1,4 @@
-"""What a plan tells its readers: equal things together, and what an app's developer can do apart from the rest."""
+"""The findings of a plan: equal ones together, and what an app's developer can do apart from the rest."""
 
 from __future__ import annotations
 

@@ -45,18 +45,18 @@ def quantize(
 ) -> Quantized:
     """Quantise a program to int8, and measure how far its outputs and each layer are from float.
 
-    The program is only read. The result is called as it is, and has its dynamic sizes and its state.
+    The program is not changed. The result is called in the same way, and keeps its dynamic sizes and state.
 
     Args:
         program: A program of `torch.export.export`, before any decomposition.
-        calibration: Calls that ranges of activations are taken from, in this order: tuples of positional arguments, or
+        calibration: Calls that activation ranges are taken from, in this order: tuples of positional arguments, or
             (args, kwargs). None is for dynamic quantisation only.
         recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically.
-        dynamic: Whether only weights of linear layers, and convolutions, are in int8, and the ranges of activations are
-            found in each call.
-        per_channel: Whether each output channel of a weight has a scale of its own.
-        keep: Paths of modules that stay in float with what is inside them, such as "head" or "blocks.*.proj".
-        check: Calls that errors are measured in, by default those of the calibration.
+        dynamic: Whether only the weights of linear layers and convolutions are int8, and activation ranges are found in
+            each call.
+        per_channel: Whether each output channel of a weight has a separate scale.
+        keep: Paths of modules that stay in float, with their submodules, such as "head" or "blocks.*.proj".
+        check: Calls that errors are measured on; by default the calibration calls.
 
     Returns:
         The program, its errors by output and by layer, and both as text and JSON.

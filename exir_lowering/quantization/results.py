@@ -42,16 +42,16 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """What a layer in int8 loses; NaN where no calls were given.
+    """The error of an int8 layer; NaN where no calls were given.
 
     Attributes:
         path: Its module, "" for the model itself.
         operator: The operator, such as "aten.linear.default".
-        sqnr: The signal to error ratio of its result in dB, with the errors of the layers before it; the least one of
-            the calls.
+        sqnr: The signal to error ratio of its result in dB, including the errors of earlier layers; the lowest of all
+            calls.
         gain: By how many dB the SQNR of the program's outputs, the worst of them, rises when only this layer stays in
             float.
-        extra_bytes: How many bytes its weights take more then.
+        extra_bytes: How many more bytes its weights take then.
     """
 
     path: str
@@ -107,8 +107,8 @@ class Quantized:
         """Return the errors as JSON.
 
         It is `{"version": 1, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
-        attributes of `OutputError`, layers those of `LayerError`. What is infinite or NaN is null: an
-        SQNR of equal outputs (where `problem` is empty), or of none; a gain that was not measured, or has no end.
+        attributes of `OutputError`, layers those of `LayerError`. Infinite and NaN values are null: the SQNR of equal
+        outputs (`problem` is empty) or of unusable ones; a gain that was not measured or is infinite.
         """
         fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
         return json.dumps(finite(fields), indent=2, allow_nan=False)

@@ -1,6 +1,6 @@
 """The process in which a program with limits runs: it opens one file, and runs its methods.
 
-It serves a process that is trusted: it imports the delegates that that one names. The file is data. The server of
+It serves a process that it trusts: it imports the delegates that this process names. The file is data. The server of
 `plugins.processes` imports this module, so that what is forked from it has the runtime.
 """
 

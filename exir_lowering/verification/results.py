@@ -90,7 +90,7 @@ class MethodResult:
         quantized: Whether the program is quantised.
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
-        notes: What differs only for inputs with NaN or infinity, which backends may give up: it is not counted as off.
+        notes: Differences only for inputs with NaN or infinity, which backends need not keep: not counted as off.
         errors: Of the call that is the furthest off, the error of each kernel and delegate that could be compared, in
             the file's order; () where nothing is off, or without debug information.
     """

@@ -50,7 +50,7 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
 
 
 def summary(found: Verification) -> str:
-    """Say in a sentence whether a file is right."""
+    """Say in a sentence whether a file matches."""
     off = [name for name, method in found.methods.items() if not method.ok]
     calls = many(sum(method.calls for method in found.methods.values()), "call")
     if not off:

@@ -1,7 +1,7 @@
-"""What torch and ExecuTorch compute again although they have it: reused, for the thread that asks for it.
+"""Reuse results that torch and ExecuTorch would compute again, in threads that ask for it.
 
-Every part replaces attributes of upstream modules and classes as long as any thread accelerates; for the others, what
-is put there does what upstream's does. Results are the same as without it.
+Every part replaces attributes of upstream modules and classes as long as any thread accelerates; for other threads, the
+replacements do what upstream's code does. Results are the same as without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the methods of a file in a process of its own."""
+"""Run the methods of a file in a separate process."""
 
 from __future__ import annotations
 
