@@ -37,14 +37,14 @@ _listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", def
 
 
 @contextmanager
-def listening(heard: Refusal) -> Iterator[None]:
+def listening(listener: Refusal) -> Iterator[None]:
     """Collect what ExecuTorch's partitioners say about the nodes that they leave while the context lasts.
 
     They report it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, if
     torch.fx asks an operator support for them. The methods that report are replaced on the classes, and restored when
     the last listener is done; each thread only hears its own partitioners.
     """
-    token = _listener.set(heard)
+    token = _listener.set(listener)
     try:
         with _REPORTING:
             yield

@@ -36,7 +36,7 @@ _TRACING = (
     *_in("executorch.exir.dialects.edge._ops", "EdgeOpOverload.__call__"),
     *_in(_DELEGATE, "call_delegate_cpu", "call_delegate_fake_tensor_mode"),
 )
-"""What passes are made from that trace a graph anew."""
+"""What passes are made from that retrace a graph."""
 
 _FOLDING = _in(f"{_PASSES}.fold_redundant_qdq_pass", "FoldRedundantDequantizeQuantizePass")
 """The pass to Edge dialect that looks at more than one call."""

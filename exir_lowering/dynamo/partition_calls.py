@@ -110,7 +110,7 @@ def _delegated(
 
 
 def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values: Sequence[ValueSpec]) -> Execute:
-    """Let ExecuTorch's runtime set up a payload, in a program of its own."""
+    """Let ExecuTorch's runtime set up a payload, in a separate program."""
     for value in values:
         if isinstance(value.content, Tensor) and value.content.unbound:
             raise UnboundedSizes(f"the backend {module.backend_id!r} needs static sizes")

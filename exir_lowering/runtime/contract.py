@@ -155,8 +155,8 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
 
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
     """Let a delegate execute, and check all that it returns; return each output after what the file says about it."""
-    lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
-    before = versions(lent)
+    passed = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
+    before = versions(passed)
     try:
         with neutral():
             returned = handle.delegate.execute(handle.content, inputs)
@@ -165,8 +165,8 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
-    if versions(lent) != before:
-        raise _write_error(handle, lent, before)
+    if versions(passed) != before:
+        raise _write_error(handle, passed, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))

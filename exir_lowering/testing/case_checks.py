@@ -29,7 +29,7 @@ def check_numbers(trial: Trial) -> None:
 
 
 def check_state(trial: Trial) -> None:
-    """Run two programs of one file in turn, then a third one: each has a state of its own, fresh when loaded."""
+    """Run two programs of one file in turn, then a third one: each has separate state, fresh when loaded."""
     delegate = trial.watch()
     programs = {"the first program": trial.load(delegate), "the second program": trial.load(delegate)}
     for number, call in enumerate(trial.sample.calls, 1):

@@ -42,7 +42,7 @@ from exir_lowering.verification.subjects import match
 from exir_lowering.verification.text import problems
 
 PATIENCE = 300.0
-"""How many seconds a call may take in a process of its own; then it hangs."""
+"""How many seconds a call may take in a separate process; then it hangs."""
 
 _MOST_UNTRIED = 8
 """How often a piece may fail to lower or run before the search ends with what it has."""
@@ -138,7 +138,7 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
-    apart: bool = True  # whether each file runs in a process of its own, as it may end or damage it
+    apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)

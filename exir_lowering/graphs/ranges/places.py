@@ -51,7 +51,7 @@ def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
     if name in _PLAIN:
         place = dim
     elif name in _EXPANSIONS:
-        place = dim if len(origin) >= -dim else None  # an element that is repeated is a row of its own
+        place = dim if len(origin) >= -dim else None  # an element that is repeated is a separate row
     elif name in _PERMUTATIONS:
         dims: Any = node.args[1]
         place = dims[dim] % len(origin) - len(origin)

@@ -47,7 +47,7 @@ class NativeEngine(Engine[Any]):
         )
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
-        """Run a method in a program of its own, and record what it does; see `Engine`."""
+        """Run a method in a separate program, and record what it does; see `Engine`."""
         where = f"{self.file.where(method.name)} cannot be profiled"
         with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
             program = self.file.open(profiled=True)
