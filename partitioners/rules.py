@@ -363,8 +363,8 @@ def _destination(rule: Rule, known: Sequence[DelegationSpec]) -> DelegationSpec:
 
 
 def _key(spec: DelegationSpec) -> str:
-    told = "".join(f" {item.key}={item.value!r}" for item in spec.compile_specs)
-    return f"{spec.backend_id}{told}"
+    specs = "".join(f" {item.key}={item.value!r}" for item in spec.compile_specs)
+    return f"{spec.backend_id}{specs}"
 
 
 def _any(patterns: Iterable[str], values: Collection[str]) -> bool:

@@ -92,8 +92,8 @@ class PatchedLowering:
     elapsed: float
 
     def __str__(self) -> str:
-        told = "a whole program, without a partitioner" if self.report is None else str(self.report)
-        return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {told}"
+        what = "a whole program, without a partitioner" if self.report is None else str(self.report)
+        return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {what}"
 
 
 class PatchedLowerings(Sequence[PatchedLowering]):

@@ -59,8 +59,8 @@ def work(message: Message) -> Message:
             reply, contents = _TASKS[header["do"]](header, given)
         except (LoweringError, MemoryError) as error:
             reply = describe_error(_over_memory(header["where"], error) or error, error)
-    told = [(one.category.__name__, str(one.message)) for one in caught]
-    return {"kind": "done", **reply, "warnings": told}, contents
+    warned = [(one.category.__name__, str(one.message)) for one in caught]
+    return {"kind": "done", **reply, "warnings": warned}, contents
 
 
 def _open(header: Any, contents: Sequence[bytes]) -> Message:

@@ -56,8 +56,8 @@ def explain_conversion(
         except Exception as another:
             let_through(another)
             converted = None
-        if converted is not None and (told := explain_invalid(name, converted, unchecked, config)) is not None:
-            return told
+        if converted is not None and (reason := explain_invalid(name, converted, unchecked, config)) is not None:
+            return reason
     return _written_constants(name, program) or InputError(
         f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
     )

@@ -60,9 +60,9 @@ class LocalError:
     Attributes:
         what: The delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out".
         instruction: The number of its instruction in the file.
-        local: How many times the largest error is what is allowed, on eager PyTorch's own inputs; above 1 it is off.
-        chained: The same in the chain, where inputs have the errors of what came before.
-        largest_error: The largest absolute error on eager PyTorch's own inputs.
+        local: The largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off.
+        chained: The same in the chain, where inputs have the errors of earlier instructions.
+        largest_error: The largest absolute error on eager PyTorch's inputs.
         nodes: The nodes of the program whose values it was compared in.
         source: The model's line, "" where it is not known.
     """
