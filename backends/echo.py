@@ -29,7 +29,7 @@ class EchoBackend(Backend):
     version = "1"
 
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Describe one partition that is lowered on its own."""
+        """Describe one partition that is lowered by itself."""
         return self.preprocess_all({"forward": [program]}, {"forward": [compile_specs]})["forward"][0]
 
     def preprocess_all(

@@ -180,8 +180,8 @@ def _check_device(device: object) -> None:
     available = library.Core().available_devices
     if device not in available:
         raise InputError(
-            f"openvino(device={device!r}): OpenVINO does not have it here, only {', '.join(available) or 'none'}. "
-            "It only compiles for a device that is present; install its driver, or name another one."
+            f"openvino(device={device!r}): OpenVINO has no such device here, only {', '.join(available) or 'none'}. It "
+            "compiles only for a device that is present: install its driver, or name another one."
         )
 
 

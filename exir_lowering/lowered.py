@@ -71,8 +71,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
             keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
                 `load(..., unavailable="fallback")` can execute it in PyTorch where its backend is missing.
             etrecord: Whether to also make ExecuTorch's `ETRecord`, for its Inspector, with the Edge programs' weights.
-            share_state: What methods share, of `report.states`: "auto" what was one memory at export and is written,
-                True also what has one name, a list of names what they name, False nothing.
+            share_state: Which of `report.states` methods share: "auto", written state that shared memory at export;
+                True, also state of the same name; a list of names, these; False, none.
             provenance: Whether the file says how it was made: versions, options, partitioners, rewrites, and the names
                 of inputs, outputs, weights and state. It has no path, no time and no name of a user.
 
@@ -112,7 +112,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
             share_state: As for `emit`.
 
         Returns:
-            The module, with a state of its own, as at export. An EdgeProgramManager's constant methods are attributes.
+            The module, with separate state, as at export. An EdgeProgramManager's constant methods are attributes.
 
         Raises:
             InputError: The programs cannot be emitted.

@@ -95,7 +95,7 @@ class NarrowedDimension:
         method: The method.
         input: The name of the input.
         dimension: Its dimension, from 0.
-        given: The least and the greatest size in the program; None for a greatest that is not bounded.
+        given: The smallest and the largest size in the program; None for an unbounded largest size.
         converted: The same in Edge dialect.
     """
 
@@ -109,7 +109,7 @@ class NarrowedDimension:
         given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
         return (
             f"{self.method}: dimension {self.dimension} of {self.input} is {given} in the program; the conversion to "
-            f"Edge dialect took it for {converted}, so what other sizes give is not certain: verify tries them"
+            f"Edge dialect narrowed it to {converted}, so results for other sizes are uncertain: verify tests them"
         )
 
 
@@ -124,7 +124,7 @@ class Rewriting:
         operators: Their operators, in that order.
         made: The names of the nodes that were added.
         kept: The name of the node that has the value now: one that was added, or that existed.
-        bytes_saved: Bytes of results that are not written any more, less those that are new; negative if it is more.
+        bytes_saved: Bytes of results that are no longer written, minus those of new results; may be negative.
         source: The model's source line, "" if not known.
     """
 
@@ -144,7 +144,7 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRewrite:
-    """Why a rewrite left alone what it could have changed.
+    """Why a rewrite did not change a node that has the right form.
 
     Attributes:
         method: The method.

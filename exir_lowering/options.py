@@ -46,19 +46,19 @@ class LoweringOptions:
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
-        rewrites: Which rewrites turn the Edge programs, before a partitioner sees them, into equal ones that run
-            faster: "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for
-            `lower`, `plan` and torch.compile's graphs without gradients, "none" for `to_backend` and other graphs.
+        rewrites: The rewrites that turn the Edge programs into equivalent, faster ones before a partitioner sees them:
+            "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for `lower`,
+            `plan` and torch.compile's graphs without gradients, "none" for `to_backend` and other graphs.
         assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
             "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
             last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.
-        accelerate: Whether what torch and ExecuTorch would compute again is reused while backends and the emitter run;
-            the results are the same bytes.
+        accelerate: Whether torch and ExecuTorch reuse results, instead of computing them again, while backends and the
+            emitter run; the bytes of the files are the same.
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
-        executor: What runs the work of backends that declare `parallel`; None for processes or threads of our own.
+        executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
-            None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which also counts for operators
+            None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.
     """
 

@@ -264,10 +264,10 @@ def _lower(
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses, off = tuple(session.cache.uses), pins.tell_switched_off()
-    told = planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)
+    parts = planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)
     return LoweredMethods(
         programs,
-        Report(*told, states=states, units=list_units(results), narrowed=narrowed, versions=planned.versions),
+        Report(*parts, states=states, units=list_units(results), narrowed=narrowed, versions=planned.versions),
         {method.name: method.program for method in methods},
         constant_methods,
         session.options.accelerate,

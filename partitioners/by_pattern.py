@@ -25,7 +25,7 @@ from exir_lowering.partitioners.supports.support import GraphScope, scopes
 
 
 class PatternPartitioner(ClaimingPartitioner):
-    """Gives a backend each match of a pattern as a partition of its own, and says why the rest stays on the host.
+    """Gives a backend each match of a pattern as a separate partition, and says why the rest stays on the host.
 
     A pattern that matches nothing in a program causes a warning.
 
@@ -34,7 +34,7 @@ class PatternPartitioner(ClaimingPartitioner):
         patterns: The patterns.
         compile_specs: The compile specs of each partition, or a mapping from the backend to them.
         limits: How small and how large a partition may be.
-        keep_apart: With `merge`, whether parts of a partition that share no edge become partitions of their own.
+        keep_apart: With `merge`, whether parts of a partition that share no edge become separate partitions.
         merge: Whether matches share partitions, so that there are as few as possible.
         own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
             state from one call to the next.

@@ -23,7 +23,7 @@ class SupportPartitioner(ClaimingPartitioner):
             from a node to a bool. The first backend that takes a node gets it.
         compile_specs: The compile specs of each backend id.
         limits: How small and how large a partition may be.
-        keep_apart: Whether parts of a partition that share no edge become partitions of their own.
+        keep_apart: Whether parts of a partition that share no edge become separate partitions.
         own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge

@@ -34,7 +34,7 @@ class CostTable:
         per_call: For backends, what each call of a partition costs; 0 for those that are missing.
         unit: The unit of all costs.
         default: For places, the cost of an operator that the table does not have there; for places that are missing
-            here, the default model counts.
+            here, the default model is used.
     """
 
     places: Mapping[str, Mapping[str, float]]

@@ -135,7 +135,7 @@ def pin(
         name: As for `allow`.
         module: As for `allow`.
         module_class: As for `allow`.
-        compile_specs: What the backend is told about them.
+        compile_specs: Their compile specs for the backend.
         required: As for `allow`.
 
     Returns:
@@ -363,8 +363,8 @@ def _destination(rule: Rule, known: Sequence[DelegationSpec]) -> DelegationSpec:
 
 
 def _key(spec: DelegationSpec) -> str:
-    told = "".join(f" {item.key}={item.value!r}" for item in spec.compile_specs)
-    return f"{spec.backend_id}{told}"
+    specs = "".join(f" {item.key}={item.value!r}" for item in spec.compile_specs)
+    return f"{spec.backend_id}{specs}"
 
 
 def _any(patterns: Iterable[str], values: Collection[str]) -> bool:

@@ -70,7 +70,7 @@ def _refuse_copy(node: Node) -> str | None:
     (operand,) = node.all_input_nodes
     returned = any(user.op == "output" for user in node.users)
     if returned and (len(operand.users) > 1 or operand.op == "placeholder"):
-        return "copies are removed, and a value that is returned twice, or as it came, is refused then"
+        return "ExecuTorch removes copies, and then refuses a value that is returned twice or is an unchanged input"
     return None
 
 
@@ -132,7 +132,7 @@ def _refuse_dynamic_shape(node: Node) -> str | None:
     if _name(node) == "unsqueeze_copy" or operand.dim() == 3:
         for value in (operand, *_values(node)):
             if sum(not isinstance(size, int) for size in value.shape) > 1:
-                return "it is reshaped, and XNNPACK's reshape has to know all dimensions but one"
+                return "it is reshaped, and XNNPACK's reshape allows one unknown dimension only"
     return None
 
 
@@ -160,7 +160,7 @@ def _refuse_scale(node: Node) -> str | None:
         return None
     before, after = _tensor(node.args[0]).shape[-2:], node.meta["val"].shape[-2:]
     if any(size != factor * old for size, factor, old in zip(after, given, before, strict=True)):
-        return "the scale factors are not those of the sizes"
+        return "the scale factors do not match the sizes"
     return None
 
 

@@ -1,4 +1,4 @@
-"""ExecuTorch's compiler, imported without the part of torch's inductor of which it calls one function, rarely."""
+"""ExecuTorch's compiler, imported without torch's inductor, of which it rarely calls one function."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _import_pass() -> None:
         return
     finally:
         _remove(instead)
-    if not pins.is_on("late import of inductor"):
+    if not pins.is_on("lazy inductor import"):
         setattr(found, _FUNCTION, getattr(import_module(_FROM), _FUNCTION))
 
 

@@ -1,4 +1,4 @@
-"""Contents that are emitted, compared as they are: ExecuTorch takes their SHA-256, several times for each weight.
+"""Compare emitted contents directly: ExecuTorch takes their SHA-256, several times for each weight.
 
 It asks only whether two contents are equal. That is found out at the speed of memory. What methods have in common is in
 memory once: each method's delegates come with their own.
@@ -88,7 +88,7 @@ def _read(content: Any) -> bytes:
 
 
 def _comparing() -> list[tuple[Any, str, Any]]:
-    if not pins.is_on("comparing contents"):
+    if not pins.is_on("content comparison"):
         return []
     hashed = NamedDataStore._sha256
 
@@ -106,7 +106,7 @@ def _comparing() -> list[tuple[Any, str, Any]]:
 
 
 def _keeping() -> list[tuple[Any, str, Any]]:
-    if not pins.is_on("comparing contents"):
+    if not pins.is_on("content comparison"):
         return []
     add = NamedDataStore._add_named_data_to_map
 
@@ -126,7 +126,7 @@ def _keeping() -> list[tuple[Any, str, Any]]:
         return found.sha256.copy()
 
     visitor = sys.modules.get(_VISITOR)  # it names data by the SHA-256 of its content
-    known = visitor is not None and pins.is_on("names of XNNPACK's data")
+    known = visitor is not None and pins.is_on("reused XNNPACK hashes")
     hashing = [(visitor, "hashlib", SimpleNamespace(sha256=sha256))] if known else []
     return [(NamedDataStore, "_add_named_data_to_map", added), *hashing]
 

@@ -1,4 +1,4 @@
-"""What is decided by symbolic sizes in copies of a shape environment, and the same decided in the original."""
+"""Branches on symbolic sizes in copies of a shape environment, repeated in the original."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Decisions:
             return ""
         text = ", ".join(sorted(map(str, new)))
         if any(not fact.free_symbols <= set(self._original.backed_var_to_val) for fact in new):
-            return f"its lowering decides by sizes that it made itself: {text}"
+            return f"its lowering branches on sizes that it introduced: {text}"
         if self._original.frozen:
-            return f"its lowering decides by sizes, too late to compile it again for others: {text}"
+            return f"its lowering branches on sizes, too late to recompile it for other sizes: {text}"
         if fixed & _marked(self._original):
-            return f"its lowering is for one value of a size that was marked as dynamic: {text}"
+            return f"its lowering fixes a size that was marked as dynamic: {text}"
         for fact in new:
             self._original.evaluate_expr(fact)
         return ""

@@ -80,7 +80,7 @@ def _empty(size: Sequence[int], *, dtype: torch.dtype, dim_order: Sequence[int] 
 
 def _clone(self: torch.Tensor, *, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> torch.Tensor:
     if non_blocking:
-        raise ValueError("it copies on one device, which cannot be non-blocking")
+        raise ValueError("a copy within one device cannot be non-blocking")
     return self.clone(memory_format=_format(dim_order))
 
 

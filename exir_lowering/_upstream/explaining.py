@@ -1,4 +1,4 @@
-"""A function through Dynamo once, so that nothing of it stays there."""
+"""Run a function through Dynamo once, and leave nothing behind."""
 
 from __future__ import annotations
 

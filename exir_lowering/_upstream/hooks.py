@@ -37,14 +37,14 @@ _listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", def
 
 
 @contextmanager
-def listening(heard: Refusal) -> Iterator[None]:
+def listening(listener: Refusal) -> Iterator[None]:
     """Collect what ExecuTorch's partitioners say about the nodes that they leave while the context lasts.
 
     They report it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, if
     torch.fx asks an operator support for them. The methods that report are replaced on the classes, and restored when
     the last listener is done; each thread only hears its own partitioners.
     """
-    token = _listener.set(heard)
+    token = _listener.set(listener)
     try:
         with _REPORTING:
             yield
@@ -62,7 +62,7 @@ def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
     """Notify the listener that an operator support refused a node."""
     name = type(support).__name__
     if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
-        _say(node, f"{name}.is_node_supported said no", name)
+        _say(node, f"{name}.is_node_supported returned False", name)
 
 
 def _reporting() -> list[tuple[Any, str, Any]]:
@@ -90,7 +90,7 @@ def _reporting() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_REPORTING = replacing(lambda: _reporting() if pins.is_on("refusals of partitioners") else [])
+_REPORTING = replacing(lambda: _reporting() if pins.is_on("refusal reasons") else [])
 
 
 @cache  # the same context for the same function: the contexts of several threads end in any order
@@ -108,7 +108,7 @@ def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None
                 *((kind, "propose_partitions", propose) for kind in classes),
                 *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
             ]
-            if pins.is_on("proposals in linear time")
+            if pins.is_on("linear-time proposals")
             else []
         )
     )

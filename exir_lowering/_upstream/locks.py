@@ -83,8 +83,8 @@ def _tell() -> None:
     frame = sys._current_frames().get(_locks.holder)
     if frame is not None:
         _LOG.warning(
-            "Lowering has waited %.0f seconds for another thread, which is converting, at this line. If a plug-in "
-            'there waits for this thread, both wait forever: declare its backend parallel = "thread".\n%s',
+            "Lowering has waited %.0f seconds for another thread, which is converting a program at this line. If a "
+            'plug-in there waits for this thread, the two deadlock: declare its backend parallel = "thread".\n%s',
             _PATIENCE,
             "".join(traceback.format_stack(frame)[-4:]),
         )

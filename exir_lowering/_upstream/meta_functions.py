@@ -55,7 +55,7 @@ def _content(cell: Any) -> Any:
 
 
 def _marking() -> tuple[Change, Change]:
-    if "torch._dynamo" in sys.modules or not pins.is_on("operators without the compiler"):
+    if "torch._dynamo" in sys.modules or not pins.is_on("operators without torch's compiler"):
         return (lambda: None), (lambda: None)
     check = torch._check_with
 

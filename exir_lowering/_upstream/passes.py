@@ -49,7 +49,7 @@ def mending_passes() -> Iterator[None]:
 
 def _replacements() -> list[tuple[Any, str, Any]]:
     return [
-        *([_with_exact_numbers()] if pins.is_on("numbers beside tensors") else []),
+        *([_with_exact_numbers()] if pins.is_on("scalar operands") else []),
         *([_with_empty_concatenations()] if pins.is_on("empty concatenations") else []),
     ]
 

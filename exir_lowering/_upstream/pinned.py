@@ -36,7 +36,7 @@ _TRACING = (
     *_in("executorch.exir.dialects.edge._ops", "EdgeOpOverload.__call__"),
     *_in(_DELEGATE, "call_delegate_cpu", "call_delegate_fake_tensor_mode"),
 )
-"""What passes are made from that trace a graph anew."""
+"""What passes are made from that retrace a graph."""
 
 _FOLDING = _in(f"{_PASSES}.fold_redundant_qdq_pass", "FoldRedundantDequantizeQuantizePass")
 """The pass to Edge dialect that looks at more than one call."""
@@ -68,8 +68,8 @@ _DIALECT = (
 FEATURES = (
     Feature(
         "fast Edge conversion",
-        "programs become Edge dialect case by case",
-        "ExecuTorch converts them",
+        "each distinct operator call is converted once",
+        "ExecuTorch converts the whole program",
         (
             *_in(
                 _PROGRAM,
@@ -104,14 +104,14 @@ FEATURES = (
     ),
     Feature(
         "Edge operators by name",
-        "operators that no pass to Edge dialect changes otherwise are replaced without running the passes",
-        "the passes run on each kind of call",
+        "operators that the Edge passes only rename are replaced without running the passes",
+        "the passes run once for each distinct call",
         _DIALECT,
     ),
     Feature(
-        "known values of passes",
-        "what passes compute to describe nodes is computed once for equal calls",
-        "each pass computes it again",
+        "reused pass results",
+        "the values that passes compute for nodes are computed once for equal calls",
+        "each pass computes them again",
         (
             *_TRACING,
             *_in("executorch.exir.lowered_backend_module", "LoweredBackendModule.forward"),
@@ -119,8 +119,8 @@ FEATURES = (
         ),
     ),
     Feature(
-        "late code of graphs",
-        "a graph module is compiled when its code is read",
+        "lazy graph code",
+        "a graph module is compiled when its code is first needed",
         "each pass compiles the graphs that it changes",
         (
             *_in("torch.fx.graph_module", "GraphModule.recompile", "GraphModule._recompile_submodules"),
@@ -129,9 +129,9 @@ FEATURES = (
         ),
     ),
     Feature(
-        "tables of signatures",
-        "the tables of a program's signature are made once",
-        "torch makes one for each look-up",
+        "signature tables",
+        "the look-up tables of a program's signature are built once",
+        "torch builds one for each look-up",
         _in(
             "torch.export.graph_signature",
             *("ExportGraphSignature", "InputSpec", "OutputSpec", "TensorArgument", "SymIntArgument"),
@@ -139,8 +139,8 @@ FEATURES = (
         ),
     ),
     Feature(
-        "histories of nodes",
-        "nodes share the older part of where they come from",
+        "node histories",
+        "nodes share the older part of their history",
         "torch copies it for each node",
         _in("torch.fx.traceback", "NodeSource"),
     ),
@@ -155,9 +155,9 @@ FEATURES = (
         ),
     ),
     Feature(
-        "orders and annotations",
-        "orders of dimensions and the annotations of classes are found out once",
-        "ExecuTorch finds them out for each tensor and each object",
+        "dim orders and annotations",
+        "dimension orders and class annotations are computed once",
+        "ExecuTorch computes them for each tensor and each object",
         (
             *_in("executorch.exir.tensor", "dim_order_from_stride"),
             *_in("executorch.exir._serialize._dataclass", "_DataclassEncoder", "_json_to_dataclass"),
@@ -165,8 +165,8 @@ FEATURES = (
     ),
     Feature(
         "passes of XNNPACK",
-        "passes that would find nothing to do are left out",
-        "each of them runs, and traces the graph",
+        "passes with nothing to do are skipped",
+        "each of them runs, and retraces the graph",
         (
             *_TRACING,
             *_in("torch.fx.graph_module", "GraphModule.print_readable"),
@@ -175,9 +175,9 @@ FEATURES = (
         (f"{_XNNPACK}._passes",),
     ),
     Feature(
-        "comparing contents",
-        "contents that are emitted are compared as they are, and kept once",
-        "ExecuTorch takes their SHA-256, several times",
+        "content comparison",
+        "emitted contents are compared byte by byte, and kept once",
+        "ExecuTorch hashes them with SHA-256, several times",
         (
             *_in(
                 "executorch.exir._serialize._named_data_store",
@@ -191,9 +191,9 @@ FEATURES = (
         ),
     ),
     Feature(
-        "names of XNNPACK's data",
-        "the SHA-256 of equal data is taken once",
-        "XNNPACK takes it for each method",
+        "reused XNNPACK hashes",
+        "the SHA-256 of equal data is computed once",
+        "ExecuTorch computes it for each method",
         _in(
             f"{_XNNPACK}.operators.node_visitor",
             *("NodeVisitor.get_quant_params", "NodeVisitor.get_serialized_buffer_index"),
@@ -201,25 +201,25 @@ FEATURES = (
         (f"{_XNNPACK}.operators.node_visitor",),
     ),
     Feature(
-        "numbers beside tensors",
-        "numbers beside tensors keep their type and digits in Edge programs",
-        "they are as ExecuTorch's ScalarToTensorPass makes them",
+        "scalar operands",
+        "Python numbers in operator calls keep their type and digits in Edge programs",
+        "they become the tensors that ExecuTorch's ScalarToTensorPass makes",
         _in(f"{_PASSES}.scalar_to_tensor_pass", "ScalarToTensorPass.call_operator"),
     ),
     Feature(
         "empty concatenations",
-        "concatenations of empty tensors keep sizes that are computed",
-        "they are as ExecuTorch's PruneEmptyTensorsPass makes them",
+        "concatenations of empty tensors keep computed sizes",
+        "they get the sizes that ExecuTorch's PruneEmptyTensorsPass writes",
         _in(f"{_PASSES}.prune_empty_tensors_pass", "PruneEmptyTensorsPass.remove_empty_tensors_from_cat"),
     ),
     Feature(
-        "operators without the compiler",
-        "operators on tensors without memory do not import torch's compiler",
+        "operators without torch's compiler",
+        "operators on meta tensors do not import torch's compiler",
         "the first one imports it",
         _in("torch._compile", "_disable_dynamo"),
     ),
     Feature(
-        "late import of inductor",
+        "lazy inductor import",
         "ExecuTorch's compiler is imported without torch's inductor, which is imported where a program needs it",
         "both are imported at once",
         (
@@ -228,18 +228,18 @@ FEATURES = (
         ),
     ),
     Feature(
-        "refusals of partitioners",
-        "reports have the reasons that ExecuTorch's partitioners give for what they leave",
-        "they do not have those reasons",
+        "refusal reasons",
+        "reports include the reasons that ExecuTorch's partitioners give for leaving an operator on the host",
+        "reports lack these reasons",
         (
             *_in("executorch.exir.backend.utils", "WhyNoPartition.__call__", "WhyNoPartitionReporter.report_reject"),
             *_in("torch.fx.passes.infra.partitioner", "CapabilityBasedPartitioner._is_node_supported"),
         ),
     ),
     Feature(
-        "proposals in linear time",
-        "ExecuTorch's partitioners propose partitions in linear time where that was asked for",
-        "they propose as in ExecuTorch",
+        "linear-time proposals",
+        "ExecuTorch's partitioners propose partitions in linear time, if requested",
+        "they use ExecuTorch's algorithm",
         (
             *_in(
                 "torch.fx.passes.infra.partitioner",

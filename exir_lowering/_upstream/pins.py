@@ -1,4 +1,4 @@
-"""What of torch and ExecuTorch we replace, skip or mirror, and whether it is what it was when that was written.
+"""Which code of torch and ExecuTorch we replace, skip or mirror, and whether it is still the code that was checked.
 
 Each feature depends on functions, classes and tables of upstream. When one of them is not known (another version has
 other code, somebody has replaced it, it is gone), the feature is off, and upstream's own code does the work: slower,
@@ -148,13 +148,11 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
             return f"{place} is not known: {error}{f' {_PROCESS}' if exactly else ''}"
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
             let_through(error)
-            return f"{place} cannot be looked at ({type(error).__name__}: {error})" + (
+            return f"{place} cannot be inspected ({type(error).__name__}: {error})" + (
                 f" {_PROCESS}" if exactly else ""
             )
         if not known:
-            return f"{place} is not what it was when this was written" + (
-                f" {digest_of(find(place))}" if exactly else ""
-            )
+            return f"{place} differs from the code that was checked" + (f" {digest_of(find(place))}" if exactly else "")
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What torch does to each node when it traces a graph anew: what the new node takes over, and where it comes from."""
+"""What torch does to each node when it retraces a graph: what the new node takes over, and where it comes from."""
 
 from __future__ import annotations
 

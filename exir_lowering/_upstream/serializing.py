@@ -89,7 +89,7 @@ def find_higher_order(name: str) -> Any:
 
 
 def make_mode(facts: Sequence[bool], environment: Any) -> FakeTensorMode:
-    """Make a fake tensor mode with a shape environment of its own, as `mode_facts` describes it."""
+    """Make a fake tensor mode with a separate shape environment, as `mode_facts` describes it."""
     fallback, non_fake, static = facts
     return FakeTensorMode(
         allow_fallback_kernels=fallback,

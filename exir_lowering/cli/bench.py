@@ -1,4 +1,4 @@
-"""`exir-lower bench`: how long a method takes, call by call, and what memory it needs; two files in turns."""
+"""`exir-lower bench`: measure the time and memory of a method, or compare two files."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ examples:
   exir-lower bench model.pte --against other.pte --input randn:1x3x224x224 --runs 200
   exir-lower bench llm.pte --method decode --input ones:int64:1x1 3 --json > bench.json
 
-Inputs are given as for `exir-lower run`. A time is that of one call from Python, with its checks of the inputs; calls
-before the first ones that count set the method up. Two files take turns call by call, so that both meet the same load.
+Inputs are given as for `exir-lower run`. A time is that of one call from Python, input checks included. Warm-up calls,
+which set the method up, are not counted. Two files alternate call by call, so that both see the same load.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL.pte", help="the file")
-    parser.add_argument("--against", metavar="OTHER.pte", help="another file, whose calls are made in turns with those")
+    parser.add_argument("--against", metavar="OTHER.pte", help="another file to compare with; the calls alternate")
     parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
     method_inputs.add_data(parser, whose="MODEL.pte")
     method_inputs.add_data(parser, "--against-data", "OTHER.pte")
-    parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="calls that do not count (default: 3)")
+    parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="calls that are not counted (default: 3)")
     parser.add_argument(
         "--runs",
         type=int,
         metavar="N",
-        help=f"calls of each file that count (default: as many as take {_SECONDS:g} seconds, from {_LEAST} to {_MOST})",
+        help=f"measured calls of each file (default: {_SECONDS:g} seconds of calls, from {_LEAST} to {_MOST})",
     )
     parser.add_argument(
-        "--engine", choices=("runtime", "interpreter"), default="runtime", help="what runs it, as for `run`"
+        "--engine", choices=("runtime", "interpreter"), default="runtime", help="the engine, as for `run`"
     )
     parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
@@ -180,7 +180,7 @@ def _peak() -> int:
 def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
     from rich.text import Text
 
-    table = make_table(f"Milliseconds of a call of {figures[0]['method']}")
+    table = make_table(f"Milliseconds per call of {figures[0]['method']}")
     for column in ("file", "calls", "median", "p25 to p75", "p90", "p99", "least"):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
     for one in figures:
@@ -197,12 +197,12 @@ def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> 
         grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
         memory.add_row(*map(Text, (one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown)))
     make_console().print(memory)
-    say(f"The process had {format_size(_peak())} at most, with Python and PyTorch.")
+    say(f"Peak memory of the process, Python and PyTorch included: {format_size(_peak())}.")
     if ratio is not None:
         first, second = (one["file"] for one in figures)
         say(
             f"{first} takes {ratio['median']:.2f} times as long as {second}: the median of all rounds; half of them "
-            f"are from {ratio['p25']:.2f} to {ratio['p75']:.2f}."
+            f"lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}."
         )
 
 
@@ -211,5 +211,5 @@ def _short(count: int) -> str:
 
 
 COMMAND = Command(
-    "bench", "measure the time and memory of a .pte file, or of two in turns", add_arguments, execute, _EXAMPLES
+    "bench", "measure the time and memory of a .pte file, or compare two", add_arguments, execute, _EXAMPLES
 )

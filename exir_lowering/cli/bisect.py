@@ -16,9 +16,9 @@ examples:
   exir-lower bisect prefill=prefill.pt2 decode=decode.pt2 -p xnnpack --inputs inputs.pt
   exir-lower bisect model.pt2 -p ./mine.py:MyPartitioner --save-repro repro
 
-The programs are lowered and verified, as `exir-lower verify` does; if the file is off, fails or ends the process, they
-are lowered with fewer and fewer operators in backends. The exit code is 2 when a culprit was found. What lowering
-raises is an error; `exir-lower lower --on-backend-error split` finds those operators.
+The programs are lowered and verified, as `exir-lower verify` does. If the file gives wrong results, fails or ends the
+process, they are lowered again with fewer and fewer operators in backends. The exit code is 2 when a culprit was found.
+If lowering fails, bisect fails too; `exir-lower lower --on-backend-error split` finds the operators that cause it.
 
 A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
 in it is executed: bisect programs that you would run.
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lower.add_sharing(parser)
     parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
     parser.add_argument(
-        "--save-repro", metavar="FOLDER", help="write what shows the error there: a program, its inputs and a script"
+        "--save-repro", metavar="FOLDER", help="write a program, its inputs and a script that reproduce the error"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
 
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
         console = make_console()
         console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
     if arguments.save_repro is not None:
-        none = "No repro was written, as no operator was found that goes wrong."
+        none = "No repro was written, as no culprit was found."
         say(f"Wrote {found.save(arguments.save_repro)}." if found.operators else none, error=arguments.json)
     return OK if found.ok else MISTAKE
 

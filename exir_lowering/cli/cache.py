@@ -22,14 +22,14 @@ examples:
   exir-lower cache info
   exir-lower cache clear --cache FOLDER
 
-Everything in it can be removed at any time; what is lowered next takes longer.
+Everything in the cache can be removed at any time; the next lowering then takes longer.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("action", choices=("info", "clear"), help="show what is in it, or remove it")
-    parser.add_argument("--cache", metavar="FOLDER", help="the folder; that of the user by default")
+    parser.add_argument("action", choices=("info", "clear"), help="show what is in the cache, or remove it")
+    parser.add_argument("--cache", metavar="FOLDER", help="the cache folder (default: the user's)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

@@ -1,4 +1,4 @@
-"""Methods that return a constant: those that are given, and those that ExecuTorch's language-model runner reads."""
+"""Methods that return a constant: the given ones, and those that ExecuTorch's language-model runner reads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default=[],
         dest="constants",
         help="add a method that returns a value, such as get_max_seq_len=64, use_kv_cache=true or get_eos_ids=[1,2]; "
-        "TYPE is int, float, bool or str, where the value looks like another one; can be given again",
+        "give TYPE (int, float, bool or str) if the value looks like another type; repeatable",
     )
     command.add_argument(
         "--runner-metadata",
         action="store_true",
-        help=f"add the methods by which {_RUNNER} knows a language model, such as get_vocab_size and get_max_seq_len, "
-        "with what the program says; --constant adds what it does not say, such as get_eos_ids, and goes first",
+        help=f"add the metadata methods that {_RUNNER} reads, such as get_vocab_size, with values from the program; "
+        "--constant adds those that the program does not have, such as get_eos_ids, and takes precedence",
     )
 
 
@@ -55,7 +55,7 @@ def read_constants(arguments: argparse.Namespace, methods: Collection[str]) -> d
         except (ValueError, KeyError, RecursionError) as error:
             raise InputError(
                 f"--constant {given!r}: {text!r} is no {kind or 'value'} that a method can return. Expected a number "
-                "of at most 64 bits, true, false, a text, or a list of one of these, such as [1,2]."
+                "of at most 64 bits, true, false, a string, or a list of one of these, such as [1,2]."
             ) from error
     if arguments.runner_metadata:
         _check_methods(methods)
@@ -67,8 +67,8 @@ def _check_methods(methods: Collection[str]) -> None:
         problem = f"there are {', '.join(map(repr, methods))}. Give the program as forward=MODEL.pt2"
     elif "decode" in methods:
         problem = (
-            "'decode' for all tokens behind the prompt, without the state that 'forward' wrote: it gives each method "
-            "state of its own. Give 'decode' another name, such as step=MODEL.pt2"
+            "'decode' for every token after the prompt, without the state that 'forward' wrote: it gives each method "
+            "separate state. Give 'decode' another name, such as step=MODEL.pt2"
         )
     else:
         return
@@ -87,8 +87,8 @@ def add_metadata(constants: Mapping[str, Any], program: ExportedProgram) -> dict
     results: list[Any] = [values.get(str(name)) for name in signature.user_outputs]
     if _kinds(inputs) not in (_TOKENS, _TOKENS_AND_START) or _kinds(results) not in _LOGITS:
         raise InputError(
-            f"--runner-metadata: {_RUNNER} calls 'forward' with tokens, [1, n] of int64, and where they begin, [1] of "
-            "int64, and takes logits from it, [1, n, vocabulary] or [1, vocabulary]; this 'forward' takes "
+            f"--runner-metadata: {_RUNNER} calls 'forward' with tokens, [1, n] of int64, and their start position, "
+            "[1] of int64, and expects logits, [1, n, vocabulary] or [1, vocabulary]; this 'forward' takes "
             f"{_describe(inputs)} and returns {_describe(results)}."
         )
     lengths = list(_cache_lengths(program))
@@ -104,8 +104,8 @@ def add_metadata(constants: Mapping[str, Any], program: ExportedProgram) -> dict
         found["get_n_layers"] = len(lengths) // 2
     elif "get_max_seq_len" not in constants:
         raise InputError(
-            "--runner-metadata: 'forward' has no cache of keys and values that says how long a text may be. Add it, "
-            "such as --constant get_max_seq_len=128."
+            "--runner-metadata: 'forward' has no key-value cache, so the maximum sequence length is not known. Give "
+            "it, such as --constant get_max_seq_len=128."
         )
     return {**found, **constants}
 

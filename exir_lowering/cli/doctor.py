@@ -20,9 +20,9 @@ examples:
   exir-lower doctor --json
   EXIR_LOWERING_PLAIN=1 exir-lower lower model.pt2 -p xnnpack -o model.pte
 
-What is off is done by torch's and ExecuTorch's own code: slower, and numbers beside tensors and empty concatenations as
-ExecuTorch has them. EXIR_LOWERING_PLAIN=1 turns all of it off, such as to find out whether a defect is in this package.
-Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
+Where a feature is off, torch's and ExecuTorch's code does the work: more slowly, and with ExecuTorch's results for
+scalar operands and empty concatenations. EXIR_LOWERING_PLAIN=1 turns all features off, for example to find out whether
+a defect is in this package. Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
 """
 
 
@@ -116,12 +116,12 @@ def _show(found: dict[str, Any]) -> None:
         "delegates in Python": delegates["problem"] or "work in the runtime",
         "C++ compiler": delegates["compiler"] or "none",
         "compiled library": f"in {delegates['library']}",
-        "cache": f"in {found['cache']}, if it is asked for",
+        "cache": f"in {found['cache']}, when enabled",
     }
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
     make_console().print(table)
-    features = make_table("What relies on torch's and ExecuTorch's code")
+    features = make_table("Features that rely on torch's and ExecuTorch's code")
     for column in ("feature", "state", "does"):
         features.add_column(column, overflow="fold")
     for feature in found["features"]:
@@ -135,5 +135,5 @@ def _show(found: dict[str, Any]) -> None:
             say(f"The {plugin['kind']} {plugin['name']!r} is broken: {plugin['problem']}")
 
 
-COMMAND = Command("doctor", "say what works here, what is off, and why", add_arguments, execute, _EXAMPLES)
+COMMAND = Command("doctor", "show what works here, what is off, and why", add_arguments, execute, _EXAMPLES)
 """The command."""

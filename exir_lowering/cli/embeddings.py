@@ -202,9 +202,9 @@ def _print_similarities(console: Console, encoded: Sequence[Encoded], ours: Tens
 def _print_verdict(console: Console, what: str, difference: float) -> bool:
     console.print()
     agree = difference <= TOLERANCE
-    told = "the .pte and eager PyTorch agree" if agree else f"more than {TOLERANCE:g}: the .pte is WRONG"
+    verdict = "the .pte and eager PyTorch agree" if agree else f"more than {TOLERANCE:g}: the .pte is WRONG"
     style = "green" if agree else "red"
-    console.print(Text(f"Largest difference of a {what}: {difference:.1e}, {told}.", style=style))
+    console.print(Text(f"Largest difference of a {what}: {difference:.1e}, {verdict}.", style=style))
     return agree
 
 

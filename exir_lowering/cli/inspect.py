@@ -1,4 +1,4 @@
-"""`exir-lower inspect`: what is in a `.pte` or `.ptd` file, and what two files do not have in common."""
+"""`exir-lower inspect`: what is in a `.pte` or `.ptd` file, and how two files differ."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ made by exir-lower.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL.pte", help="the file; a .ptd data file alone too")
-    parser.add_argument(
-        "other", nargs="?", metavar="OTHER.pte", help="a second file: show what is not the same in both"
-    )
+    parser.add_argument("model", metavar="MODEL.pte", help="the file, or a .ptd data file alone")
+    parser.add_argument("other", nargs="?", metavar="OTHER.pte", help="a second file: show how the two differ")
     method_inputs.add_data(parser)
-    parser.add_argument("--summary", action="store_true", help="print ten lines")
+    parser.add_argument("--summary", action="store_true", help="print at most ten lines")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--html", metavar="FILE.html", help="write a page for a browser")
+    parser.add_argument("--html", metavar="FILE.html", help="write an HTML page")
     parser.add_argument(
         "--kernels-yaml",
         metavar="FILE.yaml",
@@ -46,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
     data = [find_file(path) for path in arguments.data]
     chosen = [name for name in ("summary", "html", "kernels_yaml", "data") if getattr(arguments, name)]
     if other is not None and chosen:
-        raise InputError(f"--{chosen[0].replace('_', '-')} is for one file; two files were given, to be compared.")
+        raise InputError(f"--{chosen[0].replace('_', '-')} is for one file, but two files were given to compare.")
     targets = {
         suffix: check_target(path, f".{suffix}")
         for suffix, path in (("html", arguments.html), ("yaml", arguments.kernels_yaml))

@@ -61,21 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("raise", "fallback", "split"),
         default="raise",
         help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
-        "next partitioner or the host (fallback); or cut it until what fails is isolated, and leave only that (split)",
+        "next partitioner or the host (fallback); or cut it until those that fail are isolated, and leave those "
+        "(split)",
     )
-    parser.add_argument("--save-repro", metavar="FOLDER", help="write what shows each of these failures: FOLDER/1, ...")
+    parser.add_argument("--save-repro", metavar="FOLDER", help="write a repro of each such failure to FOLDER/1, ...")
     parser.add_argument(
         "--no-provenance",
         action="store_true",
-        help="leave out of the file how it was made, and the names of inputs, outputs and weights",
+        help="do not store in the file how it was made, nor the names of inputs, outputs and weights",
     )
     constant_methods.add_arguments(parser)
-    parser.add_argument("--etrecord", action="store_true", help="write OUT.etrecord too, for ExecuTorch's Inspector")
+    parser.add_argument("--etrecord", action="store_true", help="also write OUT.etrecord, for ExecuTorch's Inspector")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many partitions are lowered at once")
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
-    caching.add_argument("--cache", metavar="FOLDER", help="keep results in this folder, not in the user's cache")
-    caching.add_argument("--no-cache", action="store_true", help="neither use nor keep results of other lowerings")
+    caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
+    caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
     parser.add_argument(
         "--explain-cache", action="store_true", help="show what was in the cache, and why the rest was not"
     )
@@ -89,8 +90,8 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
         type=_read_sharing,
         default="auto",
         metavar="auto|all|none|NAME,...",
-        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
-        "exported, which programs from files have lost (default: auto)",
+        help="the state that methods share: all, state with the same name; NAME,..., the named state; none; auto (the "
+        "default), buffers that shared memory at export, which .pt2 files do not record",
     )
 
 
@@ -101,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
     if arguments.save_repro is not None and arguments.on_backend_error == "raise":
-        raise InputError("--save-repro: expected --on-backend-error fallback or split too: else a failure ends it all.")
+        raise InputError("--save-repro: expected --on-backend-error fallback or split too as well.")
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
@@ -146,14 +147,14 @@ def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path
     try:
         return f"Wrote {save_repro(lowered, refused, folder)}: {refused}."
     except InputError as error:
-        return f"No repro was written of {refused}: {error}"
+        return f"No repro was written for {refused}: {error}"
 
 
 def _read_sharing(text: str) -> ShareState:
     words: dict[str, ShareState] = {"auto": "auto", "all": True, "none": False}
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"expected auto, all, none or names with commas between them, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected auto, all, none or names separated by commas, got {text!r}")
     return words.get(text, names)
 
 
@@ -173,8 +174,8 @@ def _warn_of_unshared(artifact: Artifact) -> None:
         (name, methods), *others = found
         also = f" (and {', '.join(name for name, _ in others[:3])}{', ...' * (len(others) > 3)})" if others else ""
         say(
-            f"warning: {' and '.join(methods)} each write a {name!r} of their own{also}. If it is one state, give "
-            f"--share-state all or --share-state {name}; if it is not, --share-state none.",
+            f"warning: {' and '.join(methods)} each write a separate {name!r}{also}. If they are the same state, give "
+            f"--share-state all or --share-state {name}; if they are not, --share-state none.",
             error=True,
         )
 

@@ -43,7 +43,7 @@ COMMANDS = tuple(
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-_DESCRIPTION = "Lower programs of torch.export to one ExecuTorch .pte file, and run it."
+_DESCRIPTION = "Lower torch.export programs to one ExecuTorch .pte file, run it and check it."
 _EXAMPLES = """\
 examples:
   exir-lower demo
@@ -54,7 +54,7 @@ examples:
   exir-lower bisect model.pt2 --partitioner xnnpack
 
 `exir-lower COMMAND --help` explains a command.
-Exit code: 0 success, 2 a mistake in what was given, 1 any other failure.
+Exit code: 0 success, 2 invalid input or a wrong result, 1 any other failure.
 """
 
 
@@ -177,7 +177,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--debug",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="show the traceback of an error, and everything that the libraries below log",
+        help="show the traceback of an error, and all log lines of the underlying libraries",
     )
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])

@@ -51,7 +51,7 @@ def add_data(command: argparse.ArgumentParser, name: str = "--data", whose: str 
         action="append",
         default=[],
         metavar="WEIGHTS.ptd",
-        help=f"a data file that {whose} needs; can be given again",
+        help=f"a data file that {whose} needs; repeatable",
     )
 
 

@@ -1,4 +1,4 @@
-"""What torch, ExecuTorch and the libraries below them say at every start, and how a command leaves it out."""
+"""Log lines that torch, ExecuTorch and their libraries print at every start, and how a command hides them."""
 
 from __future__ import annotations
 

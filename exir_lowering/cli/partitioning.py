@@ -1,13 +1,12 @@
-"""What decides where operators go: partitioners with their options, rules on top, and compile specs, from arguments.
+"""The arguments that decide where operators go: partitioners with their options, rules, and compile specs.
 
     -p [METHOD=]NAME[:OPTION=VALUE,...]                      an installed partitioner
     -p [METHOD=]package.module:FACTORY[:OPTION=VALUE,...]    one of a module, which is imported
     -p [METHOD=]path/to/file.py:FACTORY[:OPTION=VALUE,...]   one of a file, which is executed
     --allow | --deny | --pin CRITERION=NAME,...              the rules of `exir_lowering.partitioners`
 
-A method stands before an equals sign that comes before any colon and slash. Between two colons stands a factory if it
-has no equals sign, otherwise options. A value is one of JSON, or a text without quotation marks; a name that is given
-again makes a list.
+Text before an equals sign is a method if it has no colon or slash. Text between two colons is a factory if it has no
+equals sign, and otherwise options. A value is JSON, or text without quotation marks; repeating a name makes a list.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[METHOD=]NAME[:OPTION=VALUE,...]",
-        help="what chooses the operators that a backend takes: an installed partitioner (`exir-lower plugins` lists "
-        "them), package.module:FACTORY or ./file.py:FACTORY, with options, for one method or all; given again, the "
-        "next one gets what those before it left; without any, everything stays on the host",
+        help="the partitioner, which chooses the operators that a backend takes: an installed one (`exir-lower "
+        "plugins` lists them), package.module:FACTORY or ./file.py:FACTORY, with options, for one method or all; "
+        "repeatable: each gets what the ones before it left; without any, everything stays on the host",
     )
     for kind, does in (
         ("allow", "give operators to the backend even if the partitioner leaves them"),
@@ -193,7 +192,7 @@ def read_partitioner(text: str) -> GivenPartitioner:
     first, colon, after = tail.partition(":")
     factory, options = (first, after) if first and "=" not in first else ("", tail)
     if factory and (not all(part.isidentifier() for part in factory.split(".")) or (colon and not after)):
-        raise InputError(f"{who}: got {tail!r} behind {place!r}, expected OPTION=VALUE, or the name of a factory.")
+        raise InputError(f"{who}: got {tail!r} after {place!r}, expected OPTION=VALUE, or the name of a factory.")
     if found and not factory:
         raise InputError(f"{who}: expected the name of what makes the partitioner, such as {place}:MyPartitioner.")
     return GivenPartitioner(who, method, place, factory, tuple(read_pairs(who, options)) if options else ())
@@ -418,5 +417,5 @@ def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choi
     for rule in rules:
         reached = [one for one in partitioners if not one.method or not rule.methods or one.method in rule.methods]
         if not reached:
-            raise InputError(f"{rule.who}: a rule is on top of a partitioner, and there is none. Add -p NAME.")
+            raise InputError(f"{rule.who}: a rule needs a partitioner to apply to, and there is none. Add -p NAME.")
     return Choice(tuple(methods), partitioners, rules)

@@ -12,7 +12,7 @@ from exir_lowering.cli.output import kept_from_stdout, make_console, make_table,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--check", action="store_true", help="import each of them, and say which are broken; slower")
+    parser.add_argument("--check", action="store_true", help="import each plug-in, and show which are broken; slower")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, checked")
 
 
@@ -38,8 +38,8 @@ def execute(arguments: argparse.Namespace) -> int:
     make_console().print(table)
     for plugin in {plugin.error: plugin for plugin in found if plugin.error}.values():
         say(f"{'Not installed' if plugin.missing else 'Broken'}: {plugin.error}")
-    more = "" if check else " None of these was imported: --check does that, and says which are broken."
-    say(f"ExecuTorch's own backends are found by class name, without being listed here.{more}")
+    more = "" if check else " None of these was imported: --check does that, and shows which are broken."
+    say(f"ExecuTorch's backends are found by class name; they are not listed here.{more}")
     return OK
 
 

@@ -1,4 +1,4 @@
-"""The programs that `lower` and `plan` are given: their arguments, the files, how they become Edge dialect."""
+"""The programs for `lower` and `plan`: their arguments, the files, and how they become Edge dialect."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPERATOR",
-        help="take an operator that is not in the Core ATen operator set, such as aten.histc.default; a backend has to "
-        "take it, or the runtime needs a kernel for it; can be given again",
+        help="allow an operator that is not in the Core ATen operator set, such as aten.histc.default; a backend must "
+        "take it, or the runtime needs a kernel for it; repeatable",
     )
     command.add_argument(
         "--no-edge-check",
@@ -57,20 +57,20 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--costs",
         metavar="COSTS.json",
-        help="predict the latency from this table of costs of the device, which CostTable.save wrote; without it, from "
-        "figures for a server's processor",
+        help="predict the latency from this cost table of the device, written by CostTable.save (default: figures for "
+        "a server CPU)",
     )
     command.add_argument(
         "--edge",
         choices=("fast", "executorch", "check"),
         default="fast",
-        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, compared",
+        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, to compare them",
     )
     command.add_argument(
         "--non-convex",
         choices=("split", "raise"),
         default="split",
-        help="what to do with a partition that a path leaves and enters again: split it (default), or fail",
+        help="what to do with a partition that a path leaves and re-enters: split it (default), or fail",
     )
 
 
@@ -85,8 +85,8 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust",
         action="store_true",
-        help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
-        "run code is refused",
+        help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
+        "refused",
     )
 
 
@@ -102,7 +102,7 @@ def _add_rewrites(command: argparse.ArgumentParser) -> None:
         metavar="INPUT=PROPERTY",
         action="append",
         default=[],
-        help="what holds for every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
+        help="a property of every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`exir-lower quantize`: a program in float to one in int8, and what each layer loses by it."""
+"""`exir-lower quantize`: a float program to int8, with the error of each layer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ examples:
   exir-lower lower q.pt2 -p xnnpack -o q.pte
 
 inputs.pt is a list of calls that torch.save wrote, such as [(x,), (y,)]: tuples of positional arguments, or (args,
-kwargs). Ranges of activations are taken from those of --calibration, and the errors against float are measured in those
-of --check, or else in the same ones. What is shown first gains most when it stays in float.
+kwargs). Activation ranges come from the calls of --calibration. Errors against float are measured on the calls of
+--check, or else on the same ones. The layers that are listed first gain most by staying in float.
 
 A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
 in it is executed: quantise programs that you would run.
@@ -38,23 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_models(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pt2", help="the file to write")
-    parser.add_argument("--recipe", default="xnnpack-int8", metavar="NAME", help="how (default: xnnpack-int8)")
+    parser.add_argument("--recipe", default="xnnpack-int8", metavar="NAME", help="the recipe (default: xnnpack-int8)")
     parser.add_argument(
-        "--dynamic", action="store_true", help="weights in int8 only; ranges of activations are found in each call"
+        "--dynamic", action="store_true", help="only weights become int8; activation ranges are found in each call"
     )
     parser.add_argument(
         "--per-tensor", action="store_true", help="one scale for a whole weight, not one for each output channel"
     )
-    parser.add_argument(
-        "--calibration", metavar="INPUTS.pt", help="the calls that ranges of activations are taken from"
-    )
-    parser.add_argument("--check", metavar="INPUTS.pt", help="the calls that errors are measured in")
+    parser.add_argument("--calibration", metavar="INPUTS.pt", help="the calls that activation ranges are taken from")
+    parser.add_argument("--check", metavar="INPUTS.pt", help="the calls that errors are measured on")
     parser.add_argument(
         "--keep",
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module that stays in float with what is in it, such as head or 'blocks.*.proj'; can be given again",
+        help="a module to keep in float, with its submodules, such as head or 'blocks.*.proj'; repeatable",
     )
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many layers are shown (default: 10)")
     parser.add_argument("--json", action="store_true", help="print the errors as JSON instead of tables")
@@ -64,15 +62,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Quantise the program, write it and print the errors."""
     files = program_files.find_programs(arguments.models)
     if len(files) > 1:
-        raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each by a command of its own.")
+        raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each with a separate command.")
     target = check_target(arguments.output, ".pt2")
     if target.exists() and any(map(target.samefile, files.values())):
-        raise InputError(f"-o {arguments.output!r}: this is the program in float; give the one in int8 another name.")
+        raise InputError(f"-o {arguments.output!r}: this is the float program; give the int8 program another name.")
     if arguments.top < 0:
         raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
     if arguments.calibration is None and not arguments.dynamic:
         raise InputError(
-            "--calibration: static quantisation takes the ranges of activations from calls. Give --calibration "
+            "--calibration: static quantisation takes the activation ranges from calls. Give --calibration "
             "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
         )
     given = {
@@ -110,5 +108,5 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "quantize", "quantise a .pt2 file to int8, and measure what each layer loses", add_arguments, execute, _EXAMPLES
+    "quantize", "quantise a .pt2 file to int8, and measure the error of each layer", add_arguments, execute, _EXAMPLES
 )

@@ -55,14 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_what_to_run(parser)
     _add_how_to_run(parser)
     parser.add_argument(
-        "--profile", action="store_true", help="run it again, and print where the time goes, what takes longest first"
+        "--profile", action="store_true", help="run it again, and print where the time goes, slowest first"
     )
     parser.add_argument("--top", type=int, metavar="N", help="with --profile: only the N rows that take longest")
-    parser.add_argument("--runs", type=int, metavar="N", help="with --profile: how often it is run (default: 1)")
+    parser.add_argument("--runs", type=int, metavar="N", help="with --profile: the number of runs (default: 1)")
     parser.add_argument(
         "--compare",
         metavar="MODEL.pt2",
-        help="verify the file against this exported program, on the same inputs: `exir-lower verify` has more",
+        help="verify the file against this exported program, on the same inputs; `exir-lower verify` has more options",
     )
     parser.add_argument("--trust", action="store_true", help="with --compare: load MODEL.pt2 even if that runs code")
     parser.add_argument(
@@ -83,16 +83,16 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         "--check-digests",
         choices=tuple(_DIGESTS),
         default="auto",
-        help="what to check by the digests in the files: that the data files belong to the .pte (tie), also the "
-        "tables, and weights and payloads of up to 32 MB (auto, the default), or everything (full)",
+        help="what to check with the digests in the files: that the data files belong to the .pte (tie); also the "
+        "tables, and weights and payloads of up to 32 MB (auto, the default); or everything (full)",
     )
     parser.add_argument("--verify", choices=tuple(_DIGESTS), dest="old_digests", help=argparse.SUPPRESS)
     parser.add_argument(
         "--engine",
         choices=("runtime", "interpreter"),
         default="runtime",
-        help="what runs it: ExecuTorch's runtime (default), or an interpreter in Python, where there is no C++ "
-        "compiler for Python delegates",
+        help="the engine: ExecuTorch's runtime (default), or an interpreter in Python, which needs no C++ compiler for "
+        "Python delegates",
     )
     parser.add_argument(
         "--unavailable",
@@ -106,8 +106,8 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="end the run, in a process of its own, if loading, the run or the profile takes longer than this; Ctrl-C "
-        "works at once then",
+        help="run in a separate process, and end it if loading, the run or the profile takes longer than this; Ctrl-C "
+        "then works at once",
     )
 
 
@@ -199,7 +199,7 @@ def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:
 def _check_profiling(arguments: argparse.Namespace) -> None:
     for name, given in (("json", arguments.json), ("top", arguments.top), ("runs", arguments.runs)):
         if given and not arguments.profile:
-            raise InputError(f"--{name} is about the profile: give --profile too.")
+            raise InputError(f"--{name} applies to the profile: give --profile too.")
     for name, given in (("top", arguments.top), ("runs", arguments.runs)):
         if given is not None and given < 1:
             raise InputError(f"--{name} {given}: expected a number of at least 1.")
@@ -210,7 +210,7 @@ def _show_profile(profile: Profile, top: int | None) -> None:
     make_console().print(shown.table())
     left = len(profile.rows) - len(shown.rows)
     if left:
-        say(f"{left} more rows; without --top all are shown.")
+        say(f"{left} more rows; leave out --top to see all.")
 
 
 def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:

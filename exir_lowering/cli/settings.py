@@ -1,9 +1,9 @@
 """`--config lowering.toml`: arguments from a file, and `--save-config`, which writes those that were given to one.
 
-A key is the long name of an option, "models", or "rules": what --allow, --deny and --pin are given, in their order.
-What a command line gives itself goes first. `lower` and `plan` can read the same file: what only the other one has is
-left out. A file is data: it can neither say `trust` nor name code, such as a partitioner in a Python file, unless the
-command line says --trust.
+A key is the long name of an option, "models", or "rules": the arguments of --allow, --deny and --pin, in their order.
+The command line takes precedence. `lower` and `plan` can read the same file: each ignores options that only the other
+one has. A file is data: it can neither set `trust` nor name code, such as a partitioner in a Python file, unless the
+command line has --trust.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config",
         metavar="LOWERING.toml",
-        help="take what is not given here from this file, in which keys are named like the options",
+        help="read options that are not given here from this file; its keys are named like the options",
     )
     command.add_argument(
-        "--save-config", metavar="LOWERING.toml", help="write what was given to this file, for --config"
+        "--save-config", metavar="LOWERING.toml", help="write the given options to this file, for --config"
     )
 
 
@@ -98,7 +98,7 @@ def expand(parser: Parser, others: Iterable[Parser], argv: list[str]) -> list[st
         elif key not in elsewhere:
             close = difflib.get_close_matches(key, [*known, *elsewhere], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" There is {', '.join(known)}."
-            why = " It can be said on the command line only." if key in _NEVER else hint
+            why = " It can only be given on the command line." if key in _NEVER else hint
             raise InputError(f"{who}: no setting has this name.{why}")
     return [*places, *options, *argv]
 
@@ -118,7 +118,7 @@ def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
     for text in value if key == "partitioner" and isinstance(value, list) else ():
         if isinstance(text, str) and read_partitioner(text).runs_code and not trusted:
             raise InputError(
-                f"{who}: {text!r} would run code that a file names. If the file is yours, say --trust on the command "
+                f"{who}: {text!r} would run code that a file names. If the file is yours, give --trust on the command "
                 "line, or give -p there."
             )
 
@@ -132,11 +132,11 @@ def _to_arguments(who: str, action: argparse.Action, value: Any) -> list[str]:
             raise InputError(f"{who}: got {value!r}, expected true or false.")
         return [name] if value else []
     if several and not isinstance(value, list):
-        raise InputError(f'{who}: got {value!r}, expected a list of texts, such as ["..."].')
+        raise InputError(f'{who}: got {value!r}, expected a list of strings, such as ["..."].')
     texts = value if several else [value]
     for text in texts:
         if not isinstance(text, str) and (several or isinstance(text, bool) or not isinstance(text, (int, float))):
-            raise InputError(f"{who}: got {text!r}, expected a text{'' if several else ' or a number'}.")
+            raise InputError(f"{who}: got {text!r}, expected a string{'' if several else ' or a number'}.")
     if not isinstance(action, AppendRule):
         return [f"{name}={text}" if name else str(text) for text in texts]
     pairs = [text.partition(" ") for text in texts]
@@ -154,7 +154,7 @@ def _read(path: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = tomllib.loads(find_file(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"--config {path!r}: it is no TOML file: {error}.") from error
+        raise InputError(f"--config {path!r}: it is not a TOML file: {error}.") from error
     return found
 
 

@@ -18,9 +18,9 @@ examples:
   exir-lower verify saved.pte model.pt2 --bundled
   exir-lower verify model.pte model.pt2 --json > verified.json
 
-Without --inputs, inputs are generated, those too that random numbers do not cover: constants, ramps, ties, zeros, the
-ends of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote, each the
-arguments of a call, or a dict of such lists by method. The exit code is 2 when something is off.
+Without --inputs, inputs are generated, including those that random numbers do not cover: constants, ramps, ties, zeros,
+and the limits of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote,
+each the arguments of a call, or a dict of such lists by method. The exit code is 2 when an output is wrong.
 
 A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
 in it is executed: verify programs that you would run.
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("runtime", "interpreter"),
         default="runtime",
-        help="what runs the file: ExecuTorch's runtime (default), or an interpreter in Python",
+        help="the engine: ExecuTorch's runtime (default), or an interpreter in Python",
     )
     parser.add_argument(
         "--tolerance",

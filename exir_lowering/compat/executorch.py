@@ -82,8 +82,8 @@ class PatchedLowering:
     """A lowering that ExecuTorch's code did with this package's engine.
 
     Attributes:
-        methods: The names of the methods; "forward" where ExecuTorch does not tell the name.
-        report: What was delegated, what was not, and why; None for a whole program that was given to one backend.
+        methods: The names of the methods; "forward" where ExecuTorch does not pass the name.
+        report: What was delegated, what was not, and why; None for a whole program that was lowered to one backend.
         elapsed: How long it took, in seconds.
     """
 
@@ -92,12 +92,12 @@ class PatchedLowering:
     elapsed: float
 
     def __str__(self) -> str:
-        told = "a whole program, without a partitioner" if self.report is None else str(self.report)
-        return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {told}"
+        what = "a whole program, without a partitioner" if self.report is None else str(self.report)
+        return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {what}"
 
 
 class PatchedLowerings(Sequence[PatchedLowering]):
-    """The lowerings that were done while `patch_executorch` lasted, in their order; it grows until then."""
+    """The lowerings done inside `patch_executorch`, in order; the sequence grows until the context ends."""
 
     def __init__(self, found: Sequence[PatchedLowering] = ()) -> None:
         """Show what is found, which others add to."""
@@ -131,23 +131,23 @@ def patch_executorch(
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
     imported the function earlier: its overloads are replaced, not its name. Meanwhile, ExecuTorch's own conversions
-    wait for each other and for those of this package, in all threads. What the arguments say holds in the thread that
-    enters the context, and so does what it yields: other threads lower as with the defaults, and nobody notes it.
+    wait for each other and for those of this package, in all threads. The arguments apply to the thread that enters the
+    context, and only its lowerings are yielded: other threads lower with the defaults, unrecorded.
 
     Args:
         convex_proposals: Whether partitioners that are based on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
             included, use this package's proposal algorithm too, which makes no more partitions and takes linear time.
             A node that could be in either of two partitions may be in a different one than with torch.fx's algorithm.
-        accelerate: Whether ExecuTorch's conversions, this package's engine and its emitter reuse what they would
-            compute again, as with `LoweringOptions(accelerate=True)`; ExecuTorch's results are the same bytes.
-        rewrites: Which rewrites turn the Edge programs into equal ones that run faster, as in `LoweringOptions`; None
+        accelerate: Whether ExecuTorch's conversions, this package's engine and its emitter reuse results instead of
+            computing them again, as with `LoweringOptions(accelerate=True)`; ExecuTorch's results are the same bytes.
+        rewrites: The rewrites that turn the Edge programs into equivalent, faster ones, as in `LoweringOptions`; None
             for none, so that files are those that ExecuTorch makes.
 
     Yields:
-        The lowerings that are done meanwhile, each with its report; those inside of an inner context too.
+        The lowerings, each with its report, including those in nested contexts.
 
     Raises:
-        InputError: `rewrites` is no list of rewrites, or `accelerate` no bool.
+        InputError: `rewrites` is not a list of rewrites, or `accelerate` is not a bool.
         UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
     """
     options = LoweringOptions(accelerate=accelerate, rewrites=rewrites)

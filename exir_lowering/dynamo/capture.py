@@ -68,28 +68,28 @@ class Captured:
     module: GraphModule
     program: ExportedProgram | None  # what is lowered; None if nothing is computed
     inputs: tuple[Node, ...]  # the graph's placeholder for each of the program's user inputs
-    lent: Mapping[str, Node]  # the graph's placeholders whose tensors are weights of the program, by their name in it
+    baked: Mapping[str, Node]  # the graph's placeholders whose tensors are weights of the program, by their name in it
     roots: tuple[Node, ...]  # the nodes of the graph that the program returns, in its order
     decisions: Decisions | None  # what symbolic sizes decide during the lowering; None if all are known
 
     def with_weights_as_inputs(self) -> Captured:
-        """Return the same graph, whose program takes what was lent as inputs, before the others."""
-        if self.program is None or not self.lent:
+        """Return the same graph, whose program takes what was baked in as inputs, before the others."""
+        if self.program is None or not self.baked:
             return self
         program = graphs.copy_program(self.program)
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         constants: list[tuple[Node, InputSpec]] = []
-        lent, inputs = constants[:], constants[:]
+        baked, inputs = constants[:], constants[:]
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            kind = lent if spec.target in self.lent else inputs if spec.kind is InputKind.USER_INPUT else constants
+            kind = baked if spec.target in self.baked else inputs if spec.kind is InputKind.USER_INPUT else constants
             kind.append((node, spec))
         first = next(node for node in program.graph.nodes if node.op != "placeholder")
-        for node, _ in (*constants, *lent, *inputs):
+        for node, _ in (*constants, *baked, *inputs):
             first.prepend(node)
         signature = ExportGraphSignature(
             [
                 *(spec for _, spec in constants),
-                *(InputSpec(InputKind.USER_INPUT, spec.arg, None) for _, spec in lent),
+                *(InputSpec(InputKind.USER_INPUT, spec.arg, None) for _, spec in baked),
                 *(spec for _, spec in inputs),
             ],
             program.graph_signature.output_specs,
@@ -97,13 +97,13 @@ class Captured:
         changed = assemble_program(
             graph_module=program.graph_module,
             signature=signature,
-            state_dict={name: value for name, value in program.state_dict.items() if name not in self.lent},
+            state_dict={name: value for name, value in program.state_dict.items() if name not in self.baked},
             constants=program.constants,
             range_constraints=program.range_constraints,
             verifiers=program.verifiers,
         )
-        weights = (self.lent[str(spec.target)] for _, spec in lent)
-        return replace(self, program=changed, inputs=(*weights, *self.inputs), lent={})
+        weights = (self.baked[str(spec.target)] for _, spec in baked)
+        return replace(self, program=changed, inputs=(*weights, *self.inputs), baked={})
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
@@ -117,7 +117,7 @@ def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor])
     builder = _Builder(module, {placeholders[position]: tensor for position, tensor in weights.items()})
     builder.add(roots)
     program, users = builder.program(roots), tuple(builder.users)
-    return Captured(name, module, program, users, builder.lent, tuple(roots), builder.decisions)
+    return Captured(name, module, program, users, builder.baked, tuple(roots), builder.decisions)
 
 
 def results_of(graph: Graph) -> tuple[Any, ...]:
@@ -177,7 +177,7 @@ class _Builder:
     env: dict[Node, Node] = field(default_factory=dict)
     root: dict[str, Any] = field(default_factory=dict)
     users: list[Node] = field(default_factory=list)
-    lent: dict[str, Node] = field(default_factory=dict)
+    baked: dict[str, Node] = field(default_factory=dict)
     specs: list[InputSpec] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -190,11 +190,11 @@ class _Builder:
         """Add what the roots are computed from: parameters, buffers, constants, user inputs, then the operators."""
         needed = _needed(roots)
         placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder" and node in needed]
-        lent = [node for node in placeholders if node in self.weights]
+        baked = [node for node in placeholders if node in self.weights]
         for kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            for node in lent:
+            for node in baked:
                 if (kind is InputKind.PARAMETER) == isinstance(self.weights[node], torch.nn.Parameter):
-                    self._lend(node, kind)
+                    self._bake(node, kind)
         for node in self.module.graph.nodes:
             if node.op == "get_attr" and node in needed:
                 self._constant(node)
@@ -224,10 +224,10 @@ class _Builder:
             verifiers=[ATEN_VERIFIER],
         )
 
-    def _lend(self, node: Node, kind: InputKind) -> None:
-        target = f"lent_{len(self.lent)}"
+    def _bake(self, node: Node, kind: InputKind) -> None:
+        target = f"baked_{len(self.baked)}"
         self.state[target] = self.weights[node]
-        self.lent[target] = node
+        self.baked[target] = node
         persistent = True if kind is InputKind.BUFFER else None
         self.specs.append(InputSpec(kind, TensorArgument(self._placeholder(node).name), target, persistent))
 
@@ -371,7 +371,7 @@ def _check(module: GraphModule, entering: Container[Node]) -> None:
                     for one in inner.graph.nodes:
                         _check_node(inner, one)
         elif node.op in ("call_module", "call_method") or (node.op == "call_function" and node.is_impure()):
-            raise NotLowered(f"{graphs.operator_name(node)} does something, but returns nothing that is used", node)
+            raise NotLowered(f"{graphs.operator_name(node)} has side effects, but no result that is used", node)
 
 
 def _check_node(module: GraphModule, node: Node) -> None:
@@ -380,7 +380,7 @@ def _check_node(module: GraphModule, node: Node) -> None:
     if node.op == "get_attr":
         value = graphs.attribute(module, str(node.target))
         if not isinstance(value, (torch.Tensor, GraphModule)):
-            raise NotLowered(f"it holds a {type(value).__name__}, which a program cannot", node)
+            raise NotLowered(f"it holds a {type(value).__name__}, which a program cannot contain", node)
         if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise NotLowered(f"it holds a {type(value).__name__}, a tensor subclass", node)
     if node.op in ("call_module", "call_method"):
@@ -396,7 +396,7 @@ def _check_node(module: GraphModule, node: Node) -> None:
     if graphs.is_mutating(node):
         raise NotLowered(f"{name} writes into its arguments", node)
     if name.startswith(_BY_STRIDE) and not all(map(_lies_plainly, node.all_input_nodes)):
-        raise NotLowered(f"{name} depends on how a tensor lies in memory", node)
+        raise NotLowered(f"{name} depends on a tensor's memory layout", node)
 
 
 def _lies_plainly(node: Node) -> bool:

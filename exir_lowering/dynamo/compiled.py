@@ -1,4 +1,4 @@
-"""A graph of AOTAutograd's as a Python function again: its partitions by their delegates, the rest by PyTorch.
+"""An AOTAutograd graph as a Python function again: delegates run its partitions, PyTorch runs the rest.
 
 The function has AOTAutograd's boxed convention: it takes its inputs in a list and empties it, so that an input that
 nobody else has ends at its last use.
@@ -80,8 +80,8 @@ def _add_program(captured: Captured, lowered: ExportedProgram, builder: _Builder
         target = str(spec.target)
         if spec.kind is InputKind.USER_INPUT:
             values[node] = values[next(users)]
-        elif target in captured.lent:
-            values[node] = values[captured.lent[target]]
+        elif target in captured.baked:
+            values[node] = values[captured.baked[target]]
         else:
             tables = lowered.state_dict if target in lowered.state_dict else lowered.constants
             values[node] = builder.hold(target.replace(".", "_"), tables[target])

@@ -1,6 +1,6 @@
 """The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend.
 
-A graph of Dynamo's is a function, of which AOTAutograd makes graphs; each of these is captured (`capture.py`), lowered
+A Dynamo graph is a function, from which AOTAutograd makes graphs; each of these is captured (`capture.py`), lowered
 (`lowering.py`), and callable again (`compiled.py`).
 """
 
@@ -48,20 +48,20 @@ NAME = "exir_lowering"
 def backend(
     module: GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's: `torch.compile(model, backend="exir_lowering", options={...})`.
+    """Compile a Dynamo graph: `torch.compile(model, backend="exir_lowering", options={...})`.
 
     Args:
         module: The graph.
         example_inputs: Its inputs.
         options: A dict with attributes of `CompileOptions`.
-        mode: Changes nothing: there are no modes. A warning says so.
+        mode: Has no effect, as there are no modes; a warning says so.
 
     Returns:
-        The function that runs the graph, with its contract.
+        A function that runs the graph, with the graph's contract.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError: An option is invalid.
-        LoweringError: The graph could not be compiled, and an error was asked for: with `fullgraph=True`, a required
+        LoweringError: The graph could not be compiled, and an error was requested: with `fullgraph=True`, a required
             coverage, or `fallback=None`.
     """
     reset_with_dynamo(backend)
@@ -98,8 +98,8 @@ def warn_of_mode(name: str, mode: str | None) -> None:
     """Warn if a caller asks for a mode, which is inductor's; callers such as transformers always pass one."""
     if mode is not None:
         warnings.warn(
-            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, and this one changes nothing. "
-            "Pass options={...} instead, or mode=None.",
+            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, so this has no effect. Pass "
+            "options={...} instead, or mode=None.",
             stacklevel=3,
         )
 

@@ -30,16 +30,16 @@ DEBUG_NAME = "exir_lowering_debug"
 def debug_backend(
     module: GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """Print a graph of Dynamo's and what `backend="exir_lowering"` would do with it; PyTorch runs it.
+    """Print a Dynamo graph and what `backend="exir_lowering"` would do with it; PyTorch runs it.
 
     Args:
         module: The graph.
         example_inputs: Its inputs.
         options: A dict with attributes of `CompileOptions`.
-        mode: Changes nothing: there are no modes. A warning says so.
+        mode: Has no effect, as there are no modes; a warning says so.
 
     Returns:
-        The graph's own function.
+        The graph's `forward`.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError: An option is invalid.
@@ -56,8 +56,8 @@ def explain(
 ) -> Explanation:
     """Return what `torch.compile(function, backend="exir_lowering")` would do, over all its graphs and graph breaks.
 
-    The function is called once, with the inputs, in PyTorch; no backend is called. What was compiled of it before stays
-    as it is. Backward graphs are planned where inputs or parameters require gradients, and these are enabled.
+    The function is called once, with the inputs, in PyTorch; no backend is called. Earlier compilations of it are kept.
+    Backward graphs are planned where inputs or parameters require gradients, and these are enabled.
 
     Args:
         function: A function or a module, compiled or not.

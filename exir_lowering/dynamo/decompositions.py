@@ -1,6 +1,6 @@
 """What AOTAutograd decomposes: core ATen, except where that changes random numbers or gradients.
 
-A max pooling it decomposes always, into one with indices; what partitioners want whole is made of that again.
+It always decomposes max pooling into one with indices; for partitioners that want it whole, that is undone.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """What would be done with graphs that AOTAutograd made of one graph of Dynamo's.
+    """What would be done with the AOTAutograd graphs of one Dynamo graph.
 
     Attributes:
         attempt: What would be tried: partitioners, or a backend of the option `backends`.
@@ -44,14 +44,14 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedGraph:
-    """What would be done with one graph of Dynamo's.
+    """What would be done with one Dynamo graph.
 
     Attributes:
         number: Which graph it is, from 0.
         graph: The graph, as `print_tabular` prints it.
         backend: What would run it: "exir_lowering", or the torch.compile backend that it would fall back to.
         plans: A plan for each graph of AOTAutograd, or for a forward graph and its backward graph together.
-        fallbacks: What would not work before, or in a backward graph.
+        fallbacks: What would fail before that, or in a backward graph.
         graph_break: Why it ends before the function ends; None if it does not.
     """
 
@@ -92,8 +92,8 @@ class Explanation:
     """What torch.compile would do with a function, for the inputs that it was called with.
 
     Attributes:
-        graphs: The graphs of Dynamo's, in the order of compilation.
-        graph_breaks: Where it leaves the compiled code, also before a graph that would be empty.
+        graphs: The Dynamo graphs, in the order of compilation.
+        graph_breaks: Where execution leaves the compiled code, also before a graph that would be empty.
     """
 
     graphs: tuple[ExplainedGraph, ...]

@@ -26,7 +26,7 @@ Modules = Mapping[str, GraphModule]
 """Graphs that are compiled together, by method."""
 
 Weights = Mapping[int, torch.Tensor]
-"""The weights that may be lent to the first graph, by the number of the input that each is."""
+"""The weights that may be baked into the first graph, by the number of the input that each is."""
 
 
 class GraphCompiler:
@@ -56,17 +56,17 @@ class GraphCompiler:
         if self._attempt.must_take and not (compiled.report and takes_any(compiled.report.methods)):
             raise NotLowered("it took no operator")
         functions = {name: one.run for name, one in compiled.graphs.items()}
-        if compiled.lent:
+        if compiled.baked:
             first, module = next(iter(modules.items()))
             functions[first] = self._watch(kind, first, module, marks, functions[first])
         return functions
 
     def _lower(self, kind: Kind, modules: Modules, weights: Weights) -> tuple[CompiledGraphs, list[Mark]]:
-        """Capture graphs, and lower them together; return also what the lent weights were."""
+        """Capture graphs, and lower them together; return also what the baked-in weights were."""
         with _foreseen():
             captured = capture_all(modules, weights)
             placeholders = [node for node in captured[0].module.graph.nodes if node.op == "placeholder"]
-            positions = [placeholders.index(node) for node in captured[0].lent.values()]
+            positions = [placeholders.index(node) for node in captured[0].baked.values()]
             how = self._attempt.options.check_weights
             marks = [Mark(position, weights[position], how) for position in positions]
             compiled = compile_graphs(kind, captured, self._attempt)
@@ -81,12 +81,12 @@ class GraphCompiler:
         def again(args: Sequence[Any] | None) -> tuple[Sequence[Mark], Boxed]:
             weights = {} if args is None else {position: args[position] for position in positions}
             if args is None:
-                often = NotLowered("they change too often")
+                often = NotLowered("their values change too often")
                 self._log.note("weights as constants", kind, often, "the same graph with weights as inputs", warn=False)
             try:
                 with outside_tracing():
                     compiled, found = self._lower(kind, {name: module}, weights)
-                return (found if compiled.lent else ()), compiled.graphs[name].run
+                return (found if compiled.baked else ()), compiled.graphs[name].run
             except (NotLowered, LoweringError) as error:
                 self._log.note("weights that have changed", kind, error, "eager")
                 return (), eager(module)

@@ -1,8 +1,8 @@
 """Calls of higher-order operators that are not lowered: graphs of regions are inlined, the others stay in PyTorch.
 
-Such a call is one operator of the program that is lowered. The line knows nothing of it but its tensors, as of
-anybody's custom operator; the compiled graph has the call in its place. So what is before and after it is lowered, and
-nothing is taken together across it that could not be.
+Such a call is one operator of the program that is lowered. The line knows only its tensors, as for any custom operator;
+the compiled graph has the call in its place. So what is before and after it is lowered, and nothing is taken together
+across it that could not be.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from exir_lowering.plans.report import Report
 
 
 class FallbackWarning(UserWarning):
-    """A graph that torch.compile passed on is not run as it was asked for."""
+    """A graph from torch.compile is not run as requested."""
 
 
 MOST = 32
@@ -49,15 +49,15 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What became of one graph of Dynamo's.
+    """What was done with one Dynamo graph.
 
     Attributes:
         number: Which graph it is, from 0, since the last torch._dynamo.reset().
         backend: What runs it: "exir_lowering", or the torch.compile backend that it fell back to.
         reports: By kind of AOTAutograd's graphs, what was delegated in them, what was not, and why. A backward graph
             that was lowered with its forward graph is in that report. A graph that is lowered again, for other sizes or
-            weights, has a report each time: of many, the first ones and the last ones.
-        fallbacks: What did not work; of many, the last ones.
+            weights, has a report each time; if there are many, only the first and the last ones are kept.
+        fallbacks: What did not work; if there are many, only the last ones.
     """
 
     number: int

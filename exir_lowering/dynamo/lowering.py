@@ -1,4 +1,4 @@
-"""Captured graphs through the compiler's line, and made callable."""
+"""Lower captured graphs with the compiler's line, and make them callable."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CompiledGraphs:
 
     graphs: Mapping[str, CompiledGraph]  # by method
     report: Report | None  # None if nothing is computed
-    lent: bool  # whether the weights that were lent are constants in it, or something was proven from them
+    baked: bool  # whether the weights that were baked in are constants in it, or something was proven from them
 
 
 def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> CompiledGraphs:
@@ -63,7 +63,7 @@ def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -
         compiled = {one.name: compile_graph(one, lowered.get(one.name), delegates, once.used) for one in captured}
     _repeat_decisions(captured)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
-    return CompiledGraphs(compiled, lowered.report, relied_on and any(one.lent for one in captured))
+    return CompiledGraphs(compiled, lowered.report, relied_on and any(one.baked for one in captured))
 
 
 def plan_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> LoweringPlan:
@@ -137,9 +137,9 @@ def _settle_weights(
     partitioners: Partitioners,
     options: LoweringOptions,
 ) -> list[Captured]:
-    """Return graphs in Edge dialect; lent weights stay constants if the partitioners take more so than with inputs."""
+    """Return graphs in Edge dialect; weights stay baked in if the partitioners take more so than with inputs."""
     converted = [replace(one, program=edge.get(one.name)) for one in captured]
-    if not any(one.lent for one in captured):
+    if not any(one.baked for one in captured):
         return converted
     as_inputs = [one.with_weights_as_inputs() for one in converted]
     free = replace(_free(options), rewrites="none")  # which is faster, and says as much

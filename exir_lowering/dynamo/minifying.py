@@ -24,9 +24,9 @@ def warn_of_options(options: Any) -> None:
     """Warn if the minifier is on, and its scripts would call the backend without its options."""
     if options and repros.repro_after() is not None and repros.backend_name() in _NAMES:
         warnings.warn(
-            f"TORCHDYNAMO_REPRO_AFTER={repros.repro_after()!r}: what the minifier writes calls the backend "
-            f"{repros.backend_name()!r} by its name, without these options. To have them there, register a function of "
-            "your own that calls exir_lowering.dynamo.backend with them, and compile with its name.",
+            f"TORCHDYNAMO_REPRO_AFTER={repros.repro_after()!r}: the minifier's scripts call the backend "
+            f"{repros.backend_name()!r} by name, without these options. To keep them, register a function that calls "
+            "exir_lowering.dynamo.backend with them, and compile with its name.",
             stacklevel=4,
         )
 

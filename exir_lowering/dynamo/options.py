@@ -29,18 +29,18 @@ class CompileOptions:
 
     Attributes:
         partitioners: As for `lower`: a partitioner, the name of an installed one, a sequence in priority order, or a
-            mapping from "forward" and "backward" to these. None is `backends`, where it is a sequence of names.
+            mapping from "forward" and "backward" to these. None uses `backends`, if that is a sequence of names.
         backends: As for `lower`, a mapping from ids to backends; or a sequence in order of preference: ids of backends,
             Backend classes or objects, names of partitioners, and last the name of another torch.compile backend. The
             next one is taken when one is not available, takes nothing, or fails while a graph is compiled.
         delegates: As for `load`: delegates by id, or a sequence, before the installed ones.
         training: Which graphs of a function that is differentiated are partitioned.
-        decompositions: What AOTAutograd decomposes operators by; None is PyTorch's core ATen decompositions, without
-            those that draw other random numbers or cannot be differentiated.
+        decompositions: The decompositions for AOTAutograd; None is PyTorch's core ATen decompositions, without those
+            that change random numbers or cannot be differentiated.
         fallback: The torch.compile backend that takes a graph that cannot be compiled, by its name; None to raise.
-        check_weights: What is compared before each call, to find that a weight that was compiled in has changed: how
-            often torch has written to it and a "sample" of its content; all its "content", which is read each time; or
-            "frozen", nothing but where it lies.
+        check_weights: How to detect, before each call, that a compiled-in weight has changed: "sample" compares torch's
+            count of writes and a sample of the content, "content" compares all of it, and "frozen" compares only its
+            address.
         partitions: Which partitions for backends that ExecuTorch's runtime executes are kept: the "profitable" ones,
             without those that are predicted to take longer than in PyTorch, or "all". Those of other delegates, and
             all where a coverage is required, are kept.
@@ -167,9 +167,9 @@ def _check_lowering(value: Any) -> Any:
         raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
     if value.edge == "check":
         raise InputError(
-            "options['lowering'] has edge='check', which compares both conversions to Edge dialect with all that "
-            "exported programs say of their nodes; AOTAutograd's graphs say less. Check `lower` of an export, "
-            "or use edge='fast' or 'executorch'."
+            "options['lowering'] has edge='check', which compares the node metadata of both Edge conversions; "
+            "AOTAutograd's graphs have less of it than exported programs. Use it with `lower`, or use edge='fast' or "
+            "'executorch' here."
         )
     return value
 

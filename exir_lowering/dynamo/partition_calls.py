@@ -110,10 +110,10 @@ def _delegated(
 
 
 def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values: Sequence[ValueSpec]) -> Execute:
-    """Let ExecuTorch's runtime set up a payload, in a program of its own."""
+    """Let ExecuTorch's runtime set up a payload, in a separate program."""
     for value in values:
         if isinstance(value.content, Tensor) and value.content.unbound:
-            raise UnboundedSizes(f"the backend {module.backend_id!r} has to know all sizes")
+            raise UnboundedSizes(f"the backend {module.backend_id!r} needs static sizes")
     payload = Payload(module.backend_id, memoryview(module.processed_bytes), _specs(module))
     named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
     who = f"{_where(method)}: backend {module.backend_id!r}"

@@ -46,7 +46,7 @@ _SURE = 1.2
 _IN_PYTORCH = ("higher-order", "it is a higher-order operator, which PyTorch calls")
 _RANDOM = (
     "random",
-    "it draws random numbers, which PyTorch does in the order of the model, so that a seed gives the same",
+    "it draws random numbers; PyTorch draws them in the model's order, so that a seed gives the same results",
 )
 
 Refusal = tuple[str, str]
@@ -116,7 +116,8 @@ class ForBackend(LessPartitioner):
         """Refuse what would go to another backend."""
         if destination is None or destination.backend_id == self._backend_id:
             return None
-        return "backend", f"it would go to the backend {destination.backend_id!r}, and {self._backend_id!r} is tried"
+        other = f"the backend {destination.backend_id!r} would take it, but this attempt is for {self._backend_id!r}"
+        return "backend", other
 
 
 class LeavingRandom(LessPartitioner):

@@ -1,4 +1,4 @@
-"""Weights that a graph is lowered with as constants: lent by reference, and watched, so that no copy is stale.
+"""Weights that a graph is lowered with as constants: shared, not copied, and watched for changes.
 
 AOTAutograd passes parameters and buffers as inputs. Some backends take an operator only if its weights are constants,
 since they pack them into the payload. Such a payload is valid as long as nobody writes a weight, by whatever way:

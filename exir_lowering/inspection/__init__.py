@@ -1,7 +1,7 @@
-"""Say what is in a file, without running any of it: `inspect` reads the tables, and makes a `FileReport` of them.
+"""Report what is in a file, without running any of it: `inspect` reads the tables, and returns a `FileReport`.
 
 report: the values; reading: from a file to them; account: every byte; memory: planned memory over time; calls, modules:
-instructions, and what flows between them; text, data, page, graph: the views; difference: what two files do not share.
+instructions, and what flows between them; text, data, page, graph: the views; difference: how two files differ.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What two files do not have in common: by method, delegate, kernel, weight and byte."""
+"""How two files differ: by method, delegate, kernel, weight and byte."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two files do not have in common.
+    """The differences between two files.
 
     Attributes:
         before: The name of the first file.
         after: The name of the second one.
-        changes: What is not the same, () if nothing is that a report says.
+        changes: The differences, () if the reports agree.
     """
 
     before: str
@@ -63,7 +63,7 @@ class Difference:
 
 
 def compare(before: FileReport, after: FileReport) -> Difference:
-    """Return what two files do not have in common.
+    """Return the differences between two files.
 
     Args:
         before: The report of the first file.

@@ -46,7 +46,7 @@ _OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "prove
 
 
 def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = None) -> FileReport:
-    """Say what is in a file, without running any of it.
+    """Report what is in a file, without running any of it.
 
     It reads the file's tables and those of payloads that an installed plug-in can read, never weights. It may be called
     from any thread.
@@ -56,7 +56,7 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = 
         data: The `.ptd` data files of a `.pte` file, for a report of them too; they are not needed.
 
     Returns:
-        What the file has.
+        The report.
 
     Raises:
         InputError: It is something else, or is damaged.

@@ -1,4 +1,4 @@
-"""What a file has, as values."""
+"""What is in a file, as values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Kind = Literal[
     "digests",
     "rest",
 ]
-"""What bytes of a file are: "state" is a first value of state, "rest" what nothing refers to."""
+"""What bytes of a file are: "state" is an initial value of state, "rest" is bytes that nothing refers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ByteRange:
         start: The first of them.
         size: How many.
         kind: What they are.
-        what: What exactly, such as the name of a weight; "" where the kind says it.
+        what: The content, such as the name of a weight; "" if the kind is enough.
     """
 
     start: int
@@ -51,12 +51,12 @@ class Stored:
 
     Attributes:
         kind: As in `ByteRange`.
-        key: Of named data its key, of other content where it starts or what it is called in a data file.
+        key: The key of named data; for other content, where it starts, or its name in a data file.
         name: What the model calls it, "" if that is not known.
         bytes: Its size.
         start: Where it is in the file, None if it is in a data file.
-        users: Who reads it: methods, and delegates as "method/number". Only for backends whose payloads can be read is
-            it known which named data they read.
+        users: Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known
+            only if its payloads can be read.
     """
 
     kind: Kind
@@ -80,8 +80,8 @@ class DelegateReport:
         number: Which of the method's delegates it is, from 0.
         backend: The id of the backend.
         payload_bytes: The size of its payload.
-        compile_specs: What the partitioner told the backend.
-        operators: What is in the payload; () if nothing that is installed can read it.
+        compile_specs: The partitioner's options for the backend.
+        operators: The operators in the payload; () if no installed plug-in can read it.
         weights: The keys of the named data that it reads, as far as that is known.
     """
 
@@ -99,14 +99,14 @@ class PlannedTensor:
 
     Attributes:
         value: Its number in the method.
-        name: What it is called: an input, an output, state, or what makes it.
+        name: Its name: that of an input, an output or state, or of the instruction that makes it.
         dtype: The type of its elements.
-        shape: Its shape, the greatest if it is dynamic.
-        arena: The number of its memory.
+        shape: Its shape; the largest one if it is dynamic.
+        arena: The number of its planned memory.
         offset: The byte where it starts there.
         bytes: Its size.
         first: The instruction that first writes to it, or reads it.
-        last: The last instruction that uses it; the number of instructions for what lasts longer.
+        last: The last instruction that uses it; the number of instructions if it lasts longer.
     """
 
     value: int
@@ -127,8 +127,8 @@ class Arena:
     Attributes:
         number: Its number.
         bytes: Its size.
-        peak: The most bytes that are in use at once.
-        at: The instruction at which they are.
+        peak: The most bytes in use at once.
+        at: The instruction at that time.
         tensors: The values in use then, the largest first.
     """
 
@@ -141,14 +141,14 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a method takes at run time.
+    """The memory that a method takes at run time.
 
     Attributes:
         arenas: Its planned memories.
         tensors: The tensors in them, by value.
-        heap: An estimate in bytes of what ExecuTorch's runtime allocates for it, by what it is for: planned memory; and
-            on a system of 64 bits 24 for each value, 64 and 9 for each dimension for a tensor, 16 for each call and 8
-            for each of its arguments. Not counted: what backends take, and weights, which are mapped or read.
+        heap: An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on
+            64-bit systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not
+            counted: what backends allocate, and weights, which are mapped or read.
     """
 
     arenas: tuple[Arena, ...]
@@ -165,8 +165,8 @@ class Call:
         kind: "kernel", "delegate", "move", "jump" or "free".
         name: The kernel, or the delegate as "0 (XnnpackBackend)".
         values: The values that it is called with.
-        modules: The paths of the modules that it is from, as far as the names of weights say it, or the debug
-            information beside the file; of a delegate, at its first call.
+        modules: The paths of the modules that it is from, as far as names of weights or the debug information beside
+            the file show; of a delegate, at its first call.
         delegate: The number of the delegate that it calls; None if it calls none.
         reads: The state that it reads, by name.
         writes: The state that it writes.
@@ -189,7 +189,7 @@ class Flow:
     Attributes:
         source: The number of the first.
         target: The number of the second.
-        value: The value, as the second has it: it may be a view.
+        value: The value, as the second one reads it: it may be a view.
         bytes: Its size; 0 for a number, and for a tensor whose size has no bound.
     """
 
@@ -205,11 +205,11 @@ class MethodReport:
 
     Attributes:
         signature: What it takes, returns and keeps.
-        delegates: What backends execute of it.
+        delegates: The parts of it that backends execute.
         kernels: How often it calls each kernel, such as "aten::add.out".
-        memory: What it takes at run time.
+        memory: The memory that it takes at run time.
         calls: Its instructions.
-        flows: What goes from one instruction to a later one.
+        flows: The values that go from one instruction to a later one.
     """
 
     signature: MethodSignature
@@ -227,16 +227,16 @@ class MethodReport:
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What a `.pte` or `.ptd` file has; `inspect` makes it.
+    """What is in a `.pte` or `.ptd` file, as `inspect` returns it.
 
     Attributes:
-        name: What it was given as: its path, or "the .pte content of 8 bytes".
+        name: How it was given: its path, or "the .pte content of 8 bytes".
         format: ".pte" or ".ptd".
         size: In bytes.
         methods: The methods, sorted by name.
         stored: Weights, payloads and named data, the largest first.
         ranges: Every byte of the file once, in order.
-        provenance: How the file says that it was made; None if it does not say it.
+        provenance: How the file was made, according to itself; None if it does not say.
         sealed: Whether the file has digests of its parts. They are not compared here: `load(verify="full")` does.
         data: The reports of the data files that were given.
     """
@@ -257,7 +257,7 @@ class FileReport:
         return tuple(sorted({each.backend for method in self.methods for each in method.delegates}))
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Return how many bytes are of each kind, the most first."""
+        """Return how many bytes are of each kind, the largest first."""
         found: dict[str, int] = {}
         for part in self.ranges:
             found[part.kind] = found.get(part.kind, 0) + part.size

@@ -56,9 +56,9 @@ def _summary(report: FileReport) -> Iterator[str]:
 def made_by(report: FileReport) -> str:
     """Say which versions made a file."""
     if report.provenance is None:
-        return "not said in the file"
+        return "not recorded in the file"
     versions = report.provenance.versions
-    return ", ".join(f"{name} {versions[name]}" for name in _MADE_BY if name in versions) or "not said in the file"
+    return ", ".join(f"{name} {versions[name]}" for name in _MADE_BY if name in versions) or "not recorded in the file"
 
 
 def _weights(report: FileReport) -> str:

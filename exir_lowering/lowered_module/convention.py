@@ -111,8 +111,8 @@ class Convention:
         except RuntimeError as error:
             let_through(error)
             raise InputError(
-                f"{self.method}(): {self.labels[index]} is {show(argument)}, and cannot be written into as the method "
-                f"does: {error}. Pass a copy: .clone()."
+                f"{self.method}(): {self.labels[index]} is {show(argument)}, which the method writes into, but that "
+                f"fails: {error}. Pass a copy: .clone()."
             ) from error
 
     def restore(self, outputs: Sequence[Any]) -> Any:

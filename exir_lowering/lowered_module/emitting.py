@@ -57,7 +57,7 @@ def of_lowered(
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(
-            f"{reasons} The module is made; {availability.POSSIBLE}.",
+            f"{reasons} The module was made; {availability.POSSIBLE}.",
             BackendUnavailableWarning,
             stacklevel=stacklevel + 1,
         )

@@ -80,7 +80,7 @@ def read(where: str, methods: Mapping[str, MethodSpec], kept: memoryview | None)
         raise
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
         raise InputError(
-            f"{where} cannot be loaded: what it says about its methods and attributes is damaged: "
+            f"{where} cannot be loaded: its record of methods and attributes is damaged: "
             f"{type(error).__name__}: {error}. Make or copy it again."
         ) from error
 

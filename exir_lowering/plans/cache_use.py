@@ -34,7 +34,7 @@ class CacheUse:
             return f"not cached: {self.reason}"
         if self.differs:
             return f"the nearest entry differs in: {', '.join(self.differs)}"
-        return "the cache had nothing of this kind"
+        return "the cache has no similar entry"
 
     def __str__(self) -> str:
         return f"{self.method} {self.partition or 'conversion'}: {self.explain()}"

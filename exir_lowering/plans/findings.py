@@ -1,4 +1,4 @@
-"""What a plan tells its readers: equal things together, and what an app's developer can do apart from the rest."""
+"""The findings of a plan: equal ones together, and what an app's developer can do apart from the rest."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def rewritten(method: MethodPlan) -> str:
     """Return what rewrites changed in all."""
     fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
     saved = sum(one.bytes_saved for one in method.rewritings)
-    words = [f"{fewer:,} operators fewer", f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
+    words = [f"{fewer:,} fewer operators", f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
     if method.unchanged is not None:
         before, now = method.unchanged, method.prediction.seconds
         words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
@@ -112,7 +112,7 @@ def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T
 
 def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
     arguments = [f"method={method.name}"] * named + [f"op={name}" for name in advice.operators]
-    why = f"if it can take what this gives it: --allow {','.join(arguments)},to={advice.backend_id}"
+    why = f"if it supports what this rule gives it: --allow {','.join(arguments)},to={advice.backend_id}"
     return Finding(str(advice), why, _lines(method, advice.operators))
 
 

@@ -56,7 +56,7 @@ def place(vertices: int, edges: Sequence[tuple[int, int]], room: float) -> Layou
     """Lay out a directed acyclic graph, whose vertices are numbered in topological order; it has each edge once.
 
     What is long is folded into columns. Where rows by longest path are wider than the room, or leave much of it empty,
-    each vertex has a row of its own.
+    each vertex has a separate row.
     """
     in_rows, in_column = _lay_out(_ranks(vertices, edges), edges), _lay_out_in_a_column(vertices, edges)
     folded = _fold(in_column, room)

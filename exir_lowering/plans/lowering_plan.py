@@ -31,7 +31,7 @@ class LoweringPlan:
         return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
 
     def beside(self, unchanged: LoweringPlan) -> LoweringPlan:
-        """Return the plan with what the methods are like without rewrites.
+        """Return the plan, compared with the methods without rewrites.
 
         Args:
             unchanged: The plan of the same methods without rewrites.
@@ -51,7 +51,7 @@ class LoweringPlan:
         )
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
-        """Return what helps most, what is on the host and why, in at most 25 lines; or everything.
+        """Return at most 25 lines, on what helps most, what is on the host and why; or everything.
 
         Args:
             width: How many characters a line may have; only a word that is longer makes a longer line.

@@ -151,9 +151,9 @@ class Prediction:
         seconds: How long it takes.
         host_seconds: The share of operators on the host.
         delegate_seconds: The share of operators in delegates, and of calling those.
-        crossing_seconds: The share of values that go between the host and delegates.
+        crossing_seconds: The share of moving values between the host and delegates.
         largest: The host operators that cost most, by kind.
-        guessed: How many operators have no cost in the given model, so that the default model's counted.
+        guessed: How many operators have no cost in the given model, so that the default model's was used.
     """
 
     seconds: float
@@ -197,8 +197,8 @@ class MethodPlan:
         delegated_weight_bytes: Bytes of those that partitions read.
         prediction: How long a call takes, as predicted.
         rewritings: What rewrites changed before the partitioners saw the method.
-        refused_rewrites: What they left alone though it has the right form, and why.
-        unchanged: The method without rewrites, for comparison; None where it was not planned too, as in a report.
+        refused_rewrites: What they did not change although it has the right form, and why.
+        unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
     """

@@ -42,13 +42,13 @@ class Report(LoweringPlan):
     Attributes:
         payload_bytes: The size of each partition's payload in bytes.
         seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
-        left_to_executorch: By method, the steps of the Edge conversion that went ExecuTorch's slower way, each with the
-            reason; methods that have none are left out.
+        left_to_executorch: By method, the steps of the Edge conversion that ExecuTorch's slower code did, each with the
+            reason; methods without any are left out.
         cache: What was in the cache and what was not, and why; () without a cache.
-        switched_off: What of ours was off in this process, each with the reason: it relies on code of torch or
-            ExecuTorch that is not known, and upstream's own was used instead.
-        refused: What backends failed on, where `on_backend_error` says to go on without it.
-        units: By partition, on which unit a backend's compiler put which operators, if it says so.
+        switched_off: The features that were off in this process, each with the reason: they rely on code of torch or
+            ExecuTorch that is not known, so upstream's code was used.
+        refused: The partitions that backends failed on, if `on_backend_error` is not "raise".
+        units: By partition, the operators on each unit of the device, if the backend's compiler reports them.
         narrowed: The dynamic dimensions of inputs that may have fewer sizes in Edge dialect than in the programs.
     """
 
@@ -104,10 +104,10 @@ class Report(LoweringPlan):
             yield "\n  ".join((str(partition), *partition.sources))
         for partition_id, units in self.units.items():
             placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
-            yield f"{partition_id}: of its operators {placed or 'none was placed'}"
+            yield f"{partition_id}: operators by unit: {placed or 'none'}"
         yield from (f"off: {feature}" for feature in self.switched_off)
         if self.cache:
-            yield f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it"
+            yield f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} results taken from it"
 
     def _repr_html_(self) -> str:
         # Not the plan's page: that has neither payloads nor times.

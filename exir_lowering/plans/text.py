@@ -114,15 +114,15 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
         kept += 1
     left = room - sum(map(len, heads[:kept]))
     for i, method in enumerate(plan.methods[:kept]):
-        told = _told(method, len(plan.methods) > 1, left // (kept - i), width)
-        left -= len(told)
-        lines += [*heads[i], *told]
+        sections = _sections(method, len(plan.methods) > 1, left // (kept - i), width)
+        left -= len(sections)
+        lines += [*heads[i], *sections]
     if kept < len(heads):
         lines.append(f"and {shown.many(len(heads) - kept, 'more method')}")
     return [*lines, *end]
 
 
-def _told(method: MethodPlan, named: bool, room: int, width: int) -> list[str]:
+def _sections(method: MethodPlan, named: bool, room: int, width: int) -> list[str]:
     """Return the sections of a method that fit: each one's first findings, before any has all of them."""
     sections = list(find(method, named=named))
     blocks = [[_wrap(f"{section.title} ({len(section.findings):,})", width, 2)] for section in sections]

@@ -37,7 +37,7 @@ class Answer:
     destinations: dict[str, DelegationSpec]  # by tag
     given: Mapping[str, Rejection]  # the rejections that it returned, by node
     adjustments: tuple[Adjustment, ...]
-    heard: Refusals  # what it reported about nodes in ExecuTorch's ways
+    reported: Refusals  # what it reported about nodes in ExecuTorch's ways
 
 
 def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
@@ -46,7 +46,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
     Raises InputError if it refuses its user's arguments, PartitionerContractError if it raised, or returned something
     other than a PartitionResult.
     """
-    with refusals.listen() as heard:
+    with refusals.listen() as reported:
         result = _run(who, partitioner, program)
     given = _read_remarks(who, result, "rejections", Rejection)
     return Answer(
@@ -54,7 +54,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
         destinations=_destinations(who, partitioner, result),
         given={rejection.node: rejection for rejection in given},
         adjustments=_read_remarks(who, result, "adjustments", Adjustment),
-        heard=heard,
+        reported=reported,
     )
 
 

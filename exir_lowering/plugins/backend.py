@@ -89,15 +89,15 @@ class Backend(ABC):
         backend_id: The id that is written to the file and looked up by the runtime.
         version: The version of the code that makes the payloads; after a change, equal programs may give other bytes.
         parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
-            "none" it runs while no other thread converts, and must not wait for one that does: in vain, forever.
-            Otherwise it runs concurrently with them, and takes `exir_lowering.plugins.conversion_lock()` itself around
-            what torch and ExecuTorch do with graphs. With `LoweringOptions(jobs=N)`, partitions are lowered at once by
-            threads that share this object, or by processes that make one of their own from its class; with `executor=`,
-            by whatever that has. If no process would find the class, threads do it. Each call of `preprocess` then gets
-            a context of its own. A `preprocess_all` that replaces the default one is called once, with everything,
-            unless it is `independent`.
-        independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
-            one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
+            "none" it runs while no other thread converts, and must not wait for a thread that converts: the two would
+            deadlock. Otherwise it runs concurrently with conversions, and must hold
+            `exir_lowering.plugins.conversion_lock()` around calls that let torch or ExecuTorch work on graphs. With
+            `LoweringOptions(jobs=N)`, partitions are lowered at once by threads that share this object, or by processes
+            that each create an object of its class; with `executor=`, by the executor's workers. Threads are used if a
+            process could not import the class. Each call of `preprocess` then gets a separate context. An overridden
+            `preprocess_all` is called once, with everything, unless it is `independent`.
+        independent: Whether an overridden `preprocess_all` lowers each partition independently of the others, as the
+            default one does. Then the cache keeps lowered partitions one by one, and only those whose content changed
             are passed to it; and it may be called for several partitions at once.
         unread: What `preprocess` does not read of a program, so that the cache may ignore it: `NAMES`, and keys of
             `node.meta`; often `PROVENANCE`.
@@ -166,7 +166,7 @@ class Backend(ABC):
 
     @property
     def in_processes(self) -> bool:
-        """Whether other processes may lower partitions, each with a backend of its own, made from the class."""
+        """Whether other processes may lower partitions, each with a separate object of the backend's class."""
         return self.parallel != "none"
 
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:

@@ -18,7 +18,7 @@ _METHODS = ("node_cost", "call_cost")
 
 
 class CostModel(Protocol):
-    """What a plan and `Limits(min_gain=...)` ask for costs, which are finite, not negative, and all in one unit."""
+    """Costs for plans and `Limits(min_gain=...)`: finite, not negative, and all in one unit."""
 
     @property
     def unit(self) -> str:

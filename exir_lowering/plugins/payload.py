@@ -1,8 +1,8 @@
-"""What looks into a backend's payloads before ExecuTorch's runtime gets them, and what it is written with.
+"""Checks of a backend's payloads before ExecuTorch's runtime gets them, and the tools to write such checks.
 
 The runtime hands a payload to its backend as it is, and a backend that trusts it reads and writes wherever a damaged
-one tells it to. Whoever knows the format can check it here. The other names are what the tables of a file are read
-with, as payloads may be flatbuffers too.
+one points. Whoever knows the format can check it here. The other names read the tables of a file, as payloads may be
+flatbuffers too.
 """
 
 from __future__ import annotations

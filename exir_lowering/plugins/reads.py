@@ -1,4 +1,4 @@
-"""What a backend reads of a partition: names for what it may declare that it does not read.
+"""Names for the parts of a partition that a backend may declare that it does not read.
 
 Apart from the contract of backends, as checks of payloads need it where there is no compiler.
 """

@@ -32,13 +32,13 @@ Refusals: TypeAlias = dict[Node, dict[str, str]]
 @contextmanager
 def listen() -> Iterator[Refusals]:
     """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
-    heard: Refusals = {}
+    reported: Refusals = {}
 
     def hear(node: Node, reason: str, by: str) -> None:
-        heard.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+        reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
     with listening(hear):
-        yield heard
+        yield reported
 
 
 def collect_rejections(

@@ -45,10 +45,10 @@ class Scope(Protocol):
         """
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant; constants of equal content and up to 64 KB are one.
+        """Add a lifted constant; equal constants of up to 64 KB are stored once.
 
         Args:
-            tensor: Its content, which nothing may change any more.
+            tensor: Its content, which must not change afterwards.
 
         Returns:
             The node.
@@ -84,7 +84,7 @@ class Rewrite(ABC):
 
     @abstractmethod
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
-        """Say what to do with a node.
+        """Decide what to do with a node.
 
         Args:
             node: A call of one of `operators`. Neither it nor any other node of the graph may be changed.

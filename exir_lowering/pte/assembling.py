@@ -5,7 +5,7 @@ when a file is emitted has a segment at its end, which is reserved: first the pr
 the digests.
 
 One weight is there once: named data that is also a constant of the host points at the constant's bytes. ExecuTorch
-gives each named datum a segment of its own, and all constants one segment together. The runtime reads a segment by its
+gives each named datum a separate segment, and all constants one segment together. The runtime reads a segment by its
 place and its size, so two may overlap: the datum's own copy is removed, and the constant moves to where the delegate's
 alignment holds.
 """
@@ -106,7 +106,7 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
         one.text(NamedData.KEY): one.number(NamedData.SEGMENT_INDEX, "I") for one in program.tables(Program.NAMED_DATA)
     }
     if (numbers.get(MODULE), numbers.get(digests.KEY)) != (last - 1, last):
-        raise CorruptError("what a module keeps and the digests are not its last segments")
+        raise CorruptError("a module's attributes and the digests are not its last segments")
     *_, (start, _), (_, size) = container.segment_ranges(segments)
     try:
         old = digests.decode(data.named[digests.KEY])

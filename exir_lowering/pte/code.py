@@ -37,7 +37,7 @@ _NEEDED: Mapping[int, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload of a method, with the backend and what the partitioner told it."""
+    """A payload of a method, with the backend and its compile specs."""
 
     backend: str
     content: memoryview

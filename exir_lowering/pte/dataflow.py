@@ -2,7 +2,7 @@
 
 A call names inputs and outputs in one list, outputs last. Each value is written once, before it is read, so no
 instruction names an output before its call. ExecuTorch numbers values as it makes them, the results of a call
-consecutively, and literal arguments after these. That leaves one doubt: a view of a fixed shape is a value of its own
+consecutively, and literal arguments after these. That leaves one doubt: a view of a fixed shape is a separate value
 on the memory of another one, and no instruction makes it. So a new value on memory that was written before may be a
 view that goes in, or an output on memory that is used again. Then there is more than one answer, the likelier first;
 the delegate, which knows its payload, settles it by how many outputs it returns.

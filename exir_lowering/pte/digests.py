@@ -1,6 +1,6 @@
 """Digests in a `.pte` file and its `.ptd` data files, which show that they are intact and belong together.
 
-A `.pte` file keeps a `Seal` as named data, in a segment of its own that is the last one: the digests of all that comes
+A `.pte` file keeps a `Seal` as named data, in a separate segment that is the last one: the digests of all that comes
 before the first segment (header and tables), of each segment up to the start of the next, of each data file, and of the
 seal itself. A segment inside another one, such as named data that is a constant too, has none of its own.
 

@@ -88,7 +88,7 @@ def _check_quantized(body: Body, target: int, arguments: Sequence[int]) -> None:
         return  # it is not known what it is
     why = quantized.why_wrong(name, values)
     if why is not None:
-        raise CorruptError(f"{name} would end the process, or take memory for what it is not: {why}")
+        raise CorruptError(f"{name} would end the process, or misread memory: {why}")
 
 
 def _outline(body: Body, index: int) -> Any:
@@ -120,14 +120,15 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
             return  # nothing is written; operators refuse some tensors without elements that kernels take
         raise CorruptError(f"{name} cannot be called with {shown}: {made}")
     if len(made) != len(plans):
-        raise CorruptError(f"{name} makes {len(made)} tensors, but is to write {len(plans)}")
+        raise CorruptError(f"{name} makes {len(made)} tensors, but has to write {len(plans)}")
     for (dtype, shape), plan in zip(made, plans, strict=True):
         dtype = made[0][0] if own in _NORMS else dtype
         # Operators disagree about empty tensors, batch_norm even from device to device.
         same = shape == plan.sizes if certain else len(shape) == len(plan.sizes)
         if dtype != plan.dtype or not (same or 0 in shape or 0 in plan.sizes):
             raise CorruptError(
-                f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, but is to write {plan}"
+                f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, but has to write "
+                f"{plan}"
             )
 
 

@@ -40,7 +40,7 @@ class PayloadOperator:
 
 
 class CheckedPayload(ABC):
-    """A payload that is valid, as far as that is known without what it is called with."""
+    """A payload that is valid, as far as that is known without its calls."""
 
     @property
     @abstractmethod
@@ -70,8 +70,8 @@ class PayloadChecks(ABC):
 
     Attributes:
         backend_id: The id of the backend, as it is in the file.
-        made_by: The class of ExecuTorch that makes the payloads, with its module; the rest is about this class, and is
-            what the cache of lowered partitions goes by.
+        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, and the
+            cache of lowered partitions uses both.
         unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
         replaces_handles: Whether `replace_handles` can be called.
     """

@@ -34,10 +34,10 @@ class PayloadCall:
     method: str
     backend: str
     payload: memoryview
-    specs: Sequence[tuple[str, bytes]]  # what the partitioner told the backend: keys and values
+    specs: Sequence[tuple[str, bytes]]  # the compile specs: keys and values
     arguments: Sequence[ValueSpec]  # what the payload is called with: tensors and None
     inputs: Sequence[int]  # which of the arguments, all of them tensors, the method takes
-    outputs: Sequence[int]  # which of them it returns; those that it takes too are in memory of its own
+    outputs: Sequence[int]  # which of them it returns; those that it takes too are in separate memory
 
 
 def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:

@@ -86,10 +86,10 @@ class StateInfo:
         name: What the model calls it, if the file says so; else "state 0".
         dtype: The type of its elements.
         shape: Its sizes.
-        dim_order: Its dimensions from outer to inner, as they lie in memory.
+        dim_order: Its dimensions from outer to inner in memory.
         bytes: Its size in bytes.
         initial: "file" if the file has its first value, else "zeros".
-        shared_with: The other methods that have it, where what one writes is what the others read.
+        shared_with: The other methods that share it: each reads what the others write.
     """
 
     name: str
@@ -116,7 +116,7 @@ class MethodSignature:
         name: Its name.
         inputs: What it takes, in order.
         outputs: What it returns, in order.
-        state: What it keeps for later calls on the host; what a backend keeps is not among it.
+        state: What it keeps on the host for later calls; state that a backend keeps is not listed.
         backends: The backends that it needs, sorted.
     """
 

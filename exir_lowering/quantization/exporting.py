@@ -48,8 +48,8 @@ def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.
     for address, names in memories.items():
         if address and len(names) > 1 and any(names.values()):
             raise InputError(
-                f"quantize: the buffers {', '.join(names)} are in one memory, and the program writes it: in int8 each "
-                "would have its own. Register one buffer, and take its parts in forward."
+                f"quantize: the buffers {', '.join(names)} share memory that the program writes: in int8 each would "
+                "get separate memory. Register one buffer, and take views of it in forward."
             )
     for name, value in state.items():
         set_attribute(module, name, value.clone())
@@ -131,12 +131,12 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         let_through(error)
         raise InputError(
             f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
-            "model with plainer sizes, or keep in float what the message is about."
+            "model with simpler sizes, or keep in float what the message is about."
         ) from error
     before, after = (_ranges(each) for each in (program, again))
     if before != after:
         raise InputError(
-            f"quantize: the sizes that inputs may have changed from {before} to {after} by exporting again."
+            f"quantize: exporting again changed the input sizes that are allowed from {before} to {after}."
         )
     return again
 

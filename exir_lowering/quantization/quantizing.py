@@ -45,18 +45,18 @@ def quantize(
 ) -> Quantized:
     """Quantise a program to int8, and measure how far its outputs and each layer are from float.
 
-    The program is only read. The result is called as it is, and has its dynamic sizes and its state.
+    The program is not changed. The result is called in the same way, and keeps its dynamic sizes and state.
 
     Args:
         program: A program of `torch.export.export`, before any decomposition.
-        calibration: Calls that ranges of activations are taken from, in this order: tuples of positional arguments, or
+        calibration: Calls that activation ranges are taken from, in this order: tuples of positional arguments, or
             (args, kwargs). None is for dynamic quantisation only.
         recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically.
-        dynamic: Whether only weights of linear layers, and convolutions, are in int8, and the ranges of activations are
-            found in each call.
-        per_channel: Whether each output channel of a weight has a scale of its own.
-        keep: Paths of modules that stay in float with what is inside them, such as "head" or "blocks.*.proj".
-        check: Calls that errors are measured in, by default those of the calibration.
+        dynamic: Whether only the weights of linear layers and convolutions are int8, and activation ranges are found in
+            each call.
+        per_channel: Whether each output channel of a weight has a separate scale.
+        keep: Paths of modules that stay in float, with their submodules, such as "head" or "blocks.*.proj".
+        check: Calls that errors are measured on; by default the calibration calls.
 
     Returns:
         The program, its errors by output and by layer, and both as text and JSON.
@@ -87,7 +87,7 @@ def _read(program: ExportedProgram, calibration: object, check: object, dynamic:
     """Return the calls to take ranges from, and those to measure."""
     if calibration is None and not dynamic:
         raise InputError(
-            "quantize: calibration: got None, but static quantisation takes the ranges of activations from calls. Pass "
+            "quantize: calibration: got None, but static quantisation takes the activation ranges from calls. Pass "
             "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
         )
     calls = [] if calibration is None else read_calls(program, calibration, "calibration")
@@ -107,14 +107,14 @@ def _check_program(program: object) -> None:
     for node in inputs(program):
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise InputError(
-                f"quantize: program: its input {node.name} is a number that may be another one in each call, and "
-                "PyTorch cannot export that again. Export the model with a fixed number, or with a tensor in its place."
+                f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "
+                "cannot export that again. Export the model with a fixed number, or with a tensor in its place."
             )
     names = {graphs.operator_name(node) for node in program.graph.nodes if node.op == "call_function"}
     already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
     if already:
         raise InputError(
-            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the program in float."
+            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the float program."
         )
 
 
@@ -126,7 +126,7 @@ def _prepare(module: GraphModule, how: Recipe, kept: Kept) -> GraphModule:
     if not module.graph.find_nodes(op="call_module"):
         reason = "all of it is kept in float" if kept.layers else f"it has {', '.join(operators) or 'no operators'}"
         raise InputError(
-            f"quantize: there is nothing that {how} takes: {reason}. Expected linear layers"
+            f"quantize: {how} finds nothing to quantise: {reason}. Expected linear layers"
             f"{'' if how.dynamic else ', convolutions, additions'} in float32, as torch.export.export gives them, "
             "before run_decompositions."
         )

@@ -42,16 +42,16 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """What a layer in int8 loses; NaN where no calls were given.
+    """The error of an int8 layer; NaN where no calls were given.
 
     Attributes:
         path: Its module, "" for the model itself.
         operator: The operator, such as "aten.linear.default".
-        sqnr: The signal to error ratio of its result in dB, with the errors of the layers before it; the least one of
-            the calls.
+        sqnr: The signal to error ratio of its result in dB, including the errors of earlier layers; the lowest of all
+            calls.
         gain: By how many dB the SQNR of the program's outputs, the worst of them, rises when only this layer stays in
             float.
-        extra_bytes: How many bytes its weights take more then.
+        extra_bytes: How many more bytes its weights take then.
     """
 
     path: str
@@ -107,8 +107,8 @@ class Quantized:
         """Return the errors as JSON.
 
         It is `{"version": 1, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
-        attributes of `OutputError`, layers those of `LayerError`. What is infinite or NaN is null: an
-        SQNR of equal outputs (where `problem` is empty), or of none; a gain that was not measured, or has no end.
+        attributes of `OutputError`, layers those of `LayerError`. Infinite and NaN values are null: the SQNR of equal
+        outputs (`problem` is empty) or of unusable ones; a gain that was not measured or is infinite.
         """
         fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
         return json.dumps(finite(fields), indent=2, allow_nan=False)
@@ -130,7 +130,7 @@ class Quantized:
         if not errors.calls:
             yield Text("No errors were measured, since no calls were given.")
             return
-        source = ", which ranges were taken from: other inputs may be worse" if errors.on_calibration else ""
+        source = ", which are also the calibration calls: other inputs may be worse" if errors.on_calibration else ""
         yield Text(f"Against float, in {many(errors.calls, 'call')}{source}:\n")
         rows = [[o.name, _ratio(o.sqnr), f"{o.cosine:.6f}", f"{o.largest:.3g}", o.problem] for o in errors.outputs]
         yield _table(("output", "SQNR", "cosine", "largest error", ""), rows)
@@ -143,8 +143,8 @@ class Quantized:
         if len(errors.layers) > top:
             yield Text(f"and {len(errors.layers) - top:,} more layers")
         yield Text(
-            "SQNR there: of the layer's result, with the errors before it. Float gains, and costs: what the outputs' "
-            "SQNR and the weights' size become more by if this layer alone stays in float."
+            "SQNR there: of the layer's result, including errors of earlier layers. Float gains, and costs: by how "
+            "much the outputs' SQNR and the weights' size grow if this layer alone stays in float."
         )
 
 

@@ -14,7 +14,7 @@ class CommonSubexpressions(Rewrite):
     """Replaces a call by an earlier one of the same operator with the same arguments.
 
     Operators that are random, or not known to have no effect, are left alone; so are those of quantisation, which torch
-    duplicates because a backend fuses a pattern with dequantised operands of its own. As operands are rewritten first,
+    duplicates because a backend fuses each pattern with separate dequantised operands. As operands are rewritten first,
     equal chains become one from their beginning to their end. Source: local value numbering, Cocke and Schwartz, 1970.
     """
 

@@ -28,7 +28,7 @@ _TRANSPOSITION = "aten.permute_copy.default"
 
 
 class Constants(Rewrite):
-    """Replaces a value that is known when the program is lowered by a constant: masks, positions, tables of cosines.
+    """Replaces values that are known at lowering by constants: masks, positions, tables of cosines.
 
     It is computed by PyTorch's kernels, as in eager mode; those of the file may round otherwise. What is known depends
     on neither inputs nor state that the program changes, and has fixed sizes; operators with effects are not computed.
@@ -37,9 +37,9 @@ class Constants(Rewrite):
     nothing needs any more, as those of a layer with weight normalisation. Only the last known values of a computation
     become constants.
 
-    Backends look for weights under transpositions, and quantised ones under their operators: what only moves the
-    elements of a stored tensor of floating point is left alone, so are permutations of others, and everything near
-    operators of quantisation. What a method returns is computed by it.
+    Backends look for weights under transpositions, and quantised ones under their operators: operators that only move
+    elements of a stored floating-point tensor are left alone, and so are permutations of others, and everything near
+    operators of quantisation. Values that a method returns stay computed.
     """
 
     name = "constants"

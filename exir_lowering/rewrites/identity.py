@@ -33,7 +33,7 @@ _SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
 class Identity(Rewrite):
     """Removes copies and views whose result is their operand: same elements, shape, dtype and order in memory.
 
-    What the method returns stays a value of its own.
+    A value that the method returns stays a separate value.
     """
 
     name = "identity"

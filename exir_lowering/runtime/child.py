@@ -1,6 +1,6 @@
 """The process in which a program with limits runs: it opens one file, and runs its methods.
 
-It serves a process that is trusted: it imports the delegates that that one names. The file is data. The server of
+It serves a process that it trusts: it imports the delegates that this process names. The file is data. The server of
 `plugins.processes` imports this module, so that what is forked from it has the runtime.
 """
 
@@ -59,8 +59,8 @@ def work(message: Message) -> Message:
             reply, contents = _TASKS[header["do"]](header, given)
         except (LoweringError, MemoryError) as error:
             reply = describe_error(_over_memory(header["where"], error) or error, error)
-    told = [(one.category.__name__, str(one.message)) for one in caught]
-    return {"kind": "done", **reply, "warnings": told}, contents
+    warned = [(one.category.__name__, str(one.message)) for one in caught]
+    return {"kind": "done", **reply, "warnings": warned}, contents
 
 
 def _open(header: Any, contents: Sequence[bytes]) -> Message:
@@ -135,8 +135,8 @@ def _check_steps(child: _Child, method: MethodSpec) -> None:
     where = f"{child.file.where(method.name)} was not run"
     if loops:
         raise LimitError(
-            f"{where}: it has a loop, and ExecuTorch's runtime does not tell how many instructions it executes: "
-            f"limits.steps ({steps:,}) cannot be kept. Give limits.seconds instead, or load the file with "
+            f"{where}: it has a loop, and ExecuTorch's runtime does not count the instructions it executes: "
+            f"limits.steps ({steps:,}) cannot be enforced. Give limits.seconds instead, or load the file with "
             'engine="interpreter".',
             limit="steps",
         )
@@ -155,7 +155,7 @@ def _bound(memory: int | None) -> None:
         return
     found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise InputError(f"limits: memory={memory}: this system does not tell how much memory a process has.")
+        raise InputError(f"limits: memory={memory}: this system does not report how much memory a process uses.")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = int(found[1]) * 1024 + memory
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -155,8 +155,8 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
 
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
     """Let a delegate execute, and check all that it returns; return each output after what the file says about it."""
-    lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
-    before = versions(lent)
+    passed = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
+    before = versions(passed)
     try:
         with neutral():
             returned = handle.delegate.execute(handle.content, inputs)
@@ -165,8 +165,8 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
-    if versions(lent) != before:
-        raise _write_error(handle, lent, before)
+    if versions(passed) != before:
+        raise _write_error(handle, passed, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))
@@ -177,17 +177,17 @@ def _write_error(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -
     counts = zip(tensors, before, versions(inputs), strict=True)
     index, value = next(tensor for tensor, old, new in counts if old != new)
     return BackendContractError(
-        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's own memory, "
-        "which others read too, and this run's results are not to be trusted. Compute into a new tensor, or clone the "
-        "input first; in-place operators write into views of an input as well."
+        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, which "
+        "other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone the input "
+        "first; in-place operators write into views of an input as well."
     )
 
 
 def refuse_list(handle: Handle, index: int) -> BackendFailure:
     """Return the failure of a delegate that would be given a list or a str."""
     return BackendFailure(
-        f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
-        "that takes it to the host."
+        f"{handle.who}: its input {index} is a list or a str, which is not passed to Python delegates. Leave the "
+        "operator that takes it to the host."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a program may take: `load(..., limits=Limits(...))` runs it in a process of its own, and ends that beyond it."""
+"""Limits of a program: `load(..., limits=Limits(...))` runs it in a separate process, and ends that beyond them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from exir_lowering.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded program may take; `None` is no limit. Also without any, a run can be interrupted.
+    """Limits of a loaded program; `None` is no limit. Even with none set, a run can be interrupted.
 
     Attributes:
         seconds: How long a single call may take: a run or profile of a method, or opening the file. It holds for any
             program, also in the middle of a kernel.
         steps: How many instructions a run may execute. In the interpreter they are counted. ExecuTorch's runtime does
-            not tell how many it executes: it does not run a method that may execute more, or that has a loop.
+            not count them: a method that may execute more, or that has a loop, is refused.
         memory: By how many bytes the memory of the process may grow, for the file, its methods and what they compute.
-            On Linux only. A library's threads count too, each with a stack of about 8 MB. Where a backend does not say
-            that there was no memory, the error is an InputError that names the limit.
+            On Linux only. A library's threads count too, each with a stack of about 8 MB. Where a backend does not
+            report that memory ran out, the error is an InputError that names the limit.
 
     Raises:
-        InputError: A limit is not a number above 0, or cannot be kept on this system.
+        InputError: A limit is not a number above 0, or cannot be enforced on this system.
     """
 
     seconds: float | None = None
@@ -41,4 +41,4 @@ class Limits:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"Limits({name}={value!r}): expected an int above 0, or None.")
         if self.memory is not None and sys.platform != "linux":
-            raise InputError(f"Limits(memory={self.memory}): only Linux ends what takes more. Leave it out here.")
+            raise InputError(f"Limits(memory={self.memory}): this limit works on Linux only. Leave it out here.")

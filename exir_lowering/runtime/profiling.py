@@ -71,10 +71,11 @@ class Profile:
     rows: tuple[ProfileRow, ...]
 
     def by_time(self, top: int | None = None) -> Profile:
-        """Return the profile with what takes longest first, each delegate with its instructions.
+        """Return the profile with the slowest rows first, each delegate with its instructions.
 
         Args:
-            top: Only so many kernels, instructions, and delegates without instructions, with the delegates around them.
+            top: How many kernels, instructions, and delegates without instructions to keep, with the delegates around
+                them.
 
         Returns:
             The profile; the method stays the first row.

@@ -23,7 +23,7 @@ What `load` takes:
   weights and payloads when the files have 32 MB or less together, as these have to be read for it; "full" checks
   everything. Files that ExecuTorch has written have no digests, and load as they are.
 * `limits`. ExecuTorch's runtime keeps Python's lock while it runs: no other thread, signal handler or timeout gets a
-  turn, for as long as a file wants. With limits, `Limits()` too, the program is opened and run in a process of its own:
+  turn, for as long as a file wants. With limits, even `Limits()`, the program is opened and run in a separate process:
   other threads and Ctrl-C work, and a call that goes over a limit is ended with a LimitError. Inputs and outputs are
   copied. State is in that process: it is lost when a call was ended or interrupted, and the next run starts a new one.
   Delegates run there too, so that they are given as classes that can be imported, and what they print or keep stays
@@ -84,7 +84,7 @@ class LoadedProgram:
 
     @property
     def methods(self) -> Mapping[str, MethodSignature]:
-        """What each method takes, returns and keeps, by name, sorted; read-only."""
+        """The inputs, outputs and state of each method, by name, sorted; read-only."""
         return program_signatures(self._file.methods)
 
     @property
@@ -195,7 +195,7 @@ def load(
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
     The file is checked first, and its methods that call Python delegates are set up, so that the delegates compile
-    their payloads now. `exir_lowering.runtime.program` says more of each argument.
+    their payloads now. `exir_lowering.runtime.program` says more about each argument.
 
     Args:
         source: The path of the file, or its content. A file is mapped, and must not be changed in place.
@@ -204,8 +204,8 @@ def load(
         engine: "runtime" is ExecuTorch's own; "interpreter" calls PyTorch's operators, and needs no C++ compiler.
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
         debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
-        verify: What to check of the digests in the files: True the tables, and all of up to 32 MB; "full" everything.
-        limits: What the program may take, in a process of its own, where it can be interrupted; None for this process.
+        verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
+        limits: Limits for the program, which then runs in a separate process and can be interrupted; None for this one.
 
     Returns:
         The program.

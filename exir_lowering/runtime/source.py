@@ -91,7 +91,7 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
     several = len(data.files) > 1
     raise InputError(
         f"{file.name} cannot be loaded: the data file{'s' if several else ''} {data} {'lack' if several else 'lacks'} "
-        f"{len(missing)} of the {len(needed)} weights that are to be in {'them' if several else 'it'} "
+        f"{len(missing)} of the {len(needed)} weights that should be in {'them' if several else 'it'} "
         f"({_some(missing)}); {'they have' if several else 'it has'} "
         f"{_some(data.weights) or 'none'}. Pass all data files that were saved with this program."
     )

@@ -1,4 +1,4 @@
-"""Step edge with the cache: programs are converted whose Edge programs are not known."""
+"""Step edge with the cache: only programs whose Edge programs it lacks are converted."""
 
 from __future__ import annotations
 

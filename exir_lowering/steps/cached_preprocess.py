@@ -1,4 +1,4 @@
-"""Step preprocess with the cache: backends are called with the partitions whose results are not known."""
+"""Step preprocess with the cache: backends only get the partitions whose results it lacks."""
 
 from __future__ import annotations
 

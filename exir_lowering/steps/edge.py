@@ -264,12 +264,12 @@ def _names(passes: Passes) -> list[str]:
 
 def _format_error(error: BaseException) -> str:
     """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
-    told = [f"{type(error).__name__}: {error}"]
+    chain = [f"{type(error).__name__}: {error}"]
     cause = error.__cause__
-    while cause is not None and len(told) < 4:
-        told.append(f"{type(cause).__name__}: {cause}")
+    while cause is not None and len(chain) < 4:
+        chain.append(f"{type(cause).__name__}: {cause}")
         cause = cause.__cause__
-    return f"{'; '.join(line.rstrip('.') for line in told)}."
+    return f"{'; '.join(line.rstrip('.') for line in chain)}."
 
 
 def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:

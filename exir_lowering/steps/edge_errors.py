@@ -56,8 +56,8 @@ def explain_conversion(
         except Exception as another:
             let_through(another)
             converted = None
-        if converted is not None and (told := explain_invalid(name, converted, unchecked, config)) is not None:
-            return told
+        if converted is not None and (reason := explain_invalid(name, converted, unchecked, config)) is not None:
+            return reason
     return _written_constants(name, program) or InputError(
         f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
     )
@@ -162,8 +162,8 @@ def _kernels(targets: Iterable[Any]) -> list[str]:
     lines = []
     if missing:
         lines.append(
-            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: once allowed, such an operator "
-            "lowers, but on the host it runs only in a runtime that has its kernel. Let a partitioner delegate it, or "
+            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: if you allow such an operator, it "
+            "lowers, but on the host it only runs in a runtime that has its kernel. Let a partitioner delegate it, or "
             "replace it with other operators."
         )
     if homeless:

@@ -63,12 +63,12 @@ class Artifact:
 
     @property
     def buffer(self) -> bytes:
-        """The `.pte` file in memory, made anew at each access; `save` does not need it."""
+        """The `.pte` file in memory, made again at each access; `save` does not need it."""
         return bytes(pte_contents(self.manager))
 
     @property
     def data_files(self) -> dict[str, bytes]:
-        """The `.ptd` data files by name, made anew at each access; empty if all data is in the `.pte` file."""
+        """The `.ptd` data files by name, made again at each access; empty if all data is in the `.pte` file."""
         return {sealing.data_name(name): bytes(cord) for name, cord in data_file_contents(self.manager).items()}
 
     @property

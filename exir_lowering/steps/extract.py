@@ -187,7 +187,7 @@ class _GraphSweep:
     def _obstacle(self, node: Node) -> str:
         """Return why a claimed node cannot move, "" if it can."""
         if isinstance(node.meta.get("val"), (list, tuple)) and not all(graphs.is_getitem(user) for user in node.users):
-            return "its list of results is used as a whole, and a delegate returns tensors"
+            return "its list of results is used as a whole, but a delegate returns single tensors"
         if graphs.is_delegate_call(node) and _is_pending(graphs.attribute(self.module, str(node.args[0]))):
             return "it was claimed by an earlier partitioner"
         for nested in graphs.nested_graphs(self.module, node):

@@ -86,7 +86,7 @@ def _one_by_one(
     lowered = []
     also = context_argument(backend.preprocess, context)
     for partition in group.partitions:
-        program, specs = _lend(group.backend_id, backend, partition)
+        program, specs = _copy_for(group.backend_id, backend, partition)
         try:
             result = backend.preprocess(program, specs, **also)
         except Exception as error:
@@ -101,12 +101,12 @@ def _one_by_one(
 def _all_at_once(
     group: BackendGroup, backend: Backend, context: BackendContext, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
-    lent = {partition.id: _lend(group.backend_id, backend, partition) for partition in group.partitions}
+    copies = {partition.id: _copy_for(group.backend_id, backend, partition) for partition in group.partitions}
     by_method: dict[str, list[Partition]] = {}
     for partition in group.partitions:
         by_method.setdefault(partition.method, []).append(partition)
-    programs = {method: [lent[partition.id][0] for partition in found] for method, found in by_method.items()}
-    specs = {method: [lent[partition.id][1] for partition in found] for method, found in by_method.items()}
+    programs = {method: [copies[partition.id][0] for partition in found] for method, found in by_method.items()}
+    specs = {method: [copies[partition.id][1] for partition in found] for method, found in by_method.items()}
     try:
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
@@ -154,7 +154,7 @@ def list_tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
                     yield value
 
 
-def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
+def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
     """Make what the backend gets of a partition: a copy of the graph with the model's tensors, or its own copy."""
     specs = list(partition.compile_specs)
     try:
@@ -166,8 +166,8 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
         raise describe_failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
-            f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
-            f"ExportedProgram."
+            f"Backend {backend_id!r} returned a {type(own).__name__} as its copy of partition {partition.id}, expected "
+            f"an ExportedProgram."
         )
     if isinstance(backend, ExecutorchBackend):
         _separate_weights(copied)

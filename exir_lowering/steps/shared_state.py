@@ -35,8 +35,8 @@ _READ_BEHIND = 64
 """XNNPACK reads that far behind a tensor."""
 
 _KEEPS = (
-    "keeps it, and the runtime shares only what it holds itself. Leave state on the host: own_state=False for the "
-    "partitioners of this package, no tag_mutated_buffer in one of ExecuTorch. Or emit with share_state=False."
+    "keeps it, but the runtime shares only state that it holds itself. Leave state on the host: own_state=False for "
+    "the partitioners of this package, no tag_mutated_buffer in one of ExecuTorch. Or emit with share_state=False."
 )
 
 
@@ -199,13 +199,13 @@ def _join(name: str, states: Sequence[State]) -> State:
         if (first.dtype, first.shape) != (other.dtype, other.shape):
             raise InputError(
                 f"share_state: {name!r} is {first.dtype} {list(first.shape)} in method {one!r} and {other.dtype} "
-                f"{list(other.shape)} in method {two!r}: they cannot be one state. Name those that are to be shared, "
-                "or rename one of them in the model."
+                f"{list(other.shape)} in method {two!r}: they cannot be one state. Name the ones to share, or rename "
+                "one of them in the model."
             )
         if both := names.keys() & other.names.keys():
             raise InputError(
-                f"share_state: method {min(both)!r} has two buffers that other methods share with {name!r}. Name those "
-                "that are to be shared."
+                f"share_state: method {min(both)!r} has two buffers that other methods share with {name!r}. Name the "
+                "ones to share."
             )
         names.update(other.names)
         read, written = read + other.read_by, written + other.written_by

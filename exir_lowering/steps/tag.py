@@ -52,7 +52,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     answer = asking.ask(who, partitioner, view)
     _check_graph(who, partitioner, before, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)
-    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.heard)
+    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported)
     return TaggedMethod(
         name=method,
         program=graphs.copy_program(program, answer.tagged.graph_module),

@@ -66,7 +66,7 @@ def separate(program: ExportedProgram, *, distinct: bool = False) -> None:
 
     The program is a private copy, functional or not. PyTorch's `ExportedProgram.module()`, with which it decomposes as
     well, writes in the order of the signature, too, and returns what was written. `distinct` gives each write of a
-    program that is not functional a value of its own: a signature names a write by its value, so that torch cannot
+    program that is not functional a separate value: a signature names a write by its value, so that torch cannot
     describe two writes of one.
     """
     mode = fake_mode_of(program.graph_module)

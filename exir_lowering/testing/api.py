@@ -34,19 +34,19 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
 
     A case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed, and
     the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: what its
-    partitioner leaves stays on the host, and a case of which it gets nothing is skipped. Without a partitioner it is
-    given everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that names what it does
-    not take; the case is skipped then.
+    partitioner leaves stays on the host, and a case is skipped if the backend gets nothing of it. Without a
+    partitioner, it gets everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that
+    names what it does not take; then the case is skipped.
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads; it has to be available, or "suite/available" fails. None for
-            a backend whose delegate ExecuTorch's runtime has or that is installed; where there is none, payloads are
-            made and not executed, and cases are "lowered" rather than "passed".
+        delegate: The delegate that executes its payloads; it has to be available, or "suite/available" fails. None if
+            ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
+            executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
-        compile_specs: What the backend is told where there is no partitioner to tell it.
+        compile_specs: The compile specs for the backend, if no partitioner gives them.
         cases: Names of cases, patterns such as "ops/*", or cases of your own; by default all `CASES`.
         atol: The absolute tolerance of floating-point numbers; by default it depends on their type.
         rtol: The relative tolerance.
@@ -75,7 +75,7 @@ def run_conformance(*given: Any, **named: Any) -> ConformanceReport:
     The arguments are those of `check_backend`.
 
     Returns:
-        The report; `report.conforms` says whether all is well.
+        The report; `report.conforms` is True if the backend conforms.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
@@ -94,8 +94,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
     `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
-    with the reason, and so is one that is lowered where nothing executes it. The test "suite/something-passes" fails
-    when the backend supports none of them, "suite/available" when the delegate that is given is not available.
+    with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
+    fails when the backend supports none of them, "suite/available" when the delegate that is given is not available.
 
     The arguments are those of `check_backend`.
 

@@ -29,7 +29,7 @@ def check_numbers(trial: Trial) -> None:
 
 
 def check_state(trial: Trial) -> None:
-    """Run two programs of one file in turn, then a third one: each has a state of its own, fresh when loaded."""
+    """Run two programs of one file in turn, then a third one: each has separate state, fresh when loaded."""
     delegate = trial.watch()
     programs = {"the first program": trial.load(delegate), "the second program": trial.load(delegate)}
     for number, call in enumerate(trial.sample.calls, 1):
@@ -191,8 +191,8 @@ def _check_refusals(trial: Trial, changes: Mapping[str, Change]) -> None:
         if problems:
             raise Broken(
                 "payload",
-                f"the delegate took {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a magic "
-                "number, a version and the length, or a checksum, into the payload, and compare.",
+                f"the delegate accepted {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a "
+                "magic number, a version and the length, or a checksum, into the payload, and compare.",
             )
     good = trial.load(trial.watch())
     for call in trial.sample.calls:
@@ -225,8 +225,8 @@ def _check_seen(delegate: WatchedDelegate | None) -> None:
     if delegate.written:
         raise Broken(
             "inputs",
-            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's own memory, which others read too. "
-            "Compute into new tensors.",
+            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's memory, which other operators read "
+            "too. Compute into new tensors.",
         )
     if delegate.raised:
         raise Broken(

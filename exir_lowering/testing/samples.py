@@ -95,15 +95,15 @@ class CaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One demand on a backend, and a program that shows whether it is met.
+    """One requirement on a backend, and a program that shows whether it is met.
 
     Attributes:
-        name: The feature and what about it, such as "ops/add-broadcast".
-        demand: What has to hold, in a sentence.
+        name: The feature and the aspect, such as "ops/add-broadcast".
+        demand: What must hold, in a sentence.
         build: Makes the methods, always the same.
         check: Which check runs the file, one of those in `exir_lowering.testing.case_checks`.
         host: Operators that stay on the host, so that a program has several partitions.
-        partitions: How many partitions the backend has to get; with fewer of them, the case shows nothing.
+        partitions: How many partitions the backend must get for the case to show anything.
         stateful: Whether a method writes a buffer that the backend is to own.
     """
 

@@ -131,13 +131,13 @@ def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, .
     own = backend_id in installed.own_backends()
     if own and delegate is not None:
         raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, and keeps it. Leave the delegate "
-            "out, or give the backend another id."
+            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
+            "the delegate out, or give the backend another id."
         )
     if getattr(delegate, "delegate_id", backend_id) != backend_id:
         raise InputError(
             f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and the delegate is found by that name."
+            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
         )
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     if isinstance(found, availability.Missing):

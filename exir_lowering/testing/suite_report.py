@@ -20,7 +20,7 @@ class CaseResult:
         status: "passed", "failed", "lowered": nothing here executes the payloads, so no numbers were compared, or
             "skipped": the backend does not support it.
         check: What failed: "numbers", "determinism", "purity", ...; "" unless it failed.
-        text: For a failure who, what was got, what was expected and what to do; otherwise why it did not pass.
+        text: For a failure: who, what was got, what was expected and what to do; otherwise, why it did not pass.
         delegated: How many of the case's operators the backend got.
         operators: How many operators the case has.
     """
@@ -71,7 +71,7 @@ class ConformanceReport:
 
     @property
     def lowered(self) -> tuple[str, ...]:
-        """The names of the cases that were lowered, and not executed."""
+        """The names of the cases that were lowered, but not executed."""
         return self._with("lowered")
 
     @property
@@ -81,7 +81,7 @@ class ConformanceReport:
 
     @property
     def conforms(self) -> bool:
-        """Whether no case failed, and one passed, or was lowered where nothing executes it."""
+        """Whether no case failed, and at least one passed, or was lowered if nothing here executes it."""
         return bool(self.passed or self.lowered) and not self.failed
 
     def _with(self, status: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Which operator goes wrong in a backend: fewer operators are given to it, and the others stay on the host.
+"""Find the operator that goes wrong in a backend, by giving it fewer operators and leaving the others on the host.
 
-Of the delegated operators in execution order, the fewest from the first one on are looked for with which the file is
-wrong as a whole: the last of these is the culprit. Where it is right alone, as in a fusion, what it needs is looked for
-in the same way. Each file runs in a process of its own, as it may end or damage it.
+The search finds the shortest prefix of the delegated operators, in execution order, with which the file as a whole is
+wrong: its last operator is the culprit. If that one alone is right, as in a fusion, the operators that it needs are
+found in the same way. Each file runs in a separate process, which it may end or damage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from exir_lowering.verification.subjects import match
 from exir_lowering.verification.text import problems
 
 PATIENCE = 300.0
-"""How many seconds a call may take in a process of its own; then it hangs."""
+"""How many seconds a call may take in a separate process; then it hangs."""
 
 _MOST_UNTRIED = 8
 """How often a piece may fail to lower or run before the search ends with what it has."""
@@ -65,7 +65,7 @@ def bisect(
 
     The programs are lowered and verified. If the file is wrong, they are lowered with fewer operators in backends,
     about log2(operators) + 4 times in all. Of several culprits the first in execution order is found: deny it, and call
-    again. What ends the process or hangs is found if another one can import the delegates: give classes of modules.
+    again. An operator that ends the process or hangs is found only if another process can import the delegates.
 
     Args:
         programs: The programs from `torch.export`, as for `verify`.
@@ -138,7 +138,7 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
-    apart: bool = True  # whether each file runs in a process of its own, as it may end or damage it
+    apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)

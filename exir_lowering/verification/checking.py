@@ -115,7 +115,7 @@ def read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[
         file = read_file(source, data, None, True)
         return file, file.debug.method
     if data is not None:
-        raise InputError("verify: data: an artifact has its data files; give none.")
+        raise InputError("verify: data: an artifact includes its data files; do not give any.")
     return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
 
 
@@ -165,7 +165,7 @@ class _Tally:
         try:
             self.errors = tuple(local_errors.find(file, delegates, subjects, self.replay, debug, self.tolerance))
         except LoweringError as error:
-            self.notes.setdefault(f"it was not found out where this arises: {_shorten(error)}")
+            self.notes.setdefault(f"the place where this arises was not found: {_shorten(error)}")
 
     def result(self) -> MethodResult:
         """Return what was found; InputError if nothing was compared."""

@@ -48,9 +48,9 @@ class Culprit:
     """Which operator goes wrong in a backend, if any; `print` shows it.
 
     Attributes:
-        kind: What the whole file is or does: "off", "fails", "hangs" or "crashes"; "" if nothing is wrong.
-        where: In a "backend"; on the "host", where it goes wrong without any backend too; "unsteady" if it did not when
-            it was lowered or ran again; "" for nowhere.
+        kind: What is wrong with the whole file: "off", "fails", "hangs" or "crashes"; "" if nothing is wrong.
+        where: "backend"; "host" if it goes wrong without any backend too; "unsteady" if it was right when lowered or
+            run again; "" if nothing is wrong.
         operators: The operators that are enough for a backend to go wrong, the culprit first; () if `where` is not
             "backend". There are several where one is right alone, as in a fusion, or where none can be tried alone.
         others: Whether it goes wrong too with all others in backends, or without any: there is another culprit. None if
@@ -75,10 +75,10 @@ class Culprit:
         return not self.kind
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write what shows the error without the rest of the model: `partition.pt2`, `inputs.pt` and `repro.py`.
+        """Write a repro of the error, without the rest of the model: `partition.pt2`, `inputs.pt` and `repro.py`.
 
         Args:
-            folder: Where to write; it is made if it is not there.
+            folder: Where to write; created if missing.
 
         Returns:
             The path of the script, which lowers, runs, times and compares; its exit code is 2 when the result is off.
@@ -87,7 +87,7 @@ class Culprit:
             InputError: No operator was found, its partition cannot be saved alone, or nothing can be written there.
         """
         if self._repro is None:
-            raise InputError("Culprit.save: there is nothing to show, as no operator was found that goes wrong.")
+            raise InputError("Culprit.save: there is nothing to save, as no culprit was found.")
         return self._repro.save(Path(folder), self.operators)
 
     def to_text(self, *, width: int = 120) -> str:

@@ -61,7 +61,7 @@ class Difference:
     """How far an output is from that of eager PyTorch in a call.
 
     Attributes:
-        score: How many times the largest error is what is allowed; above 1 it is off.
+        score: The largest error divided by the allowed one; above 1 the output is off.
         largest, mean: The largest and the mean absolute error, of finite numbers.
         allowed: The largest error that is allowed.
         relative: The largest relative error, of numbers that are not small in the output.

@@ -1,4 +1,4 @@
-"""What shows an error or a failure without the rest of the model: a partition, its inputs, and a script."""
+"""Repros of an error or failure, without the rest of the model: a partition, its inputs, and a script."""
 
 from __future__ import annotations
 
@@ -102,21 +102,21 @@ def save_repro(
     *,
     backends: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write what shows a backend's failure without the rest of the model: `partition.pt2`, `inputs.pt`, `repro.py`.
+    """Write a repro of a backend's failure, without the rest of the model: `partition.pt2`, `inputs.pt`, `repro.py`.
 
     The inputs are what PyTorch gives the partition for the example inputs of the export, none if that is not known.
 
     Args:
         lowered: What `lower` returned with `LoweringOptions(on_backend_error="fallback")` or `"split"`.
         refused: The failure, one of `lowered.report.refused`.
-        folder: Where to write; it is made if it is not there.
+        folder: Where to write; created if missing.
         backends: As for `lower`.
 
     Returns:
         The path of the script, which lowers, runs, times and compares.
 
     Raises:
-        InputError: It is no failure of this lowering, torch cannot save it, or nothing can be written there.
+        InputError: `refused` is not a failure of this lowering, torch cannot save it, or nothing can be written there.
         UnknownPluginError: `backends` lacks a backend that `lower` was given.
     """
     if refused not in lowered.report.refused:

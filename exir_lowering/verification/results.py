@@ -61,9 +61,9 @@ class LocalError:
     Attributes:
         what: The delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out".
         instruction: The number of its instruction in the file.
-        local: How many times the largest error is what is allowed, on eager PyTorch's own inputs; above 1 it is off.
-        chained: The same in the chain, where inputs have the errors of what came before.
-        largest_error: The largest absolute error on eager PyTorch's own inputs.
+        local: The largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off.
+        chained: The same in the chain, where inputs have the errors of earlier instructions.
+        largest_error: The largest absolute error on eager PyTorch's inputs.
         nodes: The nodes of the program whose values it was compared in.
         source: The model's line, "" where it is not known.
     """
@@ -91,7 +91,7 @@ class MethodResult:
         quantized: Whether the program is quantised.
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
-        notes: What differs only for inputs with NaN or infinity, which backends may give up: it is not counted as off.
+        notes: Differences only for inputs with NaN or infinity, which backends need not keep: not counted as off.
         errors: Of the call that is the furthest off, the error of each kernel and delegate that could be compared, in
             the file's order; () where nothing is off, or without debug information.
     """

@@ -50,12 +50,12 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
 
 
 def summary(found: Verification) -> str:
-    """Say in a sentence whether a file is right."""
+    """Say in a sentence whether a file matches."""
     off = [name for name, method in found.methods.items() if not method.ok]
     calls = many(sum(method.calls for method in found.methods.values()), "call")
     if not off:
-        return f"{found.file} gives what eager PyTorch gives, in {calls} of {many(len(found.methods), 'method')}."
-    return f"{found.file} is off: {_some(off)} of {many(len(found.methods), 'method')}, in {calls}."
+        return f"{found.file} matches eager PyTorch in {calls} of {many(len(found.methods), 'method')}."
+    return f"{found.file} differs from eager PyTorch: {_some(off)} of {many(len(found.methods), 'method')}, in {calls}."
 
 
 def problems(method: MethodResult) -> Iterator[str]:
@@ -70,7 +70,7 @@ def problems(method: MethodResult) -> Iterator[str]:
 
 
 def _what(output: OutputResult) -> str:
-    what = output.problem or f"is off by {output.largest_error:.3g}, {output.allowed_error:.3g} is allowed"
+    what = output.problem or f"is off by {output.largest_error:.3g}; allowed: {output.allowed_error:.3g}"
     others = [name for name in output.off if name != output.case]
     more = f"; off too: {_some(others)}" if others else ""
     return f'{what}: in "{output.case}", call {output.call}{more}'
@@ -82,7 +82,7 @@ def _where(method: MethodResult, engine: str) -> Iterator[RenderableType]:
     for error in own[:_LISTED]:
         source = f": {error.source}" if error.source else "."
         off = f"{error.what} is off by {error.largest_error:.3g} on PyTorch's own inputs"
-        yield Padding(Text(f"{method.name}, of {compared} of the file that were compared: {off}{source}"), (0, 0, 0, 2))
+        yield Padding(Text(f"{method.name}: of {compared} of the file that were compared, {off}{source}"), (0, 0, 0, 2))
     if method.errors and not own:
         none = f"{method.name}: none of {compared} of the file that were compared is off on PyTorch's own inputs."
         if engine == "runtime":

@@ -57,7 +57,7 @@ def propose_partitions(
             or a mapping from backends to these, where the first one that takes a node gets it.
         groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
             that takes all of it; if none does, none of it is proposed. Groups of a support are that backend's only.
-        keep_apart: Whether parts of a partition that share no edge become partitions of their own.
+        keep_apart: Whether parts of a partition that share no edge become separate partitions.
 
     Returns:
         The partitions in topological order.

@@ -253,7 +253,7 @@ class _FxSupport(Support):
         def check(node: Node) -> No | None:
             if self.support.is_node_supported(modules, node):
                 return None
-            return No(name, f"{name}.is_node_supported said no", name)
+            return No(name, f"{name}.is_node_supported returned False", name)
 
         return check
 

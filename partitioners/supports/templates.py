@@ -429,7 +429,7 @@ class _ExportedFunction(_TemplateReader):
 
     def held(self, value: Any) -> HeldNumber:
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise self.error("it holds a tensor of its own. Make that a parameter, annotated Constant.")
+            raise self.error("it holds a tensor constant. Make that a parameter, annotated Constant.")
         return HeldNumber(value.detach())
 
     def value(self, name: str, value: Any) -> Any:

@@ -132,7 +132,7 @@ class Case:
 CASES = (
     Case("1 operator", Unary()),
     Case(f"{WEIGHTS} parameters, inputs of the partition", Weighted()),
-    *(Case(f'{WEIGHTS} parameters, lent, "{how}"', Weighted(), OfConstants(), check_weights=how) for how in CHECKS),
+    *(Case(f'{WEIGHTS} parameters, baked in, "{how}"', Weighted(), OfConstants(), check_weights=how) for how in CHECKS),
     Case("1 operator, forward and backward", Unary(), training=True),
 )
 

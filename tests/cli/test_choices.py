@@ -199,7 +199,7 @@ def test_what_a_plan_advises_can_be_done(folder: Path, plan: Plan, capsys: pytes
     given = ("model.pt2", "-p", "xnnpack:operators=[aten.linear,aten.relu]")
     assert len(plan(*given)[0]["partitions"]) > 1
     assert cli.main(["plan", *given]) == 0
-    advised = re.search(r"if it can take what this gives it:\s+(--allow \S+)", capsys.readouterr().out)
+    advised = re.search(r"if it supports what this rule gives it:\s+(--allow \S+)", capsys.readouterr().out)
     assert advised is not None
     (method,) = plan(*given, *shlex.split(advised[1]))
     assert len(method["partitions"]) == 1 and not method["host"]
@@ -243,15 +243,15 @@ def test_settings_in_a_file_are_what_was_given(
 def test_settings_that_are_wrong(told: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text, part in {
         "partitionr = ['xnnpack']": "s.toml: partitionr: no setting has this name. Did you mean 'partitioner'?",
-        "partitioner = 'xnnpack'": "expected a list of texts",
+        "partitioner = 'xnnpack'": "expected a list of strings",
         "no-edge-check = 1": "expected true or false",
-        "costs = ['a']": "expected a text or a number",
+        "costs = ['a']": "expected a string or a number",
         "rules = ['refuse op=x']": 'expected rules such as "deny op=aten.add"',
-        "trust = true": "on the command line only",
-        "config = 'other.toml'": "on the command line only",
+        "trust = true": "only be given on the command line",
+        "config = 'other.toml'": "only be given on the command line",
         "partitioner = ['./mine.py:Sines:level=2']": "would run code that a file names",
         "partitioner = ['os:system:command=ls']": "would run code that a file names",
-        "models = [": "it is no TOML file",
+        "models = [": "it is not a TOML file",
     }.items():
         (folder / "s.toml").write_text(text)
         message = told("plan", "model.pt2", "--config", "s.toml")

@@ -670,7 +670,7 @@ def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", "no-such-compiler")
     code, out, _ = main("doctor")
     assert code == 0 and "which does not exist" in " ".join(out.split())
-    assert "late code of graphs is off: torch.fx.graph_module:GraphModule.recompile is not what it was" in out
+    assert "lazy graph code is off: torch.fx.graph_module:GraphModule.recompile differs from the code" in out
     monkeypatch.setenv("EXIR_LOWERING_PLAIN", "1")
     found = json.loads(main("doctor", "--json")[1])
     assert {feature["off"] for feature in found["features"]} == {"EXIR_LOWERING_PLAIN is set"}
@@ -891,8 +891,8 @@ def test_state_that_methods_of_several_files_share(main: Main, tmp_path: Path) -
         return err, found
 
     err, found = lowered()
-    assert "warning: first and second each write a 'total' of their own (and other)" in err or (
-        "warning: first and second each write a 'other' of their own (and total)" in err
+    assert "warning: first and second each write a separate 'total' (and other)" in err or (
+        "warning: first and second each write a separate 'other' (and total)" in err
     )
     assert "--share-state all" in err and "--share-state none" in err and found == [1, 1, 4]
     for options, expected in (("all", [1, 4, 9]), ("total", [1, 2, 6]), ("none", [1, 1, 4])):

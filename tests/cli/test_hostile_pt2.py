@@ -501,7 +501,7 @@ UNSAFE: dict[str, Change] = {
     "a buffer's name": model("graph_module/signature/input_specs/2/buffer/buffer_name", 'b" if print(1) else "b'),
     "a guard": model("guards_code", ["__import__('os').abort() or L['x'].size()[0] > 1"]),
     "a symbol": model("range_constraints", {"u99999999999": {"min_val": 0, "max_val": 5}}),
-    "a class of its own": model(f"{GRAPH}/custom_obj_values", {"x": {"name": "x", "class_fqn": "a.b"}}),
+    "a custom class": model(f"{GRAPH}/custom_obj_values", {"x": {"name": "x", "class_fqn": "a.b"}}),
     "compiled code": compiled,
     "an object of TorchScript": script_object,
 }

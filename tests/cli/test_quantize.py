@@ -93,7 +93,7 @@ def test_static_on_the_command_line(
     command = ["quantize", "images.pt2", "--calibration", "images.pt"]
     assert cli.main([*command, "-o", "q.pt2", "--top", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "4 layers in int8" in printed and "in 3 calls, which ranges were taken from" in printed
+    assert "4 layers in int8" in printed and "in 3 calls, which are also the calibration calls" in printed
     assert "['logits']" in printed and "and 2 more layers" in printed and "Wrote q.pt2" in printed
     assert cli.main([*command, "-o", "again.pt2", "--check", "images.pt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -274,7 +274,7 @@ class Refused:
         (images(), ["--keep", "secnd"], "is called 'secnd'. Did you mean 'second'"),
         (images(), ["--dynamic", "--keep", "*"], "all of it is kept in float"),
         (images(), ["-o", "missing/q.pt2"], "there is no directory 'missing'"),
-        (images(), ["-o", "IMAGES"], "this is the program in float; give the one in int8 another name"),
+        (images(), ["-o", "IMAGES"], "this is the float program; give the int8 program another name"),
         ([], [], "--calibration: got an empty list, expected a list of calls"),
         (torch.ones(2), [], "--calibration: got a Tensor, expected a list of calls"),
         ([torch.ones(2, 3, 12, 12)], [], "--calibration: call 0: got a Tensor"),
@@ -314,7 +314,7 @@ def test_programs_that_cannot_be_quantised() -> None:
             return torch.sin(x)
 
     with pytest.raises(
-        InputError, match=r"there is nothing that xnnpack-int8, static, per channel takes: it has aten.sin"
+        InputError, match=r"xnnpack-int8, static, per channel finds nothing to quantise: it has aten.sin"
     ):
         quantize(export(Sine(), (torch.ones(2),)), [(torch.ones(2),)])
     program, calls = planted()
@@ -352,7 +352,7 @@ class Times(torch.nn.Module):
 
 def test_what_would_become_another_program_is_refused() -> None:
     x = torch.randn(4, 4)
-    with pytest.raises(InputError, match="the buffers all, part are in one memory, and the program writes it"):
+    with pytest.raises(InputError, match="the buffers all, part share memory that the program writes"):
         quantize(export(Halves().eval(), (x,)), [(x,)])
-    with pytest.raises(InputError, match="its input times is a number that may be another one in each call"):
+    with pytest.raises(InputError, match="its input times is a number that may differ in each call"):
         quantize(export(Times().eval(), (x, 3), dynamic_shapes=(None, Dim.DYNAMIC)), [(x, 3)])

@@ -30,7 +30,7 @@ def test_verify(files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.chdir(files)
     right, wrong = ["one=one.pt2", "two=two.pt2"], ["one=two.pt2", "two=two.pt2"]
     assert cli.main(["verify", "model.pte", *right]) == 0
-    assert "'model.pte' gives what eager PyTorch gives" in capsys.readouterr().out
+    assert "'model.pte' matches eager PyTorch" in capsys.readouterr().out
     assert cli.main(["verify", "model.pte", *wrong, "--inputs", "inputs.pt", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert [method["ok"] for method in found["methods"]] == [False, True] and not found["ok"]

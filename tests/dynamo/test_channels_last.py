@@ -37,7 +37,7 @@ def test_memory_that_is_read_otherwise_stays_with_pytorch() -> None:
         return torch.relu(x).as_strided((4, 3), (1, 4)) + 1
 
     x = torch.randn(3, 4)
-    with pytest.raises(Exception, match="depends on how a tensor lies in memory"):
+    with pytest.raises(Exception, match="depends on a tensor's memory layout"):
         compiled(function, partitioners="reference")(x)
-    with pytest.warns(UserWarning, match="depends on how a tensor lies in memory"):
+    with pytest.warns(UserWarning, match="depends on a tensor's memory layout"):
         assert_near(compiled(function, partitioners="reference", fallback="eager")(x), function(x))

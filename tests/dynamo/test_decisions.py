@@ -94,7 +94,7 @@ def test_nothing_is_compiled_again_where_nothing_is_decided() -> None:
 
 
 def test_a_marked_size_does_not_become_one_value() -> None:
-    with pytest.warns(FallbackWarning, match="one value of a size that was marked as dynamic"):
+    with pytest.warns(FallbackWarning, match="lowering fixes a size that was marked as dynamic"):
         _run(_compile(_of_four), (4, 5, 6), mark=True)
     assert [report.backend for report in reports()] == ["eager"]
 

@@ -50,7 +50,7 @@ def test_weights_that_change_again_and_again_become_inputs(calls: int) -> None:
                 assert_near(function(x), model(x))
             found.append(len(reports()[0].reports))
     assert found[-1] == (2 if calls == 1 else 3)
-    assert [fallback.reason for fallback in reports()[0].fallbacks] == ["they change too often"]
+    assert [fallback.reason for fallback in reports()[0].fallbacks] == ["their values change too often"]
 
 
 def test_weights_that_change_seldom_are_packed_again() -> None:

@@ -525,7 +525,7 @@ def test_the_source_line_of_a_culprit_is_named() -> None:
 def test_unknown_assumptions_are_refused() -> None:
     program = edge(Lambda(lambda x: x + 1), (X,))
     (name,) = program.graph_signature.user_inputs
-    with pytest.raises(InputError, match=f"'nothing', which is no input.*{name}"):
+    with pytest.raises(InputError, match=f"'nothing', which is not an input.*{name}"):
         ValueRanges(program, {"nothing": "finite"})
     with pytest.raises(InputError, match=r"'positive'.*'finite'.*'finite_rows'"):
         ValueRanges(program, {name: "positive"})

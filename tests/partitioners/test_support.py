@@ -160,11 +160,11 @@ def test_torch_fx_supports_say_which_class_said_no(program: ExportedProgram) -> 
     assert refused(support, program) == {
         "aten_relu_default": (
             "FunctionalOperatorSupport",
-            "FunctionalOperatorSupport.is_node_supported said no",
+            "FunctionalOperatorSupport.is_node_supported returned False",
         )
     }
     both = ops("aten.relu") & create_op_support(lambda modules, node: False)
-    assert "is_node_supported said no" in refused(both, program)["aten_relu_default"][1]
+    assert "is_node_supported returned False" in refused(both, program)["aten_relu_default"][1]
 
 
 def test_functions_are_supports(program: ExportedProgram) -> None:

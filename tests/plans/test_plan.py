@@ -224,7 +224,7 @@ class _OnTorchFx(Partitioner):
 
 def test_torch_fx_supports_are_named() -> None:
     (erf,) = the_plan(Model(), (torch.randn(2, 8),), _OnTorchFx()).host
-    assert (erf.reason.partition(" (")[0], erf.by) == ("_NoErf.is_node_supported said no", "_NoErf")
+    assert (erf.reason.partition(" (")[0], erf.by) == ("_NoErf.is_node_supported returned False", "_NoErf")
 
 
 def test_a_partitioner_that_says_nothing() -> None:

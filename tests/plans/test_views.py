@@ -440,7 +440,7 @@ def test_views_of_a_model_say_what_it_is_what_was_rewritten_and_what_not() -> No
             "XnnpackPartitioner",
             f"torch {torch.__version__}",
             "Rewritten: ",
-            " operators fewer, ",
+            " fewer operators, ",
         ):
             assert expected in text
         assert all(f"{one.rewrite}" in text and one.kept in text for one in made.rewritings)

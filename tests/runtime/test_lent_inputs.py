@@ -60,7 +60,7 @@ def test_a_delegate_that_writes_into_an_input(content: bytes, engine: Any, way: 
         program.run("forward", X, Y)
     message = str(caught.value)
     assert f"delegate 'script' ({delegate.__module__}.{delegate.__qualname__})" in message
-    assert f"execute wrote into its input {index}, " in message and "Inputs are the runtime's own memory" in message
+    assert f"execute wrote into its input {index}, " in message and "Inputs are the runtime's memory" in message
     assert "Compute into a new tensor, or clone the input first" in message
 
 

@@ -103,7 +103,7 @@ def test_a_compiler_says_where_it_put_each_operator(backend: Any, tmp_path: Path
         assert first == {"npu": ("aten_mul_tensor",), "cpu": ("aten_add_tensor",)} and second == {
             "npu": ("aten_mul_tensor_1",)
         }
-        assert "of its operators 1 on npu, 1 on cpu" in lowered.report.to_text()
+        assert "operators by unit: 1 on npu, 1 on cpu" in lowered.report.to_text()
         file = exir_lowering.load(lowered.emit().save(tmp_path / "placed.pte"))
         profile = file.profile("forward", *TWO)
         units = [(row.name, row.unit) for row in profile.rows if row.kind == "instruction"]

@@ -27,8 +27,8 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
-MENDED = ("numbers beside tensors", "empty concatenations")
-ASKED_ELSEWHERE = ("proposals in linear time", "operators without the compiler", "late import of inductor")
+MENDED = ("scalar operands", "empty concatenations")
+ASKED_ELSEWHERE = ("linear-time proposals", "operators without torch's compiler", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(edge="executorch", accelerate=False)
 
@@ -117,7 +117,7 @@ def test_what_was_changed_is_not_known(place: str, monkeypatch: pytest.MonkeyPat
     change(place, monkeypatch)
     for feature in FEATURES:
         if place in feature.places:
-            assert place in pins.why_off(feature.name) or "is not what it was" in pins.why_off(feature.name)
+            assert place in pins.why_off(feature.name) or "differs from the code" in pins.why_off(feature.name)
     monkeypatch.undo()
     assert pins.switched_off() == ()
 
@@ -136,7 +136,7 @@ def test_without_a_feature_upstream_does_it(
     assert content == expected
     if feature.name not in ASKED_ELSEWHERE:
         assert len(off) == 1 and feature.without in off[0]
-        if feature.name != "comparing contents":  # emitting asks for it
+        if feature.name != "content comparison":  # emitting asks for it
             assert set(off) <= set(report.switched_off) and f"off: {feature.name}" in report.to_text(width=400)
     logged = [record for record in caplog.records if record.message.startswith(f"Off: {feature.name}: ")]
     assert len(logged) == len(off) and all(record.levelno == logging.WARNING for record in logged)
@@ -217,17 +217,17 @@ def test_what_changes_inside_of_a_class_is_seen(monkeypatch: pytest.MonkeyPatch)
     kind = pass_base._ExportPassBase.ExportInterpreter
     original = kind.call_function
     monkeypatch.setattr(kind, "call_function", lambda self, *given: original(self, *given))
-    assert "_ExportPassBase is not what it was" in pins.why_off("known values of passes")
+    assert "_ExportPassBase differs from the code" in pins.why_off("reused pass results")
     monkeypatch.undo()
     monkeypatch.setitem(dim_order_ops_registry.DimOrderOpsMap, None, None)
-    assert "DimOrderOpsMap is not what it was" in pins.why_off("Edge operators by name")
+    assert "DimOrderOpsMap differs from the code" in pins.why_off("Edge operators by name")
     monkeypatch.undo()
     assert pins.switched_off() == ()
 
 
 def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.fx.traceback.NodeSource")
-    assert "NodeSource is missing" in pins.why_off("histories of nodes")
+    assert "NodeSource is missing" in pins.why_off("node histories")
 
 
 PLAIN = """

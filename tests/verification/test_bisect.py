@@ -202,8 +202,8 @@ def test_nothing_wrong_and_wrong_on_the_host() -> None:
     assert found.others and found.verification is not None and not found.verification.ok
     found = bisect(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
-    assert "gives what eager PyTorch gives" in str(found) and json.loads(found.to_json())["ok"]
-    with pytest.raises(InputError, match="no operator was found"):
+    assert "matches eager PyTorch" in str(found) and json.loads(found.to_json())["ok"]
+    with pytest.raises(InputError, match="no culprit was found"):
         found.save("nowhere")
 
 
@@ -281,7 +281,7 @@ def test_the_repro_shows_the_error(shell: Path) -> None:
 def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]
     assert cli.main(command) == 0
-    assert "gives what eager PyTorch gives, in 2 calls" in capsys.readouterr().out
+    assert "matches eager PyTorch in 2 calls" in capsys.readouterr().out
     assert cli.main([*command, "--save-repro", "none"]) == 0 and not Path("none").exists()
     assert "No repro was written" in capsys.readouterr().out
     assert cli.main([*command, "--save-repro", "model.pt2"]) == 2

@@ -1,7 +1,7 @@
-"""What torch and ExecuTorch compute again although they have it: reused, for the thread that asks for it.
+"""Reuse results that torch and ExecuTorch would compute again, in threads that ask for it.
 
-Every part replaces attributes of upstream modules and classes as long as any thread accelerates; for the others, what
-is put there does what upstream's does. Results are the same as without it.
+Every part replaces attributes of upstream modules and classes as long as any thread accelerates; for other threads, the
+replacements do what upstream's code does. Results are the same as without it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def accelerating(accelerate: bool = True) -> Iterator[None]:
 
 
 _PARTS = {
-    "histories": "histories of nodes",
-    "compilation": "late code of graphs",
-    "signature_tables": "tables of signatures",
-    "fake_results": "known values of passes",
+    "histories": "node histories",
+    "compilation": "lazy graph code",
+    "signature_tables": "signature tables",
+    "fake_results": "reused pass results",
     "settling": "passes of XNNPACK",
-    "emission": "orders and annotations",
+    "emission": "dim orders and annotations",
     "xnnpack": "passes of XNNPACK",
 }
 """The modules of this package that replace something, in order, each with its feature; see `pins`."""

@@ -1,6 +1,6 @@
-"""Graph modules are compiled when somebody needs their code, and not each time that a pass has changed their graph.
+"""Compile graph modules when their code is needed, not each time that a pass has changed their graph.
 
-torch gives each graph module a class of its own, for its `forward`. Until it is compiled, what compiling would set is
+torch gives each graph module a separate class, for its `forward`. Until it is compiled, what compiling would set is
 replaced there by attributes that compile it when they are read. They belong to the module, so it can be used, printed,
 pickled and copied after the context in which it was made.
 """

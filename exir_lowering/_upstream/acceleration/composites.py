@@ -1,4 +1,4 @@
-"""Two look-ups of torch that take half the time of a small conversion, remembered.
+"""Remember two look-ups of torch that take half the time of a small conversion.
 
 torch asks its dispatcher for all composite operators of all namespaces, five times in each conversion to Edge dialect,
 and makes the type of an annotation anew for each kernel that a conversion replaces. The answers are the same until an

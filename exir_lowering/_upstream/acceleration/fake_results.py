@@ -1,8 +1,8 @@
 """The fake results of operators, computed once for each case: see `results`.
 
-ExecuTorch's passes trace the graph anew, each of them, and compute the value that describes each node. A result is
-found by the operator and by what its inputs are like. What is noted on the node in the graph is not trusted: a pass may
-have changed the node and left it to tracing to correct it. Each node gets a value of its own.
+ExecuTorch's passes retrace the graph, each of them, and compute the value that describes each node. A result is
+found by the operator and by what its inputs are like. The value noted on the node in the graph is not trusted: a pass
+may have changed the node and left it to tracing to correct the value. Each node gets a separate value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators make of fake tensors, found out once for each case, and what delegates return.
+"""The results of operators on fake tensors, computed once for each case, and the results of delegates.
 
 What a result is like follows from the operator and from what its inputs are like: see `likeness`. Operators that write
 or return views, symbolic sizes and constants whose elements tracing knows have more to them.

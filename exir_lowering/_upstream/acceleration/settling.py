@@ -1,6 +1,6 @@
 """The values that describe the nodes of a graph, brought up to date in place.
 
-Passes end with tracing the graph anew, so that each node has the value that its operator computes. Most nodes have it
+Passes end with retracing the graph, so that each node has the value that its operator computes. Most nodes have it
 already, all but those that the pass has inserted. Here, a node's value is compared with what the operator computes, and
 is replaced if it is something else. What cannot be compared is left to tracing.
 """

@@ -1,6 +1,6 @@
 """Passes of XNNPACK that have nothing to do are not run.
 
-Most of the passes over a partition look for an operator, change the graph around it, and trace the graph anew. If the
+Most of the passes over a partition look for an operator, change the graph around it, and retrace the graph. If the
 operator is absent, tracing is all they do, and tracing a graph that was just traced changes nothing. Some of them build
 the graphs that they look for, which takes seconds, once per process.
 

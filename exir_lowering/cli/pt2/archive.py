@@ -1,4 +1,4 @@
-"""The archive around an exported program: a ZIP file, of which only complete and plain members are read."""
+"""The archive around an exported program: a ZIP file, with complete and plain members."""
 
 from __future__ import annotations
 

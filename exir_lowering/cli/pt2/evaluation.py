@@ -21,7 +21,7 @@ def check_evaluation(sizes: Mapping[str, int]) -> None:
     A short expression can have sympy multiply out millions of terms, and no simple rule says which does. So each is
     evaluated here, up to a number of function calls, which is the same on every machine.
 
-    It is done in a thread of its own: the caller may have a profiler, which Python may not be able to put back. Raises
+    It is done in a separate thread: the caller may have a profiler, which Python may not be able to put back. Raises
     ExcessiveFileError for the expression that takes what a file is allowed.
     """
     with ThreadPoolExecutor(1) as pool:
@@ -38,7 +38,7 @@ def _check_evaluation(sizes: Mapping[str, int]) -> None:
         if left <= 0:
             raise ExcessiveFileError(
                 f"the symbolic expression {show(text)} is refused: with it, evaluating the file's sizes takes more "
-                f"than {allowed} steps, which is what a file of this size is allowed"
+                f"than {allowed} steps, the limit for a file of this size"
             )
 
 

@@ -152,7 +152,7 @@ def _check_graph_name(name: Any) -> None:
 
 def _refuse_objects(value: Any) -> None:
     if value:
-        raise UnsafeFileError("it needs an object of a class of its own (TorchBind), which is stored as a pickle")
+        raise UnsafeFileError("it needs an object of a custom class (TorchBind), which is stored as a pickle")
 
 
 def _check_structure(text: Any) -> None:

@@ -95,7 +95,7 @@ def _read_payload(archive: Archive, part: str, name: str, meta: Any, shared: dic
     if _PAYLOAD.fullmatch(meta.path_name) is None:
         raise UnsafeFileError(f"the weight {name!r} is in the member {meta.path_name[:100]!r}")
     if part == "constants" and not meta.path_name.startswith("tensor_"):
-        raise UnsafeFileError(f"the constant {name!r} is a pickled object of a class of its own ({member!r})")
+        raise UnsafeFileError(f"the constant {name!r} is a pickled object of a custom class ({member!r})")
     if meta.use_pickle:
         return _read_pickled_tensor(name, member, archive)
     if meta.tensor_meta is None:

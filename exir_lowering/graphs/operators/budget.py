@@ -49,7 +49,7 @@ def check_memory(size: int) -> None:
     free = free_memory() if size > _LOOK else None
     if free is not None and size > free - _LOOK:
         raise InputError(
-            f"it needs {_show(size)} of memory, and {_show(max(free, 0))} are free on this machine. The file "
+            f"it needs {_show(size)} of memory, but only {_show(max(free, 0))} are free on this machine. The file "
             "requests too much, or is damaged"
         )
 

@@ -30,15 +30,15 @@ _KEEPS_NUMBER = (
 
 
 class ValueRanges:
-    """What can be said about the values of a program without running it.
+    """What is known about the values of a program without running it.
 
     A range holds for every run: whatever the inputs are (NaN, infinities, numbers so large that sums of them overflow,
-    tensors without elements), and whatever earlier runs have left in the program's buffers. What is not known is
-    `TOP`. Nothing is ever wrong about a strange graph: operators that are not known have unknown results.
+    tensors without elements), and whatever earlier runs have left in the program's buffers. What is not known is `TOP`.
+    A range is never wrong: unknown operators have unknown results.
 
-    Two things are taken for granted. Kernels compute with the usual errors of floating point: an element of a
-    normalisation is at most the root of the number of its terms, times its weight, although a kernel which subtracts
-    almost equal numbers of more than 1e15 may return noise that is larger. And indices are within their tensors.
+    Two things are assumed. Kernels compute with the usual errors of floating point: an element of a normalisation is at
+    most the root of the number of its terms, times its weight, although a kernel which subtracts almost equal numbers
+    of more than 1e15 may return noise that is larger. And indices are within their tensors.
 
     Results are kept for each node, so that asking for all nodes takes linear time. The graph may be edited while it is
     analysed as long as each node keeps computing the same values: a node that gets another meaning has to be a new
@@ -51,7 +51,7 @@ class ValueRanges:
         assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
             each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
             entirely False or, of integers, entirely 0).
-        volatile: Names of buffers that another program may write to: of them nothing is known, whatever this program
+        volatile: Names of buffers that another program may write to: nothing is known about them, whatever this program
             writes, unless `bound_together` finds it.
 
     Raises:
@@ -100,7 +100,7 @@ class ValueRanges:
     def uniform(self, node: Node) -> float | None:
         """Return the number that all elements of a value are, and None if they differ or nothing is known.
 
-        True is 1.0. The number is as the elements' type has it.
+        True is 1.0. The number has the precision of the elements' type.
 
         Args:
             node: A node of the program's graph.
@@ -162,7 +162,7 @@ class ValueRanges:
         return node.op == "placeholder" and node.name in self._inputs
 
     def assumed(self, node: Node) -> str | None:
-        """Return what is assumed of an input, None if nothing is or it is something else."""
+        """Return what is assumed about an input, None if nothing is or it is not an input."""
         return self._assumed.get(node.name) if self.is_input(node) else None
 
     def state_name(self, node: Node) -> str | None:

@@ -16,7 +16,7 @@ def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]
     for name, promised in assume.items():
         if name not in inputs:
             raise InputError(
-                f"assume names {name!r}, which is no input of the program. "
+                f"assume names {name!r}, which is not an input of the program. "
                 f"Its inputs are: {', '.join(inputs) or 'none'}."
             )
         if promised not in ASSUMPTIONS:

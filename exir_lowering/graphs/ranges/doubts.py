@@ -13,7 +13,7 @@ from exir_lowering.graphs.sources import source_line
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
 
-NOTHING = "nothing: rewrites that need to know more do not apply here"
+NOTHING = "nothing: no rewrite can prove it here"
 """The advice where none is known."""
 
 
@@ -32,7 +32,7 @@ def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
     if ranges.is_input(node):
         return Doubt(
             node,
-            f"{node.name} is an input of the model, and its elements can be infinite or as large as they like",
+            f"{node.name} is an input of the model, and its elements can be infinite or arbitrarily large",
             f'pass assume={{"{node.name}": "finite"}} if all of its elements are numbers up to 1e6',
         )
     state = ranges.state_name(node)
@@ -41,7 +41,7 @@ def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
         each = ", in every method that has it" if ranges.is_volatile(state) else ""
         return Doubt(
             node,
-            f"{who} values that are not known to be bounded into its buffer {state}",
+            f"{who} values without a known bound into its buffer {state}",
             f"bound what is written into the buffer{each}, for example with a normalisation or a clamp",
         )
     return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", NOTHING)
@@ -77,7 +77,7 @@ def hidden(ranges: ValueRanges, node: Node, culprit: Node) -> Doubt:
     return Doubt(
         culprit,
         f"{what}, and {_call(node)} makes a mask of it{_at(node)}",
-        "pass the mask itself to the model, or make it so that in each row an element is known not to be masked",
+        "pass the mask itself to the model, or build it so that each row provably has an unmasked element",
     )
 
 

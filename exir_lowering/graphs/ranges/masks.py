@@ -149,7 +149,7 @@ class Rows:
         return doubts.masked(self._ranges, node, "-inf")
 
     def _operand_floor(self, operand: Any, dim: int, depth: int) -> float | Doubt:
-        """Return the floor of an operand that is broadcast: an element that is repeated is a row of its own."""
+        """Return the floor of an operand that is broadcast: an element that is repeated is a separate row."""
         if not isinstance(operand, Node) or len(shape_of(operand) or ()) >= -dim or self._low(operand) > -INF:
             return self._floor(operand, dim, depth)
         return doubts.masked(self._ranges, operand, "-inf")

@@ -38,7 +38,7 @@ class Sources:
 
 
 def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
-    """Return of which rows the rows of a value along a dimension, counted from the last, consist, None if not known."""
+    """Return the rows that rows of a value along a dimension, counted from the last, consist of; None if not known."""
     name = target_name(node.target) if node.op == "call_function" else ""
     shape = shape_of(node)
     source = node.args[0] if node.args else None
@@ -51,7 +51,7 @@ def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
     if name in _PLAIN:
         place = dim
     elif name in _EXPANSIONS:
-        place = dim if len(origin) >= -dim else None  # an element that is repeated is a row of its own
+        place = dim if len(origin) >= -dim else None  # an element that is repeated is a separate row
     elif name in _PERMUTATIONS:
         dims: Any = node.args[1]
         place = dims[dim] % len(origin) - len(origin)

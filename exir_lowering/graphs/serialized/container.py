@@ -26,7 +26,7 @@ _LEVEL = 1
 
 
 class NotSerialisableError(InputError):
-    """A program has something that cannot be written such that reading gives the same; the message says what."""
+    """A program contains something that cannot be written and read back exactly; the message says what."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not serialisable: {reason}")

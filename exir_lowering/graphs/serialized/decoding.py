@@ -24,7 +24,7 @@ from exir_lowering.graphs.serialized.tensors import TensorReader
 
 
 def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
-    """Read the program that `encode` made these bytes and pieces of.
+    """Read a program that `encode` wrote.
 
     Args:
         graph: `Encoded.graph`.

@@ -47,8 +47,8 @@ def encode(program: ExportedProgram, *, leave_out: Collection[str] = ()) -> Enco
     Args:
         program: The program.
         leave_out: Keys of `node.meta`. Without "debug_handle", "from_node", "stack_trace" and "nn_module_stack", the
-            bytes depend on what a program computes, and not on where that was written. What is always left out is told
-            in `metadata`.
+            bytes depend on what a program computes, and not on where that was written. `metadata` lists what is always
+            left out.
 
     Returns:
         The bytes, and the memory of its tensors.

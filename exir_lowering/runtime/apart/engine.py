@@ -1,4 +1,4 @@
-"""Run the methods of a file in a process of its own."""
+"""Run the methods of a file in a separate process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FRESH = "What its methods had written into their buffers is lost: the next run 
 
 
 class Apart:
-    """A file that is open in a process of its own; `open_apart` makes it.
+    """A file that is open in a separate process; `open_apart` makes it.
 
     Threads may share it: one run comes after the other. The process ends with this object, with this process, and when
     a call is interrupted or goes over a limit; the next call starts another one.
@@ -157,7 +157,7 @@ def _warn(caught: Sequence[tuple[str, str]]) -> None:
 def open_apart(
     file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
 ) -> Apart:
-    """Open a file in a process of its own; raise what `load` raises, or an InputError if that is impossible."""
+    """Open a file in a separate process; raise what `load` raises, or an InputError if that is impossible."""
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]

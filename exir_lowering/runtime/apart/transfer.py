@@ -25,7 +25,7 @@ def write(values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def read(described: Sequence[Any], contents: Iterable[bytes]) -> list[Any]:
-    """Return values from what `write` returned, tensors in memory of their own."""
+    """Return values from what `write` returned, tensors in separate memory."""
     rest = iter(contents)
     return [_tensor(one, next(rest)) if "dtype" in one else one["value"] for one in described]
 

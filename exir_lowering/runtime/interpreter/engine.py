@@ -179,7 +179,7 @@ class Interpreter(Engine[PreparedMethod]):
             return self.prepare(method).run(inputs, self.steps)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
-        """Run a method in memory of its own, and record what it does; see `Engine`."""
+        """Run a method in separate memory, and record what it does; see `Engine`."""
         recorded = Trace()
         shared = None if self.shared is None else torch.zeros_like(self.shared)
         engine = replace(self, shared=shared, ready={}, trace=recorded)

@@ -26,7 +26,7 @@ class NotHosted(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedCall:
-    """A payload that is ready in the runtime, in a program of its own."""
+    """A payload that is ready in the runtime, in a separate program."""
 
     content: bytes  # the program's file, which the runtime reads
     run: Any  # runs the program

@@ -102,7 +102,7 @@ class Bridge:
         if len(taken) + len(missing) > _ROOM:
             raise BackendUnavailableError(
                 f"The delegates {', '.join(map(repr, missing))} cannot be registered: the ExecuTorch runtime has room "
-                f"for {_ROOM} backends in a process, removes none, and has {len(taken)}: {', '.join(taken)}. Use "
+                f"for {_ROOM} backends in a process, never removes one, and has {len(taken)}: {', '.join(taken)}. Use "
                 "fewer ids in one process, or start another one."
             )
         for name in missing:

@@ -47,7 +47,7 @@ class NativeEngine(Engine[Any]):
         )
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
-        """Run a method in a program of its own, and record what it does; see `Engine`."""
+        """Run a method in a separate program, and record what it does; see `Engine`."""
         where = f"{self.file.where(method.name)} cannot be profiled"
         with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
             program = self.file.open(profiled=True)
@@ -131,6 +131,6 @@ def _check_given(given: Mapping[str, Any]) -> None:
     replaced = sorted(installed.own_backends() & set(given))
     if replaced:
         raise InputError(
-            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
-            "delegate another id, in the backend that makes the file too."
+            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, which a delegate "
+            "cannot replace. Give the delegate another id, also in the backend that makes the file."
         )

@@ -1,6 +1,6 @@
 """The store of the cache: files in one folder, named by the digests of their keys and contents.
 
-An entry is a small file with its key's parts and a description of the value; long chunks are files of their own, named
+An entry is a small file with its key's parts and a description of the value; long chunks are separate files, named
 by their content, which entries share. Files are written under temporary names and moved into place, so that readers in
 other processes, and those after a kill, find whole ones or none. Nothing relies on it: each file is checked against a
 digest when it is read, and what is not right in any way is a miss, and removed. No value is code, or becomes any.
@@ -31,7 +31,7 @@ DEFAULT_LIMIT = 8 << 30
 _MAGIC = b"EXIRLOWC"
 _HEADER = struct.Struct("<8sI32sI")  # magic, format, digest of the rest, bytes of the description
 _LONG = 4096
-"""The bytes from which a chunk is a file of its own."""
+"""The bytes from which a chunk is a separate file."""
 _MOST_DESCRIPTION = 64 << 20
 _NAME = re.compile(r"(?:preprocess|edge)-[0-9a-f]{64}\.entry|[0-9a-f]{64}\.chunk")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")

@@ -92,7 +92,7 @@ class _Aliases:
         return self._found(node).is_view if is_composite(node.target) else not self.is_new(node)
 
     def is_new(self, node: Node) -> bool:
-        """Return whether a node's result is in memory of its own."""
+        """Return whether a node's result is in separate memory."""
         return not any(True for _ in self._shared(node))
 
     def of(self, node: Node) -> list[Node]:

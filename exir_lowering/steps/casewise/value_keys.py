@@ -60,7 +60,7 @@ MEMORY = Memory()
 
 
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:
-    """Return a value of its own for another node: equal fake tensors, which share nothing with the given ones.
+    """Return a separate value for another node: equal fake tensors, which share nothing with the given ones.
 
     None as the mode stands for theirs; with `gradients`, those that require one still do.
     """

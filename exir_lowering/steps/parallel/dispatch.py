@@ -54,7 +54,7 @@ def preprocess_parallel(
     try:
         runner = _choose_runner(backend, options)
         if type(runner) is Runner and locks.converts_here():
-            raise RefusedError("the caller has the lock of conversions, for which other threads would wait")
+            raise RefusedError("the caller holds the conversion lock, which other threads would wait for")
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)

@@ -106,7 +106,7 @@ class _Remote(Runner, ABC):
                 return self._read(self._call(({**header, "pieces": places}, (encoded.graph, *options, *sent))))
             except MissingError as error:
                 if inline or not all(error.digests):
-                    raise RefusedError("the worker does not find its weights") from error
+                    raise RefusedError("the worker cannot find its weights") from error
                 inline = error.digests
 
     def _read(self, reply: Message) -> PreprocessResult:

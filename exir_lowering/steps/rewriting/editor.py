@@ -150,7 +150,7 @@ class Editor:
     def may_replace(self, node: Node, new: Node) -> bool:
         """Return whether a node's value can be taken from another one.
 
-        What a method returns has to stay a value of its own: neither an input or a weight, nor what it returns already.
+        What a method returns has to stay a separate value: neither an input or a weight, nor what it returns already.
         And consumers rely on the order in which the elements lie in memory.
         """
         if self.is_returned(node) and (new.op in ("placeholder", "get_attr") or self.is_returned(new)):

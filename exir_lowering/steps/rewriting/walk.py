@@ -175,7 +175,7 @@ def _check(who: str, node: Node, new: object, editor: Editor) -> None:
     if new is not node and not new < node:
         raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
     if any(node in one.all_input_nodes for one in editor.made):
-        raise RewriteContractError(f"{who} replaced it by {new.name}, which is made of it. Use its operands instead.")
+        raise RewriteContractError(f"{who} replaced it by {new.name}, which depends on it. Use its operands instead.")
     old_value, new_value = node.meta.get("val"), new.meta.get("val")
     if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
         if type(old_value) is not type(new_value):

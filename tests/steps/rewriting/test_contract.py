@@ -59,7 +59,7 @@ def of_another_method(node: Node, scope: Scope) -> Node:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda node, scope: scope.call(RELU, node), "which is made of it. Use its operands"),
+        (lambda node, scope: scope.call(RELU, node), "which depends on it. Use its operands"),
         (lambda node, scope: scope.call(RELU, next(iter(node.users))), "which is not computed before"),
         (lambda node, scope: next(iter(node.users)), "which is computed after it"),
         (of_another_method, "which is not computed before"),
