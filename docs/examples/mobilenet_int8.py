@@ -66,4 +66,4 @@ for name, version in {"float": program, "int8": quantised.program}.items():
     path = Path(f"mobilenet_{name}.pte")
     artifact.save(path)
     found = exir_lowering.verify(artifact, version)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {'gives what eager PyTorch gives' if found.ok else found}")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {'matches eager PyTorch' if found.ok else found}")
