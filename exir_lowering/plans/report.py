@@ -40,7 +40,7 @@ class Report(LoweringPlan):
 
     Attributes:
         payload_bytes: The size of each partition's payload in bytes.
-        seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
+        seconds: The time of each step: edge, rewrite, tag, extract, plan, preprocess, splice.
         left_to_executorch: By method, the steps of the Edge conversion that went ExecuTorch's slower way, each with the
             reason; methods that have none are left out.
         cache: What was in the cache and what was not, and why; () without a cache.
