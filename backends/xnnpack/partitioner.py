@@ -43,7 +43,8 @@ def xnnpack(
 
     Args:
         operators: Take only these operators of the Edge program, such as "aten.linear" or "aten.add.Tensor", each with
-            the quantisation around it. To exclude some, use `deny` of `exir_lowering.partitioners`.
+            the quantisation around it and the activation that XNNPACK fuses with it. To exclude some, use `deny` of
+            `exir_lowering.partitioners`.
         precisions: Take only operators that ExecuTorch's partitioner supports in one of these precisions: "fp32" (also
             float16), "static_quant", "dynamic_quant" (linear layers and convolutions). With "fp32" alone, quantised
             layers are taken as fp32, with their quantisation on the host.

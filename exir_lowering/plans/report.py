@@ -41,7 +41,7 @@ class Report(LoweringPlan):
 
     Attributes:
         payload_bytes: The size of each partition's payload in bytes.
-        seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
+        seconds: The time of each step: edge, rewrite, tag, extract, plan, preprocess, splice.
         left_to_executorch: By method, the steps of the Edge conversion that ExecuTorch's slower code did, each with the
             reason; methods without any are left out.
         cache: What was in the cache and what was not, and why; () without a cache.

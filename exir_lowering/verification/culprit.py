@@ -36,7 +36,13 @@ _WITHOUT = {True: "it still {}: there is another culprit", False: "it {} not", N
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An operator in a backend: its method, the backend, and its node, with partition, module path and source line."""
+    """An operator in a backend.
+
+    Attributes:
+        method: The method.
+        backend_id: The backend.
+        node: The operator in the plan: its name, partition, module path and source line.
+    """
 
     method: str
     backend_id: str

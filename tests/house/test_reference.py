@@ -86,6 +86,8 @@ def test_public_names_say_what_they_take_and_return(stub: Path) -> None:
     assert not [name for name, node in found.items() if node is not None and not ast.get_docstring(node)]
     functions = {name: node for name, node in found.items() if isinstance(node, ast.FunctionDef)}
     assert not [name for name, node in functions.items() if not _says_enough(node)]
+    classes = {name: node for name, node in found.items() if isinstance(node, ast.ClassDef)}
+    assert not [name for name, node in classes.items() if not _describes(node, _fields(node))]
 
 
 def _definition(origin: str) -> ast.FunctionDef | ast.ClassDef | None:
@@ -102,7 +104,46 @@ def _definition(origin: str) -> ast.FunctionDef | ast.ClassDef | None:
 def _says_enough(function: ast.FunctionDef) -> bool:
     """Return whether sections, or the first sentence, say what a function takes and returns."""
     text, given = ast.get_docstring(function) or "", function.args
-    many = len(given.posonlyargs + given.args + given.kwonlyargs) > 1
+    arguments = [argument.arg for argument in given.posonlyargs + given.args + given.kwonlyargs]
     nothing = function.returns is None or ast.unparse(function.returns) == "None"
-    takes = not many or "Args:" in text
+    takes = len(arguments) < 2 or _describes(function, arguments)
     return takes and (nothing or text.startswith(("Return ", "Yield ")) or "Returns:" in text or "Yields:" in text)
+
+
+def _describes(node: ast.FunctionDef | ast.ClassDef, names: list[str]) -> bool:
+    """Return whether a docstring has an entry for each argument or field."""
+    return all(re.search(rf"^ +{name}: ", ast.get_docstring(node) or "", re.MULTILINE) for name in names)
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    names = [ast.unparse(each.target) for each in node.body if isinstance(each, ast.AnnAssign)]
+    return [name for name in names if not name.startswith("_")]
+
+
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))}
+SHOWN_BY_PAGE = {stem: re.findall(r"^::: (\S+)$", text, re.MULTILINE) for stem, text in PAGES.items()}
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+TEXT_ONLY = {"exir_lowering.runtime.program"}
+"""Modules of which the reference shows the text, as what `load` takes is explained there."""
+
+
+@pytest.mark.parametrize("page", [stem for stem, names in SHOWN_BY_PAGE.items() if names and stem != "errors"])
+def test_each_name_is_used_in_an_example_of_its_page(page: str) -> None:
+    used = {_defined(name) for name in _used("\n".join(PYTHON.findall(PAGES[page])))}
+    of_executorch = re.findall(r"^\| `(\w+)` \| `executorch\.", PAGES[page], re.MULTILINE)
+    named = {*SHOWN_BY_PAGE[page], *(f"exir_lowering.{name}" for name in of_executorch)} - TEXT_ONLY
+    assert not sorted(name for name in named if _defined(name) not in used)
+
+
+def _used(code: str) -> set[str]:
+    """Return the full names that code uses, by what it imports; an import alone is no use."""
+    meant: dict[str, str] = {}
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            meant.update({name: name for name in (one.name.partition(".")[0] for one in node.names)})
+        elif isinstance(node, ast.ImportFrom):
+            meant.update({one.asname or one.name: f"{node.module}.{one.name}" for one in node.names})
+    names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
+    parts = [name.partition(".") for name in names]
+    return {f"{meant[first]}{dot}{rest}" for first, dot, rest in parts if first in meant}

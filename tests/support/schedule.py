@@ -214,7 +214,7 @@ SECONDS: dict[str, float] = {
     "test_edge": 42,
     "test_properties": 33,
     "test_training": 32,
-    "test_docs:test_python_blocks_run": 32,
+    "test_docs:test_python_blocks_run": 57,
     "test_kernels": 28,
     "test_pins": 27,
     "test_specialized": 27,

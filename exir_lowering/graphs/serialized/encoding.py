@@ -29,7 +29,12 @@ KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A serialised program. Its pieces are the memory that its tensors are in, which is shared with the program."""
+    """A serialised program.
+
+    Attributes:
+        graph: Everything but the content of tensors.
+        pieces: The memory that its tensors are in, which is shared with the program.
+    """
 
     graph: bytes  # everything but the content of its tensors; equal programs have equal bytes
     pieces: tuple[
