@@ -90,7 +90,10 @@ def rewritten(method: MethodPlan) -> str:
     """Return what rewrites changed in all."""
     fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
     saved = sum(one.bytes_saved for one in method.rewritings)
-    words = [f"{fewer:,} fewer operators", f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
+    words = [
+        shown.many(abs(fewer), "fewer operator" if fewer >= 0 else "more operator"),
+        f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written",
+    ]
     if method.unchanged is not None:
         before, now = method.unchanged, method.prediction.seconds
         words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
