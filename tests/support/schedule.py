@@ -169,6 +169,7 @@ NIGHTLY = frozenset(
         "house/test_example_package:test_its_plugins_are_listed_as_ok",
         "house/test_example_package:test_nothing_comes_from_the_tree",
         "house/test_example_package:test_the_command_line_plans_lowers_and_runs",
+        "house/test_packaging:test_the_installed_types_refuse_wrong_calls",
         "house/test_packaging:test_the_wheel_works_outside_of_the_tree",
         "parallel/test_farm:test_that_are_lost_twice_are_one_error",
         "parallel/test_jobs:test_a_process_that_is_killed_leaves_no_workers",
