@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from exir_lowering._upstream import pins
@@ -58,4 +59,15 @@ def _remove(instead: ModuleType) -> None:
 
 _import_pass()
 
-from executorch.exir import EdgeProgramManager as EdgeProgramManager  # noqa: E402
+if TYPE_CHECKING:
+
+    class EdgeProgramManager(Protocol):
+        """The form of ExecuTorch's class, for type checkers, which do not see its types."""
+
+        @property
+        def methods(self) -> set[str]: ...
+
+        def exported_program(self, method_name: str = "forward") -> ExportedProgram: ...
+
+else:
+    from executorch.exir import EdgeProgramManager as EdgeProgramManager

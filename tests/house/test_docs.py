@@ -138,6 +138,26 @@ def test_the_example_of_the_readme_is_short() -> None:
     assert len([line for line in first[1].splitlines() if line.strip()]) <= 15
 
 
+def _first_table(page: Path) -> list[list[str]]:
+    """Return the cells of a page's first table, as they are read: links without their addresses."""
+    lines = re.search(r"^\| \|.*\n\|-.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE)
+    assert lines is not None, page
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in _without_addresses(lines[1]).splitlines()]
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+
+
+def test_the_readme_quotes_what_was_measured() -> None:
+    measured = [row[:3] for row in _first_table(ROOT / "docs" / "performance.md")]
+    assert _first_table(ROOT / "README.md")[: len(measured)] == measured
+    introduction = (ROOT / "README.md").read_text().partition("\n\n")[2].partition("\n\n")[0]
+    figures = re.findall(r"\d+\.\d+", introduction)
+    assert figures
+    assert not [figure for figure in figures if figure not in str(measured)]
+
+
 def test_commands_of_the_readme_exist() -> None:
     from exir_lowering.cli import main
 

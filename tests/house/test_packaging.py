@@ -1,7 +1,9 @@
-"""The wheel holds every package and every public name, the sdist what is needed to build and test it."""
+"""The wheel holds the package and nothing else, the sdist what builds and tests it; both can be published."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -47,6 +49,12 @@ def test_plugin_folders_are_symlinked_into_the_package() -> None:
         assert os.readlink(link) == f"../{name}"
 
 
+def test_the_classifiers_name_each_python_that_is_allowed() -> None:
+    lowest, highest = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", CONFIG["project"]["requires-python"]).groups()
+    named = [one for one in CONFIG["project"]["classifiers"] if one.startswith("Programming Language :: Python :: 3.")]
+    assert named == [f"Programming Language :: Python :: 3.{minor}" for minor in range(int(lowest), int(highest))]
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what git tracks."""
@@ -55,11 +63,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an sdist holds, unpacked; it is built before a wheel leaves something in the source."""
+    """An sdist; it is built before a wheel leaves something in the source."""
     pytest.importorskip("setuptools", minversion="77")
-    target = tmp_path_factory.mktemp("sdist")
-    shutil.unpack_archive(build_sdist(source, target), target)
-    (folder,) = (path for path in target.iterdir() if path.is_dir())
+    return build_sdist(source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the sdist holds."""
+    target = tmp_path_factory.mktemp("unpacked")
+    shutil.unpack_archive(sdist, target)
+    (folder,) = target.iterdir()
     return folder
 
 
@@ -69,42 +83,49 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(copy_tracked(ROOT, tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("target"))
 
 
-def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
-    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
-    expected = {
-        str(Path(*(part for part in path.relative_to(ROOT).parts)))
-        for folder in ("exir_lowering", "backends", "partitioners")
-        for path in (ROOT / folder).rglob("*.py")
-        if not (folder == "exir_lowering" and path.relative_to(ROOT).parts[1] in PLUGIN_FOLDERS)
-    }
-    expected = {name if name.startswith("exir_lowering") else f"exir_lowering/{name}" for name in expected}
-    assert sorted(names) == sorted(expected)
-    files = set(zipfile.ZipFile(wheel).namelist())
-    assert {"exir_lowering/py.typed", "exir_lowering/runtime/native/shim.cpp"} <= files
-    assert any(name.endswith("/licenses/LICENSE") for name in files)
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> FreshEnvironment:
+    """An environment that sees the wheel and the dependencies, but not the tree."""
+    return FreshEnvironment(tmp_path_factory.mktemp("fresh") / "env", wheel)
+
+
+def test_twine_finds_nothing_wrong(wheel: Path, sdist: Path) -> None:
+    pytest.importorskip("twine", reason="the extra 'lint' is not installed")
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", str(wheel), str(sdist)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_the_wheel_holds_each_file_of_the_package_and_no_other(source: Path, wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    inside = [name for name in _files(source) if name.startswith(("exir_lowering/", "backends/", "partitioners/"))]
+    package = [name if name.startswith("exir_lowering/") else f"exir_lowering/{name}" for name in inside]
+    about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
+    folder = f"exir_lowering-{CONFIG['project']['version']}.dist-info"
+    assert sorted(names) == sorted([*package, *(f"{folder}/{name}" for name in about)])
+    assert {"exir_lowering/py.typed", "exir_lowering/runtime/native/shim.cpp"} <= set(names)
 
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_sdist_holds_what_is_needed_to_build_and_test_it(source: Path, sdist: Path) -> None:
-    packaging = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md"}
-    folders = ("exir_lowering/", "backends/", "partitioners/", "tests/", "docs/")
-    expected = {name for name in _files(source) if name in packaging | {"pyproject.toml"} or name.startswith(folders)}
-    assert any(name.endswith(".pyi") for name in expected)
-    assert {"exir_lowering/runtime/native/shim.cpp", "exir_lowering/py.typed", "tests/conftest.py"} <= expected
-    assert not expected - _files(sdist)
+def test_the_sdist_holds_what_is_needed_to_build_and_test_it_and_no_more(source: Path, unpacked: Path) -> None:
+    made = "exir_lowering.egg-info/"
+    tracked = {name for name in _files(source) if not name.startswith((".ci/", ".git", made))}
+    assert {"LICENSE", "exir_lowering/py.typed", "tests/conftest.py"} <= tracked
+    found = {name for name in _files(unpacked) if not name.startswith(made)}
+    assert found == tracked | {"PKG-INFO", "setup.cfg"}
 
 
-def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
-    names = [set(zipfile.ZipFile(one).namelist()) for one in (build_wheel(sdist, tmp_path), wheel)]
+def test_the_sdist_builds_the_same_wheel(unpacked: Path, wheel: Path, tmp_path: Path) -> None:
+    names = [set(zipfile.ZipFile(one).namelist()) for one in (build_wheel(unpacked, tmp_path), wheel)]
     assert names[0] == names[1]
 
 
-def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> None:
-    """Install into a fresh environment that sees the dependencies, but not the tree; import every public name."""
-    fresh = FreshEnvironment(tmp_path / "env", wheel)
+def test_the_wheel_works_outside_of_the_tree(fresh: FreshEnvironment) -> None:
+    """Import every public name, and ask for the plug-ins."""
     script = (
         "import exir_lowering, sys, importlib.metadata as m\n"
         "from exir_lowering import *\n"
@@ -121,3 +142,30 @@ def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> Non
     assert "echo" in listed.stdout and "xnnpack" in listed.stdout
     as_module = fresh.run("python", "-m", "exir_lowering", "--version")
     assert as_module.stdout.startswith("exir-lower "), as_module.stderr[-2000:]
+
+
+CALLS = """\
+from exir_lowering import LoweredMethods, load, lower, plan
+from torch.export import ExportedProgram
+
+def check(program: ExportedProgram) -> None:
+    lowered: LoweredMethods = lower(program, "xnnpack")
+    lowered.emit(keep_originals=True).save("model.pte")
+    lower(program, 3)  # type: ignore[arg-type]
+    plan(program, 3)  # type: ignore[arg-type]
+    lowered.emit(keep_originals="x")  # type: ignore[arg-type]
+    load(3)  # type: ignore[arg-type]
+    load("model.pte").run(3)  # type: ignore[arg-type]
+"""
+"""What a user's type checker sees: an `ignore` that nothing needs is an error, and so is a package without types."""
+
+
+def test_the_installed_types_refuse_wrong_calls(fresh: FreshEnvironment, tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="the extra 'lint' is not installed")
+    (tmp_path / "calls.py").write_text(CALLS)
+    # Without the dependencies' own types, which take longer than all the rest; test_types.py has them.
+    skipped = "[mypy-torch.*,executorch.*,networkx.*,sympy.*]\nfollow_imports = skip\nignore_missing_imports = true\n"
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = true\n{skipped}")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(fresh.python), "calls.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 BEFORE = """\
 from collections.abc import Mapping, Sequence
 from typing import Any
-from exir_lowering import ExplainedResult, LoweredMethods, LoweringPlan, Partitioner, lower, plan, to_backend
+from executorch.exir import to_edge
+from exir_lowering import ExplainedResult, LoweredMethods, LoweringPlan, Partitioner, load, lower, plan
+from exir_lowering import to_backend, verify
 from exir_lowering.backends.xnnpack import xnnpack
 from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.plugins import PartitionerLike
@@ -37,6 +39,7 @@ def check(program: ExportedProgram, programs: dict[str, ExportedProgram], mine: 
 
 RIGHT = """\
 lower(program)
+lower(to_edge(programs))
 lower(program, None)
 lower(program, "xnnpack")
 lower(program, mine)
@@ -55,10 +58,14 @@ lower(programs, SupportPartitioner({"mine": ops("aten.add.Tensor") | takes}), tr
 lower(programs, transform_passes=PassManager([change]))
 lower(programs, transform_passes={"prefill": [change], "decode": PassManager([change])})
 result: LoweredMethods = lower(program, "xnnpack", backends={"mine": object()}, options=None)
+result.emit(keep_originals=True, external_weights="weights").save("model.pte")
 planned: LoweringPlan = plan(program, ["xnnpack", mine])
+plan(program)
 plan(programs, {"prefill": "xnnpack"}, transform_passes=(change,))
 to_backend(programs, {"prefill": "xnnpack", "decode": [mine]})
 to_backend(program, None)
+load(b"").run("forward", 3)
+verify("model.pte", {"forward": program})
 """
 
 WRONG = """\
@@ -74,7 +81,16 @@ lower(program, transform_passes="fuse")
 lower(program, transform_passes=[3])
 lower(program, options={"progress": True})
 lower(program, "xnnpack", "echo")
+lower(3)
+lower({"forward": 3})
+lower(program).emit(keep_originals="x")
+lower(program).emit(external_weights=3)
+lower(program).emit().save(3)
+plan(3)
 plan(program, 3)
+load(3)
+load("model.pte").run(3)
+verify("model.pte", 3)
 to_backend(program, 3)
 to_backend(program)
 SupportPartitioner({"mine": 3})

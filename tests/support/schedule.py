@@ -173,6 +173,7 @@ NIGHTLY = frozenset(
         "house/test_examples:test_commands_print_what_is_shown[MobileNetV2 in int8]",
         "house/test_examples:test_commands_print_what_is_shown[Sentence search]",
         "house/test_examples:test_commands_print_what_is_shown[Whisper]",
+        "house/test_packaging:test_the_installed_types_refuse_wrong_calls",
         "house/test_packaging:test_the_wheel_works_outside_of_the_tree",
         "parallel/test_farm:test_that_are_lost_twice_are_one_error",
         "parallel/test_jobs:test_a_process_that_is_killed_leaves_no_workers",
