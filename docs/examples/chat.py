@@ -40,7 +40,7 @@ def save_tokenizer(path):
 
 
 def quantised(model):
-    """Return the model in 8da4w, without its output layer, which has its weight in common with the embedding."""
+    """Return the model in 8da4w, except for its output layer, which shares its weight with the embedding."""
     config = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))
     quantize_(model, config, lambda module, name: isinstance(module, torch.nn.Linear) and name != "lm_head")
     return unwrap_tensor_subclass(model)

@@ -1,6 +1,6 @@
 """Quantise MobileNetV2 to int8 with PT2E, find out what that costs, and check the file.
 
-The weights are random, as no package ships trained ones: put your model, and images that it will see, in their place.
+The weights are random, as no package ships trained ones: use your model, and images like those that it will see.
 """
 
 import re

@@ -18,7 +18,7 @@ QUESTIONS = ("My internet is down, what can I do?", "When does the train to the 
 
 
 class Index(torch.nn.Module):
-    """What both methods have: the transformer, and a table with a row for each sentence."""
+    """What both methods share: the transformer, and a table with a row for each sentence."""
 
     def __init__(self, transformer: torch.nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lowers Whisper to whisper.pte, in which `encode` takes a sound and `decode` a token, and shows what PyTorch hears."""
+"""Lowers Whisper to whisper.pte: `encode` takes a sound, `decode` a token. Transcribes two tones in PyTorch."""
 
 import torch
 import transformers
@@ -47,7 +47,7 @@ class Transcriber(torch.nn.Module):
                     self.register_buffer(f"{kind}_{name}_{number}", getattr(layer, name))
 
     def forward(self, features=None, token=None, position=None):
-        """Be one of two methods, whichever has its arguments: `torch.export` takes what is called `forward`."""
+        """Call the method whose arguments are passed: `torch.export` exports `forward`."""
         return self.encode(features) if token is None else self.decode(token, position)
 
     def encode(self, features):
