@@ -88,9 +88,9 @@ _DTYPES = (
 def _operators() -> Iterator[Case]:
     for table in (_ELEMENTWISE, _SHAPING, _REDUCING):
         for name, function, inputs in table:
-            yield case(f"ops/{name}", "The operator gives what it gives in PyTorch.", function, *inputs)
+            yield case(f"ops/{name}", "The operator matches PyTorch.", function, *inputs)
     for name, hold, function, given in _HOLDING:
-        yield case(f"ops/{name}", "The operator gives what it gives in PyTorch.", function, given, hold=hold)
+        yield case(f"ops/{name}", "The operator matches PyTorch.", function, given, hold=hold)
 
 
 def _weight_of(dtype: torch.dtype) -> dict[str, Any]:

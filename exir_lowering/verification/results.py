@@ -134,7 +134,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every method gave what eager PyTorch does."""
+        """Whether every method matches eager PyTorch."""
         return all(method.ok for method in self.methods.values())
 
     def to_text(self, *, width: int = 120) -> str:
