@@ -145,7 +145,7 @@ class _Writer:
     def _node(self, node: Node, number: int, found: Any) -> Lines:
         facts: dict[str, Any] = {"op": node.op, "args": node.args, "kwargs": dict(node.kwargs), "custom": _custom(node)}
         facts["users"] = [self._positions.get(user) for user in node.users]
-        if node.op == "call_function":  # each conversion makes new Edge operators: those of one name and schema are equal
+        if node.op == "call_function":  # each conversion makes Edge operators: those of one name and schema are equal
             facts["target"] = [type(node.target).__name__, str(node.target)]
         elif node.op == "get_attr" and not isinstance(found, GraphModule):
             facts["attribute"] = found
