@@ -68,6 +68,10 @@ class Chat {
 };
 
 int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: chat FILE SAID...\n");
+    return 2;
+  }
   Chat chat(argv[1]);
   for (int i = 2; i < argc; ++i) {
     std::printf("< %s\n", chat.answer(argv[i]).c_str());

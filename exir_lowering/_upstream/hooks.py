@@ -42,7 +42,7 @@ def listening(listener: Refusal) -> Iterator[None]:
 
     They report it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, if
     torch.fx asks an operator support for them. The methods that report are replaced on the classes, and restored when
-    the last listener is done; each thread only hears its own partitioners.
+    the last listener is done; each listener gets only what partitioners of its thread report.
     """
     token = _listener.set(listener)
     try:

@@ -28,7 +28,7 @@ def higher_order_name(target: Any) -> str | None:
 
 
 def is_built_in(target: Any) -> bool:
-    """Return whether a target is a function, or an operator of torch or ExecuTorch, which nobody defines anew."""
+    """Return whether a target is a function, or an operator of torch or ExecuTorch, which nobody redefines."""
     return getattr(target, "namespace", "aten") in _BUILT_IN
 
 

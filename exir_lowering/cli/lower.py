@@ -102,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
     if arguments.save_repro is not None and arguments.on_backend_error == "raise":
-        raise InputError("--save-repro: expected --on-backend-error fallback or split too as well.")
+        raise InputError("--save-repro: give --on-backend-error fallback or split too, or a failure ends the command.")
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):

@@ -101,7 +101,7 @@ class Log:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
 
     def close(self) -> None:
-        """Note that the compilation has ended; nothing is listed if Dynamo starts it anew and nothing was done."""
+        """Note that the compilation has ended; nothing is listed if Dynamo starts it again and nothing was done."""
         if not (self.backend or self.reports or self.fallbacks):
             with _lock:
                 if self in _logs:

@@ -1,7 +1,7 @@
 """What is done once per process: lowering a partition, and compiling its payload.
 
 Partitions are equal if they compute the same: names, and the lines of the model that operators come from, do not
-count, so a recompilation, a layer that is repeated, and a function that is compiled anew take what is there. Nothing is
+count, so a recompilation, a repeated layer, and a function that is compiled again take what is there. Nothing is
 kept longer than the compiled graphs that use it, and nothing is found again after `torch._dynamo.reset()`.
 """
 
@@ -69,7 +69,7 @@ HANDLES = MemoryStore()
 
 
 def forget() -> None:
-    """Begin anew: what is lowered and compiled from now on takes nothing from before, and what nobody uses is freed."""
+    """Forget it all: what is compiled from now on takes nothing from before, and what nobody uses is freed."""
     if any([RESULTS.clear(), HANDLES.clear()]):
         gc.collect()  # what Dynamo has dropped refers to itself: without it, delegates would get no `destroy` yet
 

@@ -30,7 +30,7 @@ class Specialized:
     def __init__(
         self,
         module: GraphModule,
-        compile_for: Callable[[Sequence[Any], bool], Boxed],  # is told whether it is the first time
+        compile_for: Callable[[Sequence[Any], bool], Boxed],  # the second argument: whether it is the first time
         weights: Mapping[int, torch.Tensor],  # by the numbers of the inputs
     ) -> None:
         self._compile = compile_for

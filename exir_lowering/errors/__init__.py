@@ -25,7 +25,6 @@ docs/errors that has the causes and cures: a note of the error (PEP 678), so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 
@@ -45,6 +44,11 @@ class LoweringError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.__notes__ = [f"See docs/errors/{self._page}.md"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `Exception` calls the class with `args`, but `__init__` may take others.
+        state = {**self.__dict__, "__notes__": [*getattr(self, "__notes__", ())]}
+        return type(self).__new__, (type(self), *self.args), state
 
 
 class InputError(LoweringError, ValueError):
@@ -90,7 +94,7 @@ class PartitionerContractError(LoweringError):
     def __init__(self, message: str, *, violation: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.violation = violation
-        self.details: Mapping[str, Any] = MappingProxyType(dict(details or {}))
+        self.details: Mapping[str, Any] = dict(details or {})
 
 
 class RewriteContractError(LoweringError):

@@ -14,7 +14,7 @@ DECLARATION = "describe_requests"
 
 It takes nothing, and returns the data: a sequence of what is compared by content (numbers, text, operators, lists,
 dicts and dataclasses of these) and of other partitioners; or None if that cannot be said. A class that overrides one of
-`ASKED` declares it anew.
+`ASKED` redeclares it.
 """
 
 ASKED = ("ops_to_not_decompose", "transform_for_pre_decomposition")
@@ -55,7 +55,7 @@ def _describe_xnnpack(partitioner: Any) -> Sequence[Any] | None:
     described = []
     for config in partitioner.target_partitioner_configs.values():
         settings = dict(vars(config))
-        settings.pop("src_partitions", None)  # what it found last, which it finds anew each time
+        settings.pop("src_partitions", None)  # what it found last, which it finds again each time
         check = settings.pop("check_constraints", None)  # what it takes: it matters for what it asks to keep whole
         if check is not None and config.get_original_aten() is not None:
             inner = getattr(check, "args", (None,))[0]

@@ -34,10 +34,10 @@ def listen() -> Iterator[Refusals]:
     """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
     reported: Refusals = {}
 
-    def hear(node: Node, reason: str, by: str) -> None:
+    def report(node: Node, reason: str, by: str) -> None:
         reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
-    with listening(hear):
+    with listening(report):
         yield reported
 
 

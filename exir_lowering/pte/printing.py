@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def render(parts: Iterable[RenderableType], width: int) -> str:
-    """Return parts as plain text."""
+    """Return parts as plain text, without control characters that names may have."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -39,7 +39,7 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
     console = Console(file=out, width=width, **plain, highlight=False, emoji=False)
     for part in parts:
         console.print(part, markup=False)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    return "".join(f"{printable(line.rstrip())}\n" for line in out.getvalue().splitlines())
 
 
 def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Equal calls of an operator are computed once, such as the mask that each layer converts anew."""
+"""Equal calls of an operator are computed once, such as the mask that every layer converts."""
 
 from __future__ import annotations
 

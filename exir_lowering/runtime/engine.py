@@ -70,7 +70,7 @@ class Engine(ABC, Generic[Prepared]):
 
     @abstractmethod
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
-        """Run a method that is set up anew, so often, and return what it does; no other run sees its state."""
+        """Set a method up again, run it that often, and return what it does; no other run sees its state."""
 
     @abstractmethod
     def _set_up(self, method: MethodSpec) -> Prepared:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import in_notebook, printable, render
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Profile:
         return self.to_text()
 
     def __repr__(self) -> str:
-        return f"Profile({self.method}: {self._runs}, {len(self.rows)} rows)"
+        return f"Profile({printable(self.method)}: {self._runs}, {len(self.rows)} rows)"
 
     @property
     def _runs(self) -> str:

@@ -139,7 +139,7 @@ class LoadedProgram:
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.
 
-        The method is set up anew and run from its initial state: this program's own state stays as it is, and delegates
+        The method is set up again and run from its initial state: the state of this program stays as it is. Delegates
         compile their payloads again, which takes as much memory again. The first run is the slowest one.
 
         Args:

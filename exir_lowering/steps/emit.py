@@ -235,7 +235,7 @@ def _describe_in_file(program: ExportedProgram) -> None:
 def _keep_initial_values(program: ExportedProgram) -> None:
     """Mark buffers whose state does not start at 0: ExecuTorch drops initial values that are not marked."""
     written = graphs.written_state(program)
-    buffers = program.graph_signature.inputs_to_buffers  # torch makes this table anew at each access
+    buffers = program.graph_signature.inputs_to_buffers  # torch rebuilds this table at each access
     for node in program.graph.nodes:
         buffer = buffers.get(node.name) if node.op == "placeholder" else None
         value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None

@@ -84,7 +84,7 @@ class Recovery:
         return self._reasons.get(place, self._pieces.get(place))
 
     def learn(self, groups: Sequence[BackendGroup], lower: _Lower) -> bool:
-        """Try each partition by itself that was not tried before; return whether the methods have to be cut anew."""
+        """Try each partition by itself that was not tried before; return whether the methods have to be cut again."""
         if not self._begun:
             return False
         works = [self._works(partition, lower) for group in groups for partition in group.partitions]

@@ -153,7 +153,7 @@ def take_sample(case: Case) -> Sample:
 
 
 def forget(case: Case) -> None:
-    """Make a case's programs anew at the next use: a backend has changed them."""
+    """Make a case's programs again at the next use: a backend has changed them."""
     _made.pop(case.build, None)
 
 

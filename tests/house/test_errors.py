@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 from pathlib import Path
 
@@ -41,13 +43,18 @@ def _kinds() -> list[type[LoweringError]]:
 
 
 @pytest.mark.parametrize("kind", _kinds(), ids=lambda kind: kind.__name__)
-def test_an_error_names_its_page(kind: type[LoweringError]) -> None:
+def test_an_error_names_its_page_and_can_be_copied(kind: type[LoweringError]) -> None:
     required = {"UnknownPluginError": "plugin_id", "PartitionerContractError": "violation", "LimitError": "limit"}
     named = {**required, "CoverageError": "plan"}.get(kind.__name__)
     given = ConformanceReport("mine", ()) if kind is ConformanceError else "text"
     error = kind(given, **({named: "x"} if named else {}))  # type: ignore[arg-type]
     assert error.__notes__ == [f"See docs/errors/{kind.__name__}.md"]
     assert (ROOT / error.__notes__[0].removeprefix("See ")).is_file()
+    copied, sent = copy.copy(error), pickle.loads(pickle.dumps(error))
+    for again in (copied, sent):
+        assert type(again) is kind and (again.args, vars(again)) == (error.args, vars(error))
+    copied.__notes__.append("of the copy")
+    assert len(error.__notes__) == 1
 
 
 def _words(node: ast.AST) -> str:

@@ -19,8 +19,8 @@ STUBS = sorted(
 )
 """Where public names are written; `partitioners` and `backends` are seen through links in the package too."""
 
-PAGES = [page for folder in ("reference", "errors") for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
-TEXT = "\n".join(page.read_text() for page in PAGES)
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))}
+TEXT = "\n".join([*PAGES.values(), *(page.read_text() for page in sorted((ROOT / "docs" / "errors").glob("*.md")))])
 
 
 def _module(path: Path) -> str:
@@ -120,14 +120,13 @@ def _fields(node: ast.ClassDef) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))}
 SHOWN_BY_PAGE = {stem: re.findall(r"^::: (\S+)$", text, re.MULTILINE) for stem, text in PAGES.items()}
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 TEXT_ONLY = {"exir_lowering.runtime.program"}
 """Modules of which the reference shows the text, as what `load` takes is explained there."""
 
 
-@pytest.mark.parametrize("page", [stem for stem, names in SHOWN_BY_PAGE.items() if names and stem != "errors"])
+@pytest.mark.parametrize("page", [stem for stem, names in SHOWN_BY_PAGE.items() if names])
 def test_each_name_is_used_in_an_example_of_its_page(page: str) -> None:
     used = {_defined(name) for name in _used("\n".join(PYTHON.findall(PAGES[page])))}
     of_executorch = re.findall(r"^\| `(\w+)` \| `executorch\.", PAGES[page], re.MULTILINE)

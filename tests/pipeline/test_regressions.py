@@ -157,17 +157,19 @@ class _Pair(NamedTuple):
     rest: torch.Tensor
 
 
-def test_what_files_have_no_name_for_is_returned_as_a_tuple() -> None:
+def test_what_files_have_no_name_for_is_a_tuple_there() -> None:
     """ExecuTorch's emitter fails: "No registered serialization name for <class 'torch.return_types.topk'>"."""
 
     class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> _Pair:
-            return _Pair(torch.topk(x, 2), x + 1)
+        def forward(self, x: torch.Tensor, given: Any) -> _Pair:
+            return _Pair(torch.topk(x, 2), given.values + 1)
 
     model, x = Model(), torch.randn(3, 4)
-    program = torch.export.export(model, (x,))
+    inputs = (x, torch.topk(x, 3))
+    program = torch.export.export(model, inputs)
     lowered = lower(program)
-    results = load(lowered.emit().buffer).run("forward", x)
-    expected = model(x)
+    results = load(lowered.emit().buffer).run("forward", x, *inputs[1])
+    expected = model(*inputs)
     torch.testing.assert_close(results, [*expected.largest, expected.rest])
-    assert type(program.module()(x).largest) is type(lowered.module()(x).largest) is torch.return_types.topk
+    for module in (program.module(), lowered.module()):
+        assert type(module(*inputs).largest) is torch.return_types.topk

@@ -1,7 +1,7 @@
 """Remember two look-ups of torch that take half the time of a small conversion.
 
 torch asks its dispatcher for all composite operators of all namespaces, five times in each conversion to Edge dialect,
-and makes the type of an annotation anew for each kernel that a conversion replaces. The answers are the same until an
+and rebuilds the type of an annotation for each kernel that a conversion replaces. The answers are the same until an
 operator is registered.
 """
 

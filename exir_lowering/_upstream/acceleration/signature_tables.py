@@ -1,6 +1,6 @@
 """The tables of a program's signature, made once: torch makes a table of all parameters for each look-up.
 
-A table is made anew when the lists of a signature are others, and when anything in any signature was changed since.
+A table is rebuilt when the lists of a signature are replaced, and when anything in any signature has changed.
 """
 
 from __future__ import annotations

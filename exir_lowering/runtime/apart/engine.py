@@ -108,7 +108,7 @@ class Apart:
         return worker
 
     def restart(self) -> None:
-        """Open the file anew, in its initial state, and in the same process if that is there; it raises as `start`."""
+        """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
         if self._worker is None:
             self.start()
         else:

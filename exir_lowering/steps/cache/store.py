@@ -26,7 +26,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.cache.keys import FORMAT, Key
 
 DEFAULT_LIMIT = 8 << 30
-"""How many bytes a store keeps, unless it is told otherwise."""
+"""How many bytes a store keeps by default."""
 
 _MAGIC = b"EXIRLOWC"
 _HEADER = struct.Struct("<8sI32sI")  # magic, format, digest of the rest, bytes of the description

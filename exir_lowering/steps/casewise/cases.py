@@ -24,7 +24,7 @@ class Case:
     """A call of an operator, and what its operands are like."""
 
     key: Hashable  # equal for calls that are alike: operator, arguments, and the types, sizes, strides of the operands
-    # whether it means something in one program only: it has symbols, or an operator of users, who may define it anew
+    # whether it means something in one program only: it has symbols, or an operator of users, who may redefine it
     local: bool
     node: Node  # one of the calls
     operands: tuple[Node, ...]  # without repetition

@@ -92,7 +92,7 @@ def _differ(place: str, ours: Lines, theirs: Lines) -> Iterator[str]:
 
 
 class _Writer:
-    """Writes one program, with names for what each conversion numbers anew."""
+    """Writes one program, with names for what each conversion renumbers."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
@@ -145,7 +145,7 @@ class _Writer:
     def _node(self, node: Node, number: int, found: Any) -> Lines:
         facts: dict[str, Any] = {"op": node.op, "args": node.args, "kwargs": dict(node.kwargs), "custom": _custom(node)}
         facts["users"] = [self._positions.get(user) for user in node.users]
-        if node.op == "call_function":  # Edge operators are made anew by name; those of one name and schema are equal
+        if node.op == "call_function":  # each conversion makes Edge operators: those of one name and schema are equal
             facts["target"] = [type(node.target).__name__, str(node.target)]
         elif node.op == "get_attr" and not isinstance(found, GraphModule):
             facts["attribute"] = found
@@ -153,7 +153,7 @@ class _Writer:
         value, history = facts.get("val"), facts.get("from_node")
         if history is not None:
             facts["from_node"] = None
-            if not isinstance(value, torch.SymInt):  # torch makes the nodes of sizes anew in each step
+            if not isinstance(value, torch.SymInt):  # torch makes new nodes of sizes in each step
                 facts |= {"name of the ancestor": _ancestor(node)[0], "decomposed from": str(origins(node))}
             facts["same ancestor as node"] = self._first("ancestor", _ancestor(node), number)
         if value is not None:

@@ -137,7 +137,7 @@ def _plain_size(node: Node) -> Plain | None:
 
 
 def _identity(function: Any) -> Hashable:
-    """Return what tells functions apart: torch makes some of those in its tables anew for each table."""
+    """Return what tells functions apart: torch makes some of those in its tables once for each table."""
     if isinstance(function, partial):
         return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
     plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)

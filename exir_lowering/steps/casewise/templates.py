@@ -64,7 +64,7 @@ class Template:
 
     def only_replaces(self, case: Case, target: Any) -> bool:
         """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""
-        # ExecuTorch defines the operators that it does not decompose anew: by name, they are the same.
+        # ExecuTorch redefines the operators that it does not decompose: by name, they are the same.
         if not self.nodes or str(self.nodes[0].target) != str(target):
             return False
         elements = self.nodes[1:]
