@@ -36,9 +36,9 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
     out = io.StringIO()
     # The terminal, a notebook and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
     plain: Any = {"force_terminal": False, "force_jupyter": False, "color_system": None}
-    console = Console(file=out, width=width, **plain, highlight=False, emoji=False)
+    console = Console(file=out, width=width, **plain, highlight=False, emoji=False, markup=False)
     for part in parts:
-        console.print(part, markup=False)
+        console.print(part)
     return "".join(f"{printable(line.rstrip())}\n" for line in out.getvalue().splitlines())
 
 

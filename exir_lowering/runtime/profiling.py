@@ -106,7 +106,7 @@ class Profile:
         from rich.table import Table
         from rich.text import Text
 
-        title = f"Profile of {self.method}, {self._runs}"
+        title = f"Profile of {printable(self.method)}, {self._runs}"
         table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for column in ("what", "calls", "ms", "share", "source"):
             left = column in ("what", "source")
@@ -115,8 +115,8 @@ class Profile:
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            what = Text(f"{_INDENT[row.kind]}{_what(row)}")
-            table.add_row(what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", Text("\n".join(lines)))
+            what, where = Text(f"{_INDENT[row.kind]}{printable(_what(row))}"), Text("\n".join(map(printable, lines)))
+            table.add_row(what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where)
         return table
 
     def to_text(self, width: int = 120) -> str:

@@ -99,7 +99,7 @@ def test_a_page_is_shown_in_a_frame_of_its_own(name: str) -> None:
 
 def test_names_are_text() -> None:
     row = replace(_values()["profile"].rows[0], name=HOSTILE, sources=(HOSTILE,))
-    profile = replace(_values()["profile"], method="\x1b[31m", rows=(row, replace(row, name="\x1b[31m")))
+    profile = replace(_values()["profile"], method="[/]\x1b[31m", rows=(row, replace(row, name="\x1b[31m")))
     assert "\x1b" not in str(profile) + repr(profile) + profile._repr_html_()
     file = exir_lowering.inspect(made("theirs state").pte.replace(b"forward", b"<b>x</b"))
     for value in (fake_plans.hostile(), file, profile):
