@@ -169,7 +169,7 @@ class Backend(ABC):
         """Whether other processes may lower partitions, each with a separate object of the backend's class."""
         return self.parallel != "none"
 
-    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+    def copy_program(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Make the backend's own copy of a partition, which `preprocess` may change.
 
         Args:
@@ -214,7 +214,7 @@ class ExecutorchBackend(Backend):
         """Whether each partition is lowered by itself: a class has no objects, and its passes need a process."""
         return self.one_by_one
 
-    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+    def copy_program(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Return the copy of a class that overrides `copy_exported_program_for_preprocess`, None for other classes."""
         copy = self.details.copy_exported_program_for_preprocess
         if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):

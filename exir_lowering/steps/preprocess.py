@@ -159,7 +159,7 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
     specs = list(partition.compile_specs)
     try:
         with locks.conversion():
-            own = backend.lend(partition.program, specs)
+            own = backend.copy_program(partition.program, specs)
             copied = private_copy(partition.program, unbacked=True) if own is None else own
     except Exception as error:
         let_through(error)

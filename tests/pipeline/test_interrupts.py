@@ -155,7 +155,7 @@ def making(happens: Any) -> Callable[[], Any]:
 PLACES: dict[str, Callable[[Any], Callable[[], Any]]] = {
     "a backend's preprocess": lambda happens: backend(preprocess=happens),
     "a backend's preprocess_all": lambda happens: backend(preprocess_all=happens),
-    "a backend's copy": lambda happens: backend(lend=happens),
+    "a backend's copy": lambda happens: backend(copy_program=happens),
     "making a backend": making,
     "a partitioner": partitioner("partition"),
     "the conversion to Edge dialect": partitioner("ops_to_not_decompose"),
