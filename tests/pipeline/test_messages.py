@@ -263,7 +263,8 @@ def test_a_traceback_has_the_page_of_each_error_once() -> None:
     pages = ["See docs/errors/InputError.md", "See docs/errors/BackendFailure.md"]
     assert pages_in(caught.value) == pages
     assert "See docs" not in str(caught.value)
-    assert pages_in(pickle.loads(pickle.dumps(caught.value))) == pages[1:]
+    # Pickles have no causes, unless something in the process, such as Dask, teaches them.
+    assert pages_in(pickle.loads(pickle.dumps(caught.value))) in (pages, pages[1:])
 
 
 class NpuError(exir_lowering.InputError):
