@@ -140,16 +140,15 @@ def pad(bucket: Bucket, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs with zeros behind their ends, so that they have the sizes of a bucket."""
     padded = list(inputs)
     for index in {size.input for size in bucket.sizes}:
-        given, shape = padded[index : index + 1], list(_shape(inputs, index))
-        if not shape or given[0].layout != torch.strided:
-            continue
+        shape = list(_shape(inputs, index))
         for size in bucket.sizes:
-            if size.input == index and size.dimension < len(shape):
-                shape[size.dimension] = size.size
-        if list(given[0].shape) != shape:
+            if size.input == index and size.dimension < len(shape) and not size.exact:
+                shape[size.dimension] = max(shape[size.dimension], size.size)  # one that is too large is refused later
+        if shape != list(_shape(inputs, index)) and inputs[index].layout == torch.strided:
+            given = inputs[index]
             with neutral():
-                padded[index] = given[0].new_zeros(shape)
-                padded[index][tuple(map(slice, given[0].shape))] = given[0].detach()
+                padded[index] = given.new_zeros(shape)
+                padded[index][tuple(map(slice, given.shape))] = given.detach()
     return padded
 
 

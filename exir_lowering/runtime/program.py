@@ -47,7 +47,7 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec, program_signatures
-from exir_lowering.pte.manifest import Bucket, split
+from exir_lowering.pte.manifest import Bucket
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import choosing, debugging
@@ -89,6 +89,12 @@ class LoadedProgram:
     def methods(self) -> Mapping[str, MethodSignature]:
         """The inputs, outputs and state of each method, by name, sorted; read-only."""
         return program_signatures(self._file.methods)
+
+    @property
+    def runnable(self) -> tuple[str, ...]:
+        """The methods whose backends are all available here, sorted; a family has at least one."""
+        missing = self._engine.missing.keys()
+        return tuple(name for name, method in self._file.methods.items() if missing.isdisjoint(method.backends))
 
     @property
     def engine(self) -> str:
@@ -203,8 +209,7 @@ class LoadedProgram:
     def _method(self, who: str, name: object, inputs: Sequence[Any]) -> tuple[MethodSpec, Bucket]:
         """Return the method that runs, and the bucket that its inputs have to be brought to."""
         chosen = self._choose(who, name, inputs).method
-        lines = self._file.family(split(chosen)[0]) if chosen != name else ()
-        return self._file.methods[chosen], next((one.bucket for one in lines if one.method == chosen), Bucket())
+        return self._file.methods[chosen], self._file.bucket(chosen)
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""

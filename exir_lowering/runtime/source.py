@@ -12,7 +12,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping, signatures
 from exir_lowering.pte.data_files import DataFiles
-from exir_lowering.pte.manifest import Line, Manifest, read as read_manifest
+from exir_lowering.pte.manifest import Bucket, Line, Manifest, read as read_manifest
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
 from exir_lowering.runtime.debugging import DebugFile
@@ -61,6 +61,11 @@ class ProgramFile:
     def family(self, name: str) -> tuple[Line, ...]:
         """Return the lines of a family, in order of preference, without those of methods that were left out."""
         return tuple(line for line in self.manifest.get(name, ()) if line.method in self.methods)
+
+    def bucket(self, method: str) -> Bucket:
+        """Return the sizes that a method was specialised for."""
+        lines = (line for family in self.manifest.values() for line in family)
+        return next((line.bucket for line in lines if line.method == method), Bucket())
 
     def needed(self, missing: Collection[str]) -> list[str]:
         """Return those of the missing backends without which a method, or all of a family, cannot run."""
