@@ -101,6 +101,15 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
         "original graphs that `lower --keep-originals` kept",
     )
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        dest="variants",
+        metavar="NAME",
+        help="the variant to run, where the file has several (default: the first that can run); repeatable: others, in "
+        "order of preference, for where it cannot",
+    )
     parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument(
         "--timeout",
@@ -137,9 +146,12 @@ def execute(arguments: argparse.Namespace) -> int:
             unavailable=arguments.unavailable,
             verify=digests,
             limits=limits,
+            choose=arguments.variants or None,
         )
-        method = method_inputs.choose_method(arguments.method, program.method_names, source)
+        method = method_inputs.choose_method(arguments.method, program, source)
         values = _fit_inputs(program, method, values)
+        choice = program.choose(method, *values)
+        named, method = method, choice.method
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
         comparison = None if compared is None else _compare(arguments, (source, data), compared, method, values)
@@ -147,6 +159,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
         make_console().print(_tabulate(f"{source.name}: outputs of {method}", outputs))
+        if named != method:
+            say(f"{named} is {choice}.")
         if profile is not None:
             _show_profile(profile, arguments.top)
     if comparison is not None:

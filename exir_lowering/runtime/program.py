@@ -91,6 +91,11 @@ class LoadedProgram:
         return program_signatures(self._file.methods)
 
     @property
+    def families(self) -> tuple[str, ...]:
+        """The families of methods: "forward" where the file has methods such as "forward@npu"."""
+        return tuple(family for family in self._file.manifest if self._file.family(family))
+
+    @property
     def runnable(self) -> tuple[str, ...]:
         """The methods whose backends are all available here, sorted; a family has at least one."""
         missing = self._engine.missing.keys()
@@ -199,8 +204,7 @@ class LoadedProgram:
             return Choice(name, "it is named itself")
         if self._file.family(name):
             return choosing.choose(self._file, name, inputs, self._engine.missing, self._preferred)
-        known = [*self.method_names, *(family for family in self._file.manifest if self._file.family(family))]
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name, [*self.families, *self.method_names], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise InputError(
             f"{who}: {self._file.name} has no method {name!r}; it has {', '.join(map(repr, self.method_names))}.{hint}"
