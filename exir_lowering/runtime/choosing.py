@@ -157,7 +157,8 @@ def crop(bucket: Bucket, method: MethodSpec, inputs: Sequence[Any], outputs: lis
     cropped = {one.output for one in bucket.crops}
     for one in bucket.crops:
         size = _shape(inputs, one.input)[one.input_dimension]
-        outputs[one.output] = outputs[one.output].narrow(one.dimension, 0, size)
+        whole = outputs[one.output]
+        outputs[one.output] = whole.narrow(one.dimension, 0, min(size, whole.shape[one.dimension]))
     for index in cropped:
         content = method.outputs[index].content
         if isinstance(content, Tensor):
