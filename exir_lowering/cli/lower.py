@@ -16,7 +16,6 @@ from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
-    from torch.export import ExportedProgram
 
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.model import RefusedPartition
@@ -43,7 +42,7 @@ A file that would run code when it is loaded is refused; give --trust if it come
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
-    partitioning.add_variants(parser)
+    program_files.add_variants(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument(
         "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
@@ -122,7 +121,8 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.save_repro is not None and not lowered.report.refused:
             say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
-            values = constant_methods.add_metadata(values, _forward(lowered))
+            programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
+            values = constant_methods.add_metadata(values, programs["forward"])
         artifact = lowered.emit(
             _make_emission_config(arguments),
             constant_methods=values,
@@ -139,11 +139,6 @@ def execute(arguments: argparse.Namespace) -> int:
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
-
-
-def _forward(lowered: LoweredMethods) -> ExportedProgram:
-    """Return the program of the method that runs first, or of the first of its variants."""
-    return next(program for name, program in lowered.edge_programs.items() if name.partition("@")[0] == "forward")
 
 
 def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path) -> str:

@@ -3,7 +3,7 @@
     -p [METHOD=]NAME[:OPTION=VALUE,...]                      an installed partitioner
     -p [METHOD=]package.module:FACTORY[:OPTION=VALUE,...]    one of a module, which is imported
     -p [METHOD=]path/to/file.py:FACTORY[:OPTION=VALUE,...]   one of a file, which is executed
-    --variant NAME=PARTITIONER,...                           several of them, for the variant of that name
+    --variant NAME=PARTITIONER,...                           several such, for a variant
     --allow | --deny | --pin CRITERION=NAME,...              the rules of `exir_lowering.partitioners`
 
 Text before an equals sign is a method if it has no colon or slash. Text between two colons is a factory if it has no
@@ -17,22 +17,22 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import find_file
-from exir_lowering.cli.texts import read_names, read_pairs, read_specs, read_value, split
 from exir_lowering.errors import InputError, LoweringError, PluginLoadError
 from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
     from exir_lowering.partitioners import Rule
-    from exir_lowering.plugins import Partitioner
+    from exir_lowering.plugins import CompileSpec, Partitioner
 
 _FILE = re.compile(r"(.+?\.py)(?=:|$)(.*)", re.DOTALL)
 _NAMES = ("op", "name", "module", "module_class")
@@ -71,18 +71,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         )
 
 
-def add_variants(command: argparse.ArgumentParser) -> None:
-    """Add the argument for variants."""
-    command.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME=PARTITIONER,...",
-        help="in place of -p: lower each program for these partitioners, in this order, as METHOD@NAME; repeatable, "
-        "the preferred variant first: whoever runs the file takes the first that can run; NAME= stays on the host",
-    )
-
-
 class AppendRule(argparse.Action):
     """Keeps the rules of all three options in their order, each as its kind and its criteria."""
 
@@ -90,6 +78,88 @@ class AppendRule(argparse.Action):
         """Keep one."""
         kind = self.option_strings[0].removeprefix("--")
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), f"{kind} {values}"])
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def read_pairs(who: str, text: str) -> list[tuple[str, str]]:
+    """Return the names and values of `NAME=VALUE,...`, values as they stand there; InputError for another form."""
+    pairs = []
+    for part in _split(who, text):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise InputError(
+                f"{who}: got {part!r}, expected NAME=VALUE with commas between them. Several values of one name are "
+                "NAME=[A,B], or NAME=A,NAME=B."
+            )
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
+def _split(who: str, text: str) -> Iterator[str]:
+    """Yield what is between commas, except those in brackets and quotation marks."""
+    begun, closing, quoted, skip = 0, [], False, False
+    for index, letter in enumerate(text):
+        if quoted:
+            quoted, skip = skip or letter != '"', letter == "\\" and not skip
+        elif letter == '"':
+            quoted = True
+        elif letter in "[{":
+            closing.append("]" if letter == "[" else "}")
+        elif letter in "]}":
+            if not closing or letter != closing.pop():
+                raise InputError(f"{who}: there is no bracket for the {letter!r} in {text!r}.")
+        elif letter == "," and not closing:
+            yield text[begun:index]
+            begun = index + 1
+    if quoted or closing:
+        missing = '"' if quoted else closing[-1]
+        raise InputError(f"{who}: {text!r} ends without {missing!r}. Quote it in the shell, such as '...'.")
+    yield text[begun:]
+
+
+def read_value(who: str, text: str) -> Any:
+    """Return the value that a text stands for: one of JSON, or with texts that have no quotation marks."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text[:1] == "[" and text[-1:] == "]":
+        return [read_value(who, part.strip()) for part in _split(who, text[1:-1])]
+    if text[:1] == "{" and text[-1:] == "}":
+        return {name: read_value(who, value) for name, value in _items(who, text)}
+    return text
+
+
+def _read_names(who: str, text: str) -> list[str]:
+    """Return names, which may look like numbers: those in brackets, or the only one."""
+    parts = _split(who, text[1:-1]) if text[:1] == "[" and text[-1:] == "]" else [text]
+    return [part.strip().strip('"') for part in parts]
+
+
+def _items(who: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys and values of `{KEY:VALUE,...}`."""
+    for part in _split(who, text[1:-1]):
+        key, sign, value = part.partition(":")
+        if not sign or not key.strip():
+            raise InputError(f"{who}: got {part!r} in {text!r}, expected {{KEY:VALUE,...}}.")
+        yield key.strip().strip('"'), value.strip()
+
+
+def read_specs(who: str, text: str) -> list[CompileSpec]:
+    """Return the compile specs of `{KEY:VALUE,...}`: values as UTF-8, or the content of a file for `@FILE`."""
+    from exir_lowering.plugins import CompileSpec
+
+    if not (text[:1] == "{" and text[-1:] == "}"):
+        raise InputError(f"{who}: got {text!r}, expected compile specs such as {{device:CPU}} or {{table:@FILE}}.")
+    return [
+        CompileSpec(key, find_file(value[1:]).read_bytes() if value[:1] == "@" else value.strip('"').encode())
+        for key, value in _items(who, text)
+    ]
 
 
 # -- partitioners ------------------------------------------------------------------------------------------------------
@@ -104,7 +174,7 @@ class GivenPartitioner:
     place: str  # the name of an installed one, a module, or a file
     factory: str  # what makes it, of a module or a file; "" for an installed one
     options: Sequence[tuple[str, str]] = field(default=())
-    variant: str = ""  # of what; "" without variants
+    variant: str = ""
 
     @property
     def runs_code(self) -> bool:
@@ -132,17 +202,16 @@ def read_partitioner(text: str) -> GivenPartitioner:
 
 def read_variant(text: str) -> tuple[str, list[GivenPartitioner]]:
     """Read the argument of `--variant` as `read_partitioner` does; return the variant, and its partitioners."""
-    who = f"--variant {text!r}"
     name, equals, rest = text.partition("=")
     if not equals or not name:
-        raise InputError(f"{who}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
+        raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
     parts: list[str] = []
-    for part in split(who, rest) if rest else ():
+    for part in _split(f"--variant {text!r}", rest) if rest else ():
         if parts and "=" in part.partition(":")[0]:  # one more option of the partitioner before
             parts[-1] += f",{part}"
         else:
             parts.append(part)
-    return name, [replace(read_partitioner(part), who=who, variant=name) for part in parts]
+    return name, [replace(read_partitioner(part), who=f"--variant {text!r}", variant=name) for part in parts]
 
 
 def _make(given: GivenPartitioner, files: dict[str, ModuleType]) -> Partitioner:
@@ -291,7 +360,7 @@ def _read_rule(given: str) -> GivenRule:
     for name, value in read_pairs(who, text):
         if name not in _CRITERIA[kind]:
             raise InputError(f"{who}: there is no criterion {name!r}. {_suggest(name, _CRITERIA[kind])}")
-        found.setdefault(name, []).extend([value] if name == "compile_specs" else read_names(who, value))
+        found.setdefault(name, []).extend([value] if name == "compile_specs" else _read_names(who, value))
     methods = tuple(found.pop("method", ()))
     criteria: dict[str, Any] = {name: found[name] for name in _NAMES if name in found}
     for name in ("to", "required", "compile_specs"):
@@ -329,7 +398,7 @@ class Choice:
     methods: tuple[str, ...]
     partitioners: tuple[GivenPartitioner, ...]
     rules: tuple[GivenRule, ...]
-    variants: tuple[str, ...] = ()
+    variants: tuple[str, ...]
 
     def make(self) -> dict[str, Any]:
         """Make the argument `partitioners` or `variants` of `lower`, under the rules. Errors as of `_make`."""
@@ -339,13 +408,7 @@ class Choice:
         found = {name: self._by_method(name, made, rules) for name in self.variants or ("",)}
         return {"variants": found} if self.variants else {"partitioners": found[""]}
 
-    def _by_method(
-        self,
-        variant: str,
-        made: Sequence[tuple[GivenPartitioner, Partitioner]],
-        rules: Sequence[tuple[GivenRule, Rule]],
-    ) -> dict[str, list[Partitioner]] | None:
-        """Return the partitioners of each method in a variant; None if there are none."""
+    def _by_method(self, variant: str, made: Any, rules: Any) -> dict[str, list[Partitioner]] | None:
         from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner
 
         found = {}
@@ -366,9 +429,6 @@ def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choi
     variants = [read_variant(text) for text in getattr(arguments, "variant", ())]
     if variants and arguments.partitioner:
         raise InputError("--variant: it takes the place of -p; name the partitioners of each variant.")
-    named = tuple(name for name, _ in variants)
-    if len(set(named)) < len(named):
-        raise InputError(f"--variant: got the names {', '.join(named)}, expected each once: NAME=PARTITIONER,...")
     partitioners = (*map(read_partitioner, arguments.partitioner), *(one for _, given in variants for one in given))
     rules = tuple(map(_read_rule, arguments.rules))
     for who, names in [
@@ -382,4 +442,4 @@ def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choi
         reached = [one for one in partitioners if not one.method or not rule.methods or one.method in rule.methods]
         if not reached:
             raise InputError(f"{rule.who}: a rule needs a partitioner to apply to, and there is none. Add -p NAME.")
-    return Choice(tuple(methods), partitioners, rules, named)
+    return Choice(tuple(methods), partitioners, rules, tuple(dict.fromkeys(name for name, _ in variants)))

@@ -28,7 +28,7 @@ when less is delegated.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
-    partitioning.add_variants(parser)
+    program_files.add_variants(parser)
     parser.add_argument("--all", action="store_true", help="print every operator and partition, not just 25 lines")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.pte", help="the file")
-    parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
+    parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
     method_inputs.add_data(parser)
 
@@ -100,15 +100,6 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
         "original graphs that `lower --keep-originals` kept",
-    )
-    parser.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        dest="variants",
-        metavar="NAME",
-        help="the variant to run, where the file has several (default: the first that can run); repeatable: others, in "
-        "order of preference, for where it cannot",
     )
     parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument(
@@ -146,7 +137,6 @@ def execute(arguments: argparse.Namespace) -> int:
             unavailable=arguments.unavailable,
             verify=digests,
             limits=limits,
-            choose=arguments.variants or None,
         )
         method = method_inputs.choose_method(arguments.method, program, source)
         values = _fit_inputs(program, method, values)

@@ -115,11 +115,9 @@ def _key(action: argparse.Action) -> str:
 
 
 def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
-    for text in value if key in ("partitioner", "variant") and isinstance(value, list) else ():
-        if not isinstance(text, str):
-            continue
-        named = [read_partitioner(text)] if key == "partitioner" else read_variant(text)[1]
-        if any(one.runs_code for one in named) and not trusted:
+    read = {"partitioner": lambda text: [read_partitioner(text)], "variant": lambda text: read_variant(text)[1]}
+    for text in value if key in read and isinstance(value, list) else ():
+        if isinstance(text, str) and any(one.runs_code for one in read[key](text)) and not trusted:
             raise InputError(
                 f"{who}: {text!r} would run code that a file names. If the file is yours, give --trust on the command "
                 "line, or give the option there."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exir_lowering.errors import InputError
@@ -25,7 +25,8 @@ _EXPECTED = (
 def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, list[list[Any]]]:
     """Return the calls of each method, flat; InputError if a call is not one that its method takes."""
     if isinstance(inputs, Mapping):
-        methods = {one: calls for name, calls in inputs.items() for one in _named(name, subjects)}
+        named = {name: [one for one in subjects if name in (one, split(one)[0])] or [name] for name in inputs}
+        methods = {one: inputs[name] for name, ones in named.items() for one in ones}
     elif len({split(name)[0] or name for name in subjects}) == 1:
         methods = dict.fromkeys(subjects, inputs)
     else:
@@ -42,11 +43,6 @@ def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, li
         name: [_read(subjects[name], number, call) for number, call in enumerate(calls)]
         for name, calls in methods.items()
     }
-
-
-def _named(name: Any, subjects: Collection[str]) -> list[Any]:
-    """Return the methods that a name stands for: that of a method, or of a family."""
-    return [one for one in subjects if name in (one, split(one)[0])] or [name]
 
 
 def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str, list[list[Any]]]:

@@ -55,7 +55,7 @@ def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -
                 f"verify: programs: got a {type(program).__name__} for {name!r}, expected the ExportedProgram that was "
                 "lowered, or a mapping from the names of methods to ExportedPrograms."
             )
-        family = [line.method for line in file.family(name) if line.method in runnable]
+        family = [line.method for line in file.families().get(name, ()) if line.method in runnable]
         if name not in file.methods and not family:
             close = difflib.get_close_matches(name, file.methods, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else " Pass a mapping from methods to programs."

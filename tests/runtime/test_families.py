@@ -211,11 +211,11 @@ def test_the_caller_chooses(file):
 @pytest.mark.parametrize(
     ("choose", "why"),
     [
-        ("gpu", "has no variant 'gpu'; it has 'both', 'second', 'cpu'"),
-        ("", "has no variant ''"),
-        ([], "expected the name of a variant"),
-        (["cpu", 1], "expected the name of a variant"),
-        (3, "got 3, expected the name of a variant"),
+        ("gpu", "got 'gpu', expected a variant, .* are 'both', 'second', 'cpu'"),
+        ("", "got '', expected a variant"),
+        ([], "expected a variant"),
+        (["cpu", 1], "expected a variant"),
+        (3, "got 3, expected a variant"),
     ],
 )
 def test_wrong_choices(file, choose, why):
@@ -227,7 +227,7 @@ def test_functions_that_choose_wrongly(file):
     x = torch.ones(2, 8)
     with pytest.raises(InputError, match=r"returned 'forward@both', expected one of these names"):
         load(file, choose=lambda family, able: "forward@both").run("forward", x)
-    with pytest.raises(InputError, match=r"choose\('forward', \['forward@cpu'\]\) raised ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         load(file, choose=lambda family, able: 1 / 0).run("forward", x)
 
 
@@ -271,15 +271,13 @@ def test_a_file_without_families_needs_all_its_backends(model):
         load(artifact.emit().buffer, delegates={"first": Broken})
 
 
-def test_delegates_compile_only_what_can_be_chosen(file, buckets):
-    for content, ids, expected in (
-        (lambda: buckets, ("first",), ["forward@n=2@npu", "forward@n=4@npu", "forward@n=6@npu"]),
-        (lambda: None, ("second",), ["forward@second"]),
-    ):
-        delegate = ScriptDelegate()
-        made = content()
-        load(made.emit().buffer if made else file, delegates=dict.fromkeys(ids, delegate), engine="interpreter")
-        assert sorted(delegate.methods) == expected
+def test_delegates_compile_only_what_is_chosen(buckets):
+    delegate = ScriptDelegate()
+    program = load(buckets.emit().buffer, delegates={"first": delegate}, engine="interpreter")
+    assert delegate.methods == []
+    for size in (4, 3, 6):
+        program.run("forward", torch.ones(size, 8))
+    assert delegate.methods == ["forward@n=4@npu", "forward@n=6@npu"]
 
 
 def test_threads_choose_at_once(buckets):
