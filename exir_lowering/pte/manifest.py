@@ -100,23 +100,26 @@ def read(methods: Mapping[str, MethodSpec]) -> tuple[Line, ...]:
             _check(line, methods)
             if lines.setdefault(line.method, line) is not line:
                 raise ValueError("the method has two lines")
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, LookupError) as error:
         raise CorruptError(f"its manifest's line {text[:80]!r} is damaged: {error}") from None
     return tuple(lines.values())
 
 
 def _line(text: str) -> Line:
     method, backends, sizes, crops = text.split("\t")
-    padded = tuple(Size(*[*_numbers(one), "==" in one]) for one in sizes.split())
-    cropped = tuple(Crop(*_numbers(one)) for one in crops.split())
+    padded = tuple(Size(*[*_numbers(one, 3), "==" in one]) for one in sizes.split())
+    cropped = tuple(Crop(*_numbers(one, 4)) for one in crops.split())
     line = Line(method, tuple(backends.split()), Bucket(padded, cropped))
     if str(line) != text:
         raise ValueError(f"expected {str(line)!r}")
     return line
 
 
-def _numbers(text: str) -> list[Any]:
-    return [int(number) for number in re.findall("[0-9]+", text)]
+def _numbers(text: str, count: int) -> list[Any]:
+    found = [int(number) for number in re.findall("[0-9]+", text)]
+    if len(found) != count:
+        raise ValueError(f"{text!r} has not {count} numbers")
+    return found
 
 
 def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
