@@ -97,10 +97,9 @@ class Engine(ABC, Generic[Prepared]):
         if method.name in self.ready:
             return self.ready[method.name]
         for backend in self.missing.keys() & set(method.backends):
-            reason = self.missing[backend]
             raise BackendUnavailableError(
-                f"{self.file.where(method.name)} cannot run: it needs the backend {backend!r}, and {reason.reason}. "
-                f"{reason.advice}".rstrip()
+                f"{self.file.where(method.name)} cannot run: it needs the backend {backend!r}, and "
+                f"{self.missing[backend].reason}. {self.missing[backend].advice}"
             )
         missing = missing_kernels(method)
         if missing:

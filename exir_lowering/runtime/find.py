@@ -41,7 +41,7 @@ def find_delegates(
         try:
             executor = availability.executor(backend, given)
         except LoweringError as error:
-            errors[backend], executor = error, Missing(str(error).removesuffix("."), "")
+            errors[backend], executor = error, Missing(str(error).removesuffix("."), "Repair its plug-in.")
         if isinstance(executor, Missing):
             missing[backend] = executor
         elif executor is not None:

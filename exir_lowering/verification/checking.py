@@ -94,8 +94,7 @@ def verify(
     executed = check_arguments(delegates, engine, "error")
     file, debug = read(source, data)
     load = partial(open_file, file, delegates, engine)
-    opened = load()
-    subjects = match(programs, file, opened.runnable)
+    subjects = match(programs, file, (opened := load()).runnable)
     bundled = isinstance(inputs, str) and inputs == "bundled"
     calls = None if inputs is None else read_bundled(subjects, file) if bundled else read_inputs(subjects, inputs)
     with torch.random.fork_rng(devices=()):

@@ -85,9 +85,8 @@ def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
                 f"{where}: {label} is {describe(value)} in the file, and {problem} in the program: the file was made "
                 "from another program. Pass the one that was lowered."
             )
-    return Subject(
-        name, program, spec, called, inputs, _is_quantized(program, spec), _coarsest(program), file.bucket(name)
-    )
+    kinds = _is_quantized(program, spec), _coarsest(program)
+    return Subject(name, program, spec, called, inputs, *kinds, file.bucket(name))
 
 
 def _misfit(value: Any, expected: Any) -> str:
