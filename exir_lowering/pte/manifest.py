@@ -7,6 +7,7 @@ that chooses: the first line of the family whose backends are all available and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
+from exir_lowering.pte.values import check_memory
 
 METHOD = "get_manifest"
 """The name of the constant method: a part of the file format, as is the text."""
@@ -130,6 +132,7 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
     if set(line.backends) != set(method.backends):
         raise ValueError(f"the method needs {', '.join(method.backends) or 'no backend'}")
     for size in line.bucket.sizes:
+        check_memory([math.prod(_sizes(method.inputs[size.input])) * 8])  # that padding takes
         if (actual := _sizes(method.inputs[size.input])[size.dimension]) != size.size:
             raise ValueError(f"dimension {size.dimension} has {actual} elements, not {size.size}")
     for crop in line.bucket.crops:
