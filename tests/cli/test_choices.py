@@ -211,9 +211,8 @@ def test_compile_specs_come_from_texts_and_files(folder: Path) -> None:
     option = "./mine.py:Sines:level=2,compile_specs={mode:fast}"
     arguments = type("Arguments", (), {"partitioner": [option], "rules": [f"pin {given}"]})
     made = partitioning.read_choice(arguments, ["forward"]).make()
-    assert made is not None
-    (ruled,) = made["forward"]
-    specs = ruled.rules[0].compile_specs  # type: ignore[attr-defined]
+    (ruled,) = made["partitioners"]["forward"]
+    specs = ruled.rules[0].compile_specs
     assert specs == (CompileSpec("device", b"CPU"), CompileSpec("level", b"2"), CompileSpec("table", b"\xff\0"))
 
 

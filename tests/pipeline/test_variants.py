@@ -12,7 +12,17 @@ from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize
 from torchao.quantization.granularity import PerGroup
 from torchao.utils import unwrap_tensor_subclass
 
-from exir_lowering import BackendUnavailableWarning, InputError, load, lower, plan, quantize, to_backend, verify
+from exir_lowering import (
+    BackendUnavailableError,
+    BackendUnavailableWarning,
+    InputError,
+    load,
+    lower,
+    plan,
+    quantize,
+    to_backend,
+    verify,
+)
 from exir_lowering.backends.xnnpack import xnnpack
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
 
@@ -173,5 +183,7 @@ def test_a_family_is_verified_where_it_runs_at_each_size_of_a_bucket():
     assert found.ok
     assert list(found.methods) == ["forward@n=2@cpu", "forward@n=4@cpu", "forward@n=6@cpu"]
     assert [name for name in found.unverified if name.endswith("@npu")] == list(found.unverified)
+    with pytest.raises(BackendUnavailableError, match=r"'forward@n=2@npu' of .* cannot run"):
+        verify(artifact, {"forward@n=2@npu": programs["forward@n=2"]})
     sizes = [any("least" in case for case in method.cases) for method in found.methods.values()]
     assert sizes == [True, True, False]
