@@ -7,7 +7,6 @@ that chooses: the first line of the family whose backends are all available and 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -132,7 +131,6 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
     if set(line.backends) != set(method.backends):
         raise ValueError(f"the method needs {', '.join(method.backends) or 'no backend'}")
     for size in line.bucket.sizes:
-        check_memory([math.prod(_sizes(method.inputs[size.input])) * 8])  # that padding takes
         if (actual := _sizes(method.inputs[size.input])[size.dimension]) != size.size:
             raise ValueError(f"dimension {size.dimension} has {actual} elements, not {size.size}")
     for crop in line.bucket.crops:
@@ -140,4 +138,7 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
 
 
 def _sizes(value: ValueSpec) -> tuple[int, ...]:
-    return value.content.sizes if isinstance(value.content, Tensor) else ()
+    if not isinstance(value.content, Tensor):
+        return ()
+    check_memory([value.content.size])  # that padding takes
+    return value.content.sizes

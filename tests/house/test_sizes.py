@@ -28,7 +28,7 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1550,
     "exir_lowering/plans": 2384,
     "exir_lowering/plugins": 2460,
-    "exir_lowering/pte": 4739,
+    "exir_lowering/pte": 4743,
     "exir_lowering/quantization": 956,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3915,
