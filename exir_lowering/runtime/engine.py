@@ -79,10 +79,7 @@ class Engine(ABC, Generic[Prepared]):
         """Make a method ready to run, in its initial state."""
 
     def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, except those of families, of which one is chosen when run.
-
-        Those that lack a kernel fail when they are run.
-        """
+        """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
         chosen_from = {line.method for line in self.file.manifest}
         for method in self.file.methods.values():
             if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):

@@ -41,10 +41,7 @@ class Subject:
 
 
 def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -> dict[str, Subject]:
-    """Return what is compared, in the order of the programs; InputError if a program is not that of its method.
-
-    A program that is named like a family is compared with those of its methods that are runnable.
-    """
+    """Return what is compared, of a family each runnable method; InputError if a program is not that of its method."""
     given = programs if isinstance(programs, Mapping) else {"forward": programs}
     if not given:
         raise InputError("verify: programs: got an empty mapping, expected a program for at least one method.")

@@ -117,9 +117,9 @@ def test_wrong_names(program):
     for name in ("@a", "forward@", "forward@@a"):
         with pytest.raises(InputError, match=f"got the method name '{name}', expected a name and tags"):
             lower({name: program})
-    with pytest.raises(InputError, match="'forward@a' and 'forward', which is the name of its family"):
+    with pytest.raises(InputError, match="beside 'forward@a', 'forward' names its family"):
         lower({"forward": program, "forward@a": program})
-    with pytest.raises(InputError, match="'get_manifest', which is made for the families"):
+    with pytest.raises(InputError, match="'get_manifest' names its family or the manifest"):
         lower({"get_manifest": program, "forward@a": program})
     assert list(lower({"get_manifest": program})) == ["get_manifest"]
     lowered = lower({"forward@a": program})
@@ -129,7 +129,7 @@ def test_wrong_names(program):
     class Spaced(ScriptBackend):
         backend_id = "a b"
 
-    with pytest.raises(InputError, match="is for the backend 'a b': with a space"):
+    with pytest.raises(InputError, match="is for the backend 'a b': ids in a manifest have no spaces"):
         lower(program, variants={"x": TagPartitioner(backend="a b")}, backends={"a b": Spaced})
 
 
