@@ -36,11 +36,12 @@ from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
-from exir_lowering.steps.arguments import TransformPasses
+from exir_lowering.steps.arguments import Request, TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
+from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Recovery
@@ -63,6 +64,7 @@ def lower(
     backends: Backends | None = None,
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
 ) -> LoweredMethods:
     """Lower programs from `torch.export`, or in Edge dialect, to delegates.
 
@@ -78,6 +80,9 @@ def lower(
         transform_passes: Passes that run over the programs in Edge dialect before a partitioner sees them, as
             `to_edge_transform_and_lower` has them: a sequence of passes or one of ExecuTorch's managers of passes, for
             all methods; or a mapping from method names to sequences of passes.
+        variants: In place of partitioners: what to lower each program for several times, by the name of the variant,
+            the preferred one first. `{"npu": [npu, "xnnpack"], "cpu": "xnnpack"}` makes the methods `forward@npu` and
+            `forward@cpu`; the file says which of them needs which backends, and whoever runs it chooses.
 
     Returns:
         The lowered programs by method, with a report; `.emit()` makes the `.pte`.
@@ -93,7 +98,9 @@ def lower(
         CoverageError: Less is delegated than the options require; no backend was called.
     """
     session = Session(arguments.check_options(options))
-    lowered = lower_in(session, programs, partitioners, backends=backends, transform_passes=transform_passes)
+    lowered = lower_in(
+        session, programs, partitioners, backends=backends, transform_passes=transform_passes, variants=variants
+    )
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -105,16 +112,17 @@ def lower_in(
     *,
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
     recovery: Recovery | None = None,
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
-    request = arguments.read_request(programs, partitioners, transform_passes)
+    request = arguments.read_request(programs, partitioners, transform_passes, variants)
     chosen = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
     with session.progress:
         given = to_edge(request.methods, session)
-        return _lower(given, chosen, request.constant_methods, backends, session, preprocess_group, recovery)
+        return _lower(given, chosen, request, backends, session, preprocess_group, recovery)
 
 
 def plan(
@@ -123,6 +131,7 @@ def plan(
     *,
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
 ) -> LoweringPlan:
     """Return what `lower` would do with these programs and partitioners, without calling a backend.
 
@@ -134,6 +143,7 @@ def plan(
         partitioners: As for `lower`.
         options: As for `lower`.
         transform_passes: As for `lower`.
+        variants: As for `lower`.
 
     Returns:
         For each method its partitions, and for each operator that stays on the host the reason.
@@ -143,7 +153,7 @@ def plan(
         CoverageError: Less is delegated than the options require; the error has the plan.
     """
     session = Session(arguments.check_options(options))
-    request = arguments.read_request(programs, partitioners, transform_passes)
+    request = arguments.read_request(programs, partitioners, transform_passes, variants)
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
@@ -186,7 +196,7 @@ def to_backend(
     given = as_edge(request.methods)
     registry.check_backends(backends)
     with session.progress:
-        lowered = _lower(given, rewrites, request.constant_methods, backends, session)
+        lowered = _lower(given, rewrites, request, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -230,7 +240,7 @@ def lower_whole_program(
 def _lower(
     given: Sequence[EdgeMethod],
     rewrites: Sequence[Rewrite],
-    constant_methods: Mapping[str, Any],
+    request: Request,
     backends: Backends | None,
     session: Session,
     preprocess_group: PreprocessGroup = preprocess_cached,
@@ -269,7 +279,7 @@ def _lower(
         programs,
         Report(*parts, states=states, units=list_units(results), narrowed=narrowed, versions=planned.versions),
         {method.name: method.program for method in methods},
-        constant_methods,
+        {**request.constant_methods, **describe_families(programs, request.buckets)},
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},

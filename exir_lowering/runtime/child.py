@@ -85,7 +85,7 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
         engine = replace(engine, steps=min(steps, STEPS))
     sizes = {} if counted or steps is None else _sizes(file)
     _child = _Child(file, engine, steps, sizes)
-    return {}, ()
+    return {"missing": {backend: astuple(one) for backend, one in engine.missing.items()}}, ()
 
 
 def _sizes(file: ProgramFile) -> dict[str, tuple[int, bool, bool]]:

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
+from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.source import ProgramFile
@@ -39,6 +40,7 @@ class Engine(ABC, Generic[Prepared]):
     ready: dict[str, Prepared] = field(default_factory=dict, kw_only=True)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
     running: set[tuple[int, str]] = field(default_factory=set, kw_only=True)
+    missing: Mapping[str, Missing] = field(default_factory=dict, kw_only=True)  # backends that nothing here executes
     steps: int = field(default=STEPS, kw_only=True)  # how many instructions a run may execute, where they are counted
 
     @property
@@ -77,9 +79,10 @@ class Engine(ABC, Generic[Prepared]):
         """Make a method ready to run, in its initial state."""
 
     def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, except those that lack a kernel, which fail when run."""
+        """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
+        chosen_from = {line.method for line in self.file.manifest}
         for method in self.file.methods.values():
-            if self.calls_delegates(method) and not missing_kernels(method):
+            if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):
                 self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:
@@ -90,6 +93,11 @@ class Engine(ABC, Generic[Prepared]):
         """Return a method, set up at its first use; raise an InputError when the runtime lacks a kernel for it."""
         if method.name in self.ready:
             return self.ready[method.name]
+        for backend in self.missing.keys() & set(method.backends):
+            raise BackendUnavailableError(
+                f"{self.file.where(method.name)} cannot run: it needs the backend {backend!r}, and "
+                f"{self.missing[backend].reason}. {self.missing[backend].advice}"
+            )
         missing = missing_kernels(method)
         if missing:
             raise InputError(
@@ -102,7 +110,7 @@ class Engine(ABC, Generic[Prepared]):
             # Setting up a method writes its initial state. Those that share it are set up at once, before one changes
             # it; one that fails here fails again when it is run.
             for name in self.file.sharing if method.name in self.file.sharing else ():
-                if name not in self.ready:
+                if name not in self.ready and self.missing.keys().isdisjoint(self.file.methods[name].backends):
                     try:
                         self.ready[name] = self._set_up(self.file.methods[name])
                     except Exception as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from exir_lowering.errors import BackendUnavailableError, BackendUnavailableWarning, LoweringError
 from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, header, mapping, payloads
@@ -26,28 +27,37 @@ _FALLBACK = (
 )
 
 
-def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Mapping[str, Delegate]:
-    """Find a delegate for each backend that the runtime does not have itself; those given, by id, come first."""
+def find_delegates(
+    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable
+) -> tuple[dict[str, Delegate], dict[str, Missing]]:
+    """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed."""
     found: dict[str, Delegate] = {}
-    for backend, method in file.backends.items():
-        needs = f"{file.name} cannot be loaded: method {method!r} needs the backend {backend!r}, and"
+    missing: dict[str, Missing] = {}
+    errors: dict[str, LoweringError] = {}
+    for backend in file.backends:
         try:
             executor = availability.executor(backend, given)
         except LoweringError as error:
-            raise type(error)(f"{needs} {error}") from error.__cause__
-        if isinstance(executor, availability.Missing):
-            if unavailable == "error":
-                raise BackendUnavailableError(f"{needs} {executor.reason}. {executor.advice} {_FALLBACK}")
-            executor = OriginalGraphs(backend, executor.reason)
-            warnings.warn(
-                f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
-                f"graphs, as {executor.reason}.",
-                BackendUnavailableWarning,
-                stacklevel=5,
-            )
-        if executor is not None:
+            errors[backend], executor = error, Missing(str(error).removesuffix("."), "Repair its plug-in.")
+        if isinstance(executor, Missing):
+            missing[backend] = executor
+        elif executor is not None:
             found[backend] = executor
-    return found
+    for backend in file.needed(missing):
+        needs = f"{file.name} cannot be loaded: method {file.backends[backend]!r} needs the backend {backend!r}, and"
+        if backend in errors:
+            raise type(errors[backend])(f"{needs} {errors[backend]}") from errors[backend].__cause__
+        if unavailable == "error":
+            raise BackendUnavailableError(f"{needs} {missing[backend].reason}. {missing[backend].advice} {_FALLBACK}")
+        reason = missing.pop(backend).reason
+        found[backend] = OriginalGraphs(backend, reason)
+        warnings.warn(
+            f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
+            f"graphs, as {reason}.",
+            BackendUnavailableWarning,
+            stacklevel=5,
+        )
+    return found, missing
 
 
 def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:

@@ -140,14 +140,14 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         plain = given.detach().as_subclass(torch.Tensor)
         if plain.numel() and not plain.data_ptr():
             return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
-        return None, _lay_out(plain, expected.dim_order)
+        return None, lay_out(plain, expected.dim_order)
     except Exception as error:
         let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 
 
-def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
+def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """Return a tensor that lies in memory in an order: read in another one, its values are silently wrong."""
     tensor = tensor.resolve_conj().resolve_neg()
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.

@@ -29,7 +29,8 @@ What `load` takes:
   Delegates run there too, so that they are given as classes that can be imported, and what they print or keep stays
   there; so do operators: those of `torch.ops.load_library` are loaded there, those defined in Python are not.
 
-Methods are set up when they first run, those that call Python delegates when the file is loaded.
+Methods are set up when they first run, those that call Python delegates when the file is loaded, except those of
+families, such as forward@npu and forward@cpu: of them, the one that is chosen.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
-from exir_lowering.runtime import debugging
+from exir_lowering.runtime import choosing, debugging
 from exir_lowering.runtime.apart.engine import Apart, open_apart
+from exir_lowering.runtime.choosing import Choice, Preferred
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare, with_tensors
@@ -76,6 +78,7 @@ class LoadedProgram:
 
     _file: ProgramFile
     _engine: Engine[Any] | Apart
+    _preferred: Preferred = None
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -86,6 +89,12 @@ class LoadedProgram:
     def methods(self) -> Mapping[str, MethodSignature]:
         """The inputs, outputs and state of each method, by name, sorted; read-only."""
         return program_signatures(self._file.methods)
+
+    @property
+    def runnable(self) -> tuple[str, ...]:
+        """The methods whose backends are all available here, sorted; a family has at least one."""
+        missing = self._engine.missing.keys()
+        return tuple(name for name, method in self._file.methods.items() if missing.isdisjoint(method.backends))
 
     @property
     def engine(self) -> str:
@@ -112,11 +121,12 @@ class LoadedProgram:
             BackendContractError: A Python delegate returned something other than the file says.
             LimitError: The program was loaded with limits, and went over one; the next run is in its initial state.
         """
-        found = self._method("run", method)
+        found = self._method("run", method, inputs)
         # Views of the inputs are made and released with the lock held: both release the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
         with self._engine.lock, self._engine.entered(found.name):
-            return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
+            outputs = self._engine.run(found, self._prepare(found, inputs))
+            return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
         """Return values as `run` takes them, when they come from a source of plain numbers, such as a command line.
@@ -131,9 +141,9 @@ class LoadedProgram:
         Raises:
             InputError: There is no such method, or it does not take these inputs.
         """
-        found = self._method("as_inputs", method)
+        found = self._method("as_inputs", method, values)
         given = with_tensors(found, values)
-        prepare(self._file.where(found.name), found, given)
+        self._prepare(found, given)
         return given
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
@@ -154,24 +164,50 @@ class LoadedProgram:
             InputError: As for `run`; or `runs` is not a number above 0.
             BackendFailure, BackendContractError, LimitError: As for `run`.
         """
-        found = self._method("profile", method)
+        found = self._method("profile", method, inputs)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
         with self._engine.lock:
-            events = self._engine.record(found, prepare(self._file.where(found.name), found, inputs), runs)
+            events = self._engine.record(found, self._prepare(found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
 
-    def _method(self, who: str, name: object) -> MethodSpec:
-        found = self._file.methods.get(name) if isinstance(name, str) else None
-        if found is not None:
-            return found
+    def choose(self, method: str, *inputs: Any) -> Choice:
+        """Say which method of a family `run` runs with some inputs, and why.
+
+        Args:
+            method: The name of a family, such as "forward" where the file has "forward@npu" and "forward@cpu"; the
+                name of a method is that method.
+            inputs: The inputs, as for `run`.
+
+        Returns:
+            The method, and why it is not another one.
+
+        Raises:
+            InputError: There is no such method or family, or it has no method for inputs of these sizes. What a
+                function of `load(choose=...)` raises passes through.
+            BackendUnavailableError: No method of the variants that `load(choose=...)` names can run here.
+        """
+        return self._choose("choose", method, inputs)
+
+    def _choose(self, who: str, name: object, inputs: Sequence[Any]) -> Choice:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(name, str):
             got = f"got a {type(name).__name__} as the name of a method of {self._file.name}"
             raise InputError(f"{who}: {got}, expected one of {known}.")
-        close = difflib.get_close_matches(name, self.method_names, n=1)
+        if name in self._file.methods:
+            return Choice(name, "it is named itself")
+        if name in self._file.families():
+            return choosing.choose(self._file, name, inputs, self._engine.missing, self._preferred)
+        close = difflib.get_close_matches(name, [*self._file.families(), *self.method_names], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
+
+    def _method(self, who: str, name: object, inputs: Sequence[Any]) -> MethodSpec:
+        return self._file.methods[self._choose(who, name, inputs).method]
+
+    def _prepare(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        padded = choosing.pad(self._file.bucket(method.name), inputs)
+        return prepare(self._file.where(method.name), method, padded)
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""
@@ -191,6 +227,7 @@ def load(
     debug: str | os.PathLike[str] | None = None,
     verify: Verify = True,
     limits: Limits | None = None,
+    choose: Preferred = None,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
@@ -206,6 +243,8 @@ def load(
         debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
         limits: Limits for the program, which then runs in a separate process and can be interrupted; None for this one.
+        choose: Which method of a family runs: a variant's name, a sequence of them in order of preference, or a
+            function of the family and those of its methods that can run; None for the first that can.
 
     Returns:
         The program.
@@ -221,9 +260,10 @@ def load(
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     file = read_file(source, data, debug, verify)
+    preferred = choosing.check_preferred(choose, file)
     if limits is not None:
-        return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits))
-    return LoadedProgram(file, open_engine(engine, file, given, unavailable))
+        return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits), preferred)
+    return LoadedProgram(file, open_engine(engine, file, given, unavailable), preferred)
 
 
 def open_file(file: ProgramFile, delegates: Any, engine: str, unavailable: Unavailable = "error") -> LoadedProgram:
@@ -245,12 +285,12 @@ def check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapp
 def read_file(source: object, data: data_files.Given, debug: object, verify: Verify) -> ProgramFile:
     """Read and check a file and its data files; the arguments and errors are those of `load`."""
     verifying.check_level(verify)
-    pte, methods = read_source(source)
+    pte, methods, manifest = read_source(source)
     seal = verifying.check_program(pte, verify)
     files = data_files.read(data)
     check_weights(pte, files, methods)
     verifying.check_all(pte, seal, files, needed_weights(methods), verify)
-    return ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
+    return ProgramFile(pte, files, methods, debugging.find(pte.source, debug), manifest)
 
 
 def open_engine(name: str, file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping, signatures
 from exir_lowering.pte.data_files import DataFiles
+from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
 from exir_lowering.runtime.debugging import DebugFile
@@ -25,6 +26,7 @@ class ProgramFile:
     data: DataFiles
     methods: Mapping[str, file_format.MethodSpec]  # what it says about them, by name
     debug: DebugFile
+    manifest: tuple[Line, ...] = ()  # the methods of families
 
     @property
     def name(self) -> str:
@@ -56,16 +58,37 @@ class ProgramFile:
                 found.setdefault(backend, method.name)
         return found
 
+    def families(self) -> dict[str, list[Line]]:
+        """Return the lines of each family in order of preference, without those of methods that were left out."""
+        found: dict[str, list[Line]] = {}
+        for line in self.manifest:
+            if line.method in self.methods:
+                found.setdefault(split(line.method)[0], []).append(line)
+        return found
+
+    def bucket(self, method: str) -> Bucket:
+        """Return the sizes that a method was specialised for."""
+        return next((line.bucket for line in self.manifest if line.method == method), Bucket())
+
+    def needed(self, missing: Collection[str]) -> list[str]:
+        """Return those of the missing backends without which a method, or all of a family, cannot run."""
+        runs = {name for name, method in self.methods.items() if not set(method.backends).intersection(missing)}
+        served = [lines for lines in self.families().values() if not runs.isdisjoint(line.method for line in lines)]
+        spared = {line.method for lines in served for line in lines}
+        wanted = {backend for name, one in self.methods.items() if name not in spared for backend in one.backends}
+        return [backend for backend in missing if backend in wanted]
+
     @property
     def sharing(self) -> frozenset[str]:
         """The methods that were planned to share their state; see `pte.signatures`."""
         return signatures.sharing({name: method.arenas for name, method in self.methods.items()})
 
 
-def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
-    """Return a `.pte` file, and what it says about its methods, once it was checked."""
+def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
+    """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
     file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
-    return file, file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
+    methods = file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
+    return file, methods, file.parse(lambda _: read_manifest(methods), kinds.PTE)
 
 
 def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:

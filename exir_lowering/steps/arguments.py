@@ -22,6 +22,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
+from exir_lowering.pte.manifest import BUCKET, Bucket, split
+from exir_lowering.steps import families
 
 EDGE_DIALECT = "EDGE"
 
@@ -68,23 +70,28 @@ class Request:
 
     methods: tuple[RequestedMethod, ...]  # in the order in which they were given
     constant_methods: Mapping[str, Any]  # values that also become methods: those of an EdgeProgramManager
+    buckets: Mapping[str, Bucket | None]  # the sizes that each method was specialised for, None for none
 
 
-def read_request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
+def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
     """Turn what a caller passed to `lower` into one value per method; what is wrong in it is an InputError.
 
     A program alone is the method "forward". UnknownPluginError or PluginLoadError: a partitioner's name is not
     resolved.
     """
     methods, constant_methods = _methods(programs)
-    chosen = list_partitioners(partitioners, methods)
     given = {} if transform_passes is None else transform_passes
     passes = _by_method("transform_passes", given, methods, _passes)
-    requested = (
-        RequestedMethod(name, program, tuple(chosen[name]), passes.get(name) or None)
-        for name, program in methods.items()
-    )
-    return Request(tuple(requested), constant_methods)
+    requested = []
+    for tag, wanted in families.read_variants(partitioners, variants).items():
+        chosen = list_partitioners(wanted, methods, f"variants[{tag!r}]" if tag else "partitioners")
+        requested += [
+            RequestedMethod(f"{name}@{tag}" if tag else name, program, tuple(chosen[name]), passes.get(name) or None)
+            for name, program in methods.items()
+        ]
+    families.check_families([method.name for method in requested], constant_methods)
+    buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
+    return Request(tuple(requested), constant_methods, buckets)
 
 
 def choose_rewrites(options: LoweringOptions, default: str) -> tuple[Rewrite, ...]:
@@ -137,21 +144,22 @@ def _passes(who: str, value: Any) -> Passes:
     return list(value)
 
 
-def list_partitioners(value: Any, methods: Collection[str]) -> dict[str, list[Partitioner]]:
+def list_partitioners(value: Any, methods: Collection[str], who: str = "partitioners") -> dict[str, list[Partitioner]]:
     """Return the partitioners of each method in priority order; a method without any stays on the host.
 
     InputError: no such method, or no partitioner. UnknownPluginError, PluginLoadError: a name cannot be resolved.
     """
-    found = _by_method("partitioners", value, methods, _list)
+    found = _by_method(who, value, methods, _list)
     return {name: found.get(name, []) for name in methods}
 
 
 def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[str, Any], T]) -> dict[str, T]:
-    """Read what is given for all methods, or for those that a mapping has."""
+    """Read what is given for all methods, or for those that a mapping has by their names, or that of their family."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(methods, read(who, value))
-    _check_methods(who, value, methods)
-    return {name: read(f"{who}[{name!r}]", value[name]) for name in methods if name in value}
+    _check_methods(who, value, [*methods, *(family for name in methods if (family := split(name)[0]))])
+    keys = {name: name if name in value else split(name)[0] for name in methods}
+    return {name: read(f"{who}[{key!r}]", value[key]) for name, key in keys.items() if key in value}
 
 
 def _check_methods(who: str, names: Iterable[Any], methods: Collection[str]) -> None:

@@ -27,7 +27,7 @@ from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import Partition
 from exir_lowering.plans.report import Report
-from exir_lowering.pte import saving
+from exir_lowering.pte import manifest, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
@@ -216,6 +216,8 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
         raise InputError(
             f"constant_methods: got {type(given).__name__} {given!r}, expected a mapping from method names to values."
         )
+    if manifest.METHOD in lowered.constant_methods and manifest.METHOD in (given or {}):
+        raise InputError(f"constant_methods: {manifest.METHOD!r} is made for the families of the file; rename yours.")
     constant_methods = {**lowered.constant_methods, **(given or {})}
     both = sorted(set(lowered.programs) & set(constant_methods))
     if both:

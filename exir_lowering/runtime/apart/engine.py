@@ -16,6 +16,7 @@ from exir_lowering import errors
 from exir_lowering.errors import InputError, LimitError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
+from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.processes.messages import Message, TooLateError, raise_error
 from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
 from exir_lowering.pte.format import MethodSpec
@@ -45,6 +46,7 @@ class Apart:
         self._lock, self._calling = threading.RLock(), False
         self._process = os.getpid()
         self._worker: Worker | None = None
+        self.missing: Mapping[str, Missing] = {}  # the backends that nothing executes there
         self._finalizer: Any = None
 
     @property
@@ -97,7 +99,8 @@ class Apart:
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
             ) from error
         self._worker, self._finalizer = worker, weakref.finalize(self, worker.abandon)
-        self._ask(self._file.name, worker, self._opening)
+        header, _ = self._ask(self._file.name, worker, self._opening)
+        self.missing = {backend: Missing(*texts) for backend, texts in header["missing"].items()}
         try:
             # The other process opens paths. What it has open is what was checked if it is there still.
             self._file.file.check()

@@ -284,7 +284,7 @@ class Interpreter(Engine[PreparedMethod]):
 
 def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Interpreter:
     """Open a file for the interpreter, and find its Python delegates."""
-    found = find_delegates(file, given, unavailable)
+    found, missing = find_delegates(file, given, unavailable)
     external = file.data.content()
     try:
         codes, data = read_code(file.content())
@@ -296,4 +296,4 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
             (shared,) = memory.allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
-    return Interpreter(file, found, codes, data.named, {**external, **data.named}, shared)
+    return Interpreter(file, found, codes, data.named, {**external, **data.named}, shared, missing=missing)

@@ -10,6 +10,7 @@ from typing import Any
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering.errors import BackendUnavailableError, InputError
+from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.temporary import TemporaryFolder
@@ -52,7 +53,7 @@ class NativeEngine(Engine[Any]):
         with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
             program = self.file.open(profiled=True)
         others = dict.fromkeys(self.file.methods.keys() - {method.name})  # not to be set up, as what shares state is
-        engine = NativeEngine(self.file, self.delegates, {method.name: program}, ready=others)
+        engine = NativeEngine(self.file, self.delegates, {method.name: program}, ready=others, missing=self.missing)
         for _ in range(runs):
             engine.run(method, inputs)
         with (
@@ -91,13 +92,19 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
             f"{_INTERPRETER}"
         )
     _check_given(given)
-    found = find_delegates(file, given, unavailable)
+    found, missing = find_delegates(file, given, unavailable)
     taken = installed.own_backends().intersection(found)
     if taken:
         file, names = rename_backends(file, sorted(taken))
         found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
     if found:
-        _register(sorted(found))
+        try:
+            _register(sorted(found))
+        except BackendUnavailableError as error:
+            missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
+            if file.needed(missing):
+                raise
+            found = {}
     methods, sharing = file.methods, file.sharing
     with explaining(
         lambda error: (
@@ -107,7 +114,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     ):
         shared = file.open() if sharing else None
         programs = {method: shared if method in sharing else file.open() for method in methods}
-    return NativeEngine(file, found, programs)
+    return NativeEngine(file, found, programs, missing=missing)
 
 
 @contextmanager

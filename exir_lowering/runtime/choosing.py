@@ -1,0 +1,121 @@
+"""Choose the method of a family that runs, and fit inputs and outputs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering.errors import BackendUnavailableError, InputError
+from exir_lowering.plugins.availability import Missing
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.manifest import Bucket, Line, split
+from exir_lowering.pte.value_kinds import Tensor
+from exir_lowering.runtime.inputs import lay_out
+from exir_lowering.runtime.source import ProgramFile
+
+Preferred: TypeAlias = str | Sequence[str] | Callable[[str, Sequence[str]], str] | None
+"""What `load` takes as `choose`: variants, in order of preference, or a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which method of a file runs.
+
+    Attributes:
+        method: Its name.
+        reason: Why it is this one.
+        others: The methods of the family that cannot run with these inputs here, each with the reason.
+    """
+
+    method: str
+    reason: str
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.reason}" + "".join(f"\n  not {one}: {why}" for one, why in self.others.items())
+
+
+def check_preferred(preferred: Any, file: ProgramFile) -> Preferred:
+    """Return what is preferred, variants as a tuple; InputError if it is something else, or no method has a variant."""
+    if preferred is None or callable(preferred):
+        return preferred  # type: ignore[no-any-return]
+    names = (preferred,) if isinstance(preferred, str) else preferred
+    known = {tag: None for line in file.manifest for tag in split(line.method)[1]}
+    if not isinstance(names, Sequence) or not names or not all(isinstance(one, str) and one in known for one in names):
+        raise InputError(
+            f"load: choose: got {preferred!r}, expected a variant, several in order of preference, or a function that "
+            "takes the name of a family and its methods that can run. The variants of "
+            f"{file.name} are {', '.join(map(repr, known)) or 'none'}."
+        )
+    return tuple(names)
+
+
+def choose(
+    file: ProgramFile, family: str, inputs: Sequence[Any], missing: Mapping[str, Missing], preferred: Preferred
+) -> Choice:
+    """Choose a method of a family for inputs; raise an InputError or a BackendUnavailableError when none can run."""
+    lines = file.families()[family]
+    names = preferred if isinstance(preferred, tuple) else ()
+    lines = [line for name in names for line in lines if name in split(line.method)[1]] or lines
+    others = {line.method: why for line in lines if (why := _why_not(file, line, missing, inputs))}
+    able = tuple(line.method for line in lines if line.method not in others)
+    if not able:
+        unfit = any(not _why_not(file, line, missing, ()) for line in lines)
+        raise (InputError if unfit else BackendUnavailableError)(
+            f"run: {file.name} has no method of the family {family!r} that can run with these inputs here:"
+            + "".join(f"\n  {method}: {why}" for method, why in others.items())
+        )
+    if not callable(preferred):
+        sizes = " and whose sizes fit" if file.bucket(able[0]).sizes else ""
+        named = ", of those that choose= names" if names else ""
+        return Choice(able[0], f"the first whose backends are available{sizes}{named}", others)
+    method = preferred(family, able)
+    if method not in able:
+        raise InputError(f"choose({family!r}, {able}) returned {method!r}, expected one of these names.")
+    return Choice(method, "choose= says so", others)
+
+
+def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inputs: Sequence[Any]) -> str:
+    """Say why a method cannot run; what is no tensor of its dimensions at all is refused when it runs."""
+    for backend in file.methods[line.method].backends:
+        if backend in missing:
+            return f"the backend {backend!r} is missing: {missing[backend].reason}"
+    for size in line.bucket.sizes:
+        for given in _shape(inputs, size.input)[size.dimension : size.dimension + 1]:
+            if given > size.size or (size.exact and given < size.size):
+                beyond = "not" if size.exact else "more than"
+                return f"dimension {size.dimension} of input {size.input} is {given}, {beyond} {size.size}"
+    return ""
+
+
+def _shape(inputs: Sequence[Any], index: int) -> Sequence[int]:
+    given = inputs[index] if index < len(inputs) else None
+    return given.shape if isinstance(given, torch.Tensor) else ()
+
+
+def pad(bucket: Bucket, inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs with zeros behind their ends, so that they have the sizes of a bucket."""
+    padded = list(inputs)
+    for one in bucket.sizes:
+        for given in _shape(padded, one.input)[one.dimension : one.dimension + 1]:
+            tensor = padded[one.input]
+            if given < one.size and not one.exact and tensor.layout == torch.strided:
+                behind = (0, 0) * (tensor.dim() - 1 - one.dimension) + (0, one.size - given)
+                with neutral():
+                    padded[one.input] = torch.nn.functional.pad(tensor, behind)
+    return padded
+
+
+def crop(bucket: Bucket, method: MethodSpec, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    """Return outputs without what comes from padding; `inputs` are those that were given."""
+    for one in bucket.crops:
+        whole, content = outputs[one.output], method.outputs[one.output].content
+        if isinstance(content, Tensor):
+            size = min(_shape(inputs, one.input)[one.input_dimension], whole.shape[one.dimension])
+            with neutral():
+                outputs[one.output] = lay_out(whole.narrow(one.dimension, 0, size), content.dim_order)
+    return outputs
