@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
+from exir_lowering.options import MemoryPlanner
 from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
 from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
@@ -37,6 +38,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
         failed: The partitions of `report.refused`, in that order, for `save_repro`.
+        memory_planner: The option of the lowering, which `emit` follows.
+        require_memory: The option of the lowering in bytes, which `emit` checks again.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:
@@ -58,6 +61,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         etrecord: bool = False,
         share_state: ShareState = "auto",
         provenance: bool = True,
+        memory_planner: MemoryPlanner | None = None,
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
@@ -75,6 +79,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
                 True, also state of the same name; a list of names, these; False, none.
             provenance: Whether the file says how it was made: versions, options, partitioners, rewrites, and the names
                 of inputs, outputs, weights and state. It has no path, no time and no name of a user.
+            memory_planner: Who plans the memory of methods, as in `LoweringOptions`; None for the lowering's. A memory
+                planning pass in `config` that has an algorithm of its own keeps it.
 
         Returns:
             The artifact. The lowered programs are unchanged and can be emitted again.
@@ -82,11 +88,10 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         Raises:
             InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, an operator cannot
                 be kept, or state cannot be shared.
+            MemoryRequirementError: A method takes more memory than the lowering's options allow.
         """
-        return emit(
-            self,
-            EmitOptions(config, constant_methods, external_weights, keep_originals, etrecord, share_state, provenance),
-        )
+        given = config, constant_methods, external_weights, keep_originals, etrecord, share_state, provenance
+        return emit(self, EmitOptions(*given, memory_planner))
 
     def module(
         self,

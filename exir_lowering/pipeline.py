@@ -11,7 +11,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering.errors import BackendFailure
+from exir_lowering.errors import BackendFailure, InputError
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import private_copy
@@ -26,9 +26,10 @@ from exir_lowering.model import (
     State,
     TaggedMethod,
 )
-from exir_lowering.options import LoweringOptions
+from exir_lowering.options import LoweringOptions, read_size
 from exir_lowering.plans.coverage import require_coverage
 from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plans.memory import require_memory
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
@@ -40,6 +41,7 @@ from exir_lowering.steps.arguments import TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
+from exir_lowering.steps.emit import Lowered, plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
@@ -150,7 +152,7 @@ def plan(
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            _, planned = _partition_all(methods, states, session)
+            _, planned = _partition_all(methods, states, session, memory=True)
             if any(method.rewritings for method in methods):
                 _, unchanged = _partition_all(given, states, session, required=False)
                 planned = planned.beside(unchanged)
@@ -275,6 +277,8 @@ def _lower(
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
         failed=tuple(recovery.failed),
+        memory_planner=session.options.memory_planner,
+        require_memory=read_size(session.options.require_memory),
     )
 
 
@@ -302,6 +306,7 @@ def _partition_all(
     recovery: Recovery | None = None,
     *,
     required: bool = True,
+    memory: bool = False,
 ) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
@@ -315,7 +320,29 @@ def _partition_all(
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
+    if memory or session.options.require_memory is not None:
+        planned = _plan_memory(methods, extracted, planned, session)
     return extracted, planned
+
+
+def _plan_memory(
+    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, session: Session
+) -> LoweringPlan:
+    """Add the memory of the methods to a plan, and check that it is not more than is required."""
+    most = read_size(session.options.require_memory)
+    programs = {method.name: method.program for method in extracted}
+    in_place, planner = any(method.rewrites for method in methods), session.options.memory_planner
+    report = Report(planned.methods, {}, {}, states=planned.states)
+    try:
+        memory = plan_memory(
+            Lowered(programs, report, accelerate=session.options.accelerate, in_place=in_place, memory_planner=planner)
+        )
+    except InputError:  # a plan may be of what cannot be emitted
+        if most is not None:
+            raise
+        return planned
+    require_memory(memory, most)
+    return planned.with_memory(memory)
 
 
 def _partition(

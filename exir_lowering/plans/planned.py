@@ -182,6 +182,46 @@ class Unchanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """A tensor that is in planned memory when most of it is in use.
+
+    Attributes:
+        name: Its name: that of an input, of state, or of the node that makes it.
+        made_by: The operator or the backend that makes it; "input" or "state".
+        dtype: The type of its elements.
+        shape: Its shape; the largest one if it is dynamic.
+        bytes: Its size.
+        source: The model's source line, "" if not known.
+    """
+
+    name: str
+    made_by: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMemory:
+    """The memory that ExecuTorch's runtime allocates for a method's tensors. What backends allocate is not in it.
+
+    Attributes:
+        bytes: How much it allocates.
+        peak: How much of that is in use at most: less, if tensors leave gaps.
+        alive: How many tensors are in use then.
+        tensors: The largest of them, the largest first, at most 64.
+        greedy_bytes: What ExecuTorch's planner takes for the calls in their given order, before "smallest" tried more.
+    """
+
+    bytes: int
+    peak: int
+    alive: int
+    tensors: tuple[LiveTensor, ...]
+    greedy_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MethodPlan:
     """One method.
 
@@ -201,6 +241,8 @@ class MethodPlan:
         unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
+        memory: The memory that `emit()` plans for it; None if that was not asked, or cannot be said, as the method
+            cannot be emitted.
     """
 
     name: str
@@ -218,6 +260,7 @@ class MethodPlan:
     unchanged: Unchanged | None = None
     model: str = ""
     partitioners: tuple[str, ...] = ()
+    memory: PlannedMemory | None = None
 
     @property
     def delegated(self) -> int:

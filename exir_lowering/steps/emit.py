@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,21 +20,25 @@ from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
-from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
+from exir_lowering._upstream.emission import Emissions, EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
-from exir_lowering.model import Partition
+from exir_lowering.model import Partition, State
+from exir_lowering.options import MemoryPlanner, check_memory_planner
+from exir_lowering.plans.memory import require_memory
+from exir_lowering.plans.planned import PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
-from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
+from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
 from exir_lowering.steps.shared_state import ShareState
@@ -49,7 +54,7 @@ class Artifact:
 
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
-        report: The report of the lowering.
+        report: The report of the lowering, with the memory that is planned for each method.
         stored: What the file and its data files store, and how many bytes each item takes, the largest first.
         methods: What the debug handles of each method stand for.
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
@@ -138,6 +143,7 @@ class EmitOptions:
     etrecord: bool = False
     share_state: ShareState = "auto"
     provenance: bool = True
+    memory_planner: MemoryPlanner | None = None
     reserved: Mapping[str, bytes] = field(default_factory=dict)  # what a module puts into the file's last segments
 
 
@@ -154,24 +160,60 @@ class Lowered:
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
     failed: tuple[Partition, ...] = ()
+    memory_planner: MemoryPlanner = "greedy"
+    require_memory: int | None = None
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    settings = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), settings, accelerating(lowered.accelerate):
+    context = converting(lowered.programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
         artifact = _emit(lowered, options)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 
 
+def plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
+    """Return the memory that `emit()` will plan for programs, whose delegates need no payloads yet. Nothing is changed.
+
+    Raise InputError if they cannot be emitted.
+    """
+    with settings(lowered.programs.values(), gradients=False), accelerating(lowered.accelerate):
+        copies, config, _ = _prepare(lowered, EmitOptions())
+        planning = Planning(config, list(copies), only=True)
+        with suppress(Planned):
+            _convert(lowered.programs, copies, config, planning, {}, EmitOptions())
+    return planning.describe()
+
+
 def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     programs, constant_methods = lowered.programs, _constant_methods(lowered, options)
-    config = options.config or ExecutorchBackendConfig()
+    copies, config, states = _prepare(lowered, options)
+    planning = Planning(config, list(copies))
+    manager, emitted = _convert(programs, copies, config, planning, constant_methods, options)
+    memory = planning.describe()
+    require_memory(memory, lowered.require_memory)
+    if options.keep_originals:
+        originals.check_numbers(programs, manager)
+    etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
+    sealing.share(manager, config)
+    if options.provenance:
+        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
+    stored = placement.list_stored(copies, config, manager)
+    methods = record(programs, emitted.methods, lowered.unchanged)
+    report = replace(lowered.report.with_memory(memory), states=states)
+    return Artifact(manager, report, stored, methods, etrecord)
+
+
+def _prepare(
+    lowered: Lowered, options: EmitOptions
+) -> tuple[dict[str, ExportedProgram], ExecutorchBackendConfig, tuple[State, ...]]:
+    """Return copies of the programs, which ExecuTorch may rewrite, the configuration for them, and their states."""
+    programs = lowered.programs
+    config = configure(options.config or ExecutorchBackendConfig(), options.memory_planner or lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
-    # ExecuTorch rewrites the graphs that it emits.
     copies = {name: private_copy(program) for name, program in programs.items()}
     for copied in copies.values():
         _describe_in_file(copied)
@@ -185,30 +227,37 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
         placement.place(copies, config, options.external_weights)
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
-    emitted_from = [*programs.values(), *copies.values()]
+    return copies, config, states
+
+
+def _convert(
+    programs: Mapping[str, ExportedProgram],
+    copies: dict[str, ExportedProgram],
+    config: ExecutorchBackendConfig,
+    planning: Planning,
+    constant_methods: dict[str, Any],
+    options: EmitOptions,
+) -> tuple[ExecutorchProgramManager, Emissions]:
+    """Let ExecuTorch convert and emit copies of programs."""
     variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
     try:
-        with forgetting_delegates(emitted_from), comparing_contents():
+        with forgetting_delegates([*programs.values(), *copies.values()]), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
-                manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
+                own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
+                return edge.to_executorch(own), emitted
+    except Planned:
+        raise
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
-    if options.keep_originals:
-        originals.check_numbers(programs, manager)
-    etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
-    sealing.share(manager, config)
-    if options.provenance:
-        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
-    stored = placement.list_stored(copies, config, manager)
-    methods = record(programs, emitted.methods, lowered.unchanged)
-    return Artifact(manager, replace(lowered.report, states=states), stored, methods, etrecord)
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
     """Check the options, and return the values that become methods."""
     config, given = options.config, options.constant_methods
+    if options.memory_planner is not None:
+        check_memory_planner("memory_planner", options.memory_planner)
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
         hint = " To write a file: emit().save(path)." if isinstance(config, (str, os.PathLike)) else ""
         raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.{hint}")
