@@ -93,6 +93,7 @@ def lower(
         BackendFailure: A backend raised.
         BackendContractError: A backend returned something wrong, or wrote into a weight.
         CoverageError: Less is delegated than the options require; no backend was called.
+        MemoryRequirementError: A method takes more memory than the options allow; no backend was called.
     """
     session = Session(arguments.check_options(options))
     lowered = lower_in(session, programs, partitioners, backends=backends, transform_passes=transform_passes)
@@ -138,11 +139,13 @@ def plan(
         transform_passes: As for `lower`.
 
     Returns:
-        For each method its partitions, and for each operator that stays on the host the reason.
+        For each method its partitions and the memory of its tensors, and for each operator that stays on the host the
+        reason.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError, PartitionerContractError, RewriteContractError: As for `lower`.
         CoverageError: Less is delegated than the options require; the error has the plan.
+        MemoryRequirementError: A method takes more memory than the options allow.
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)

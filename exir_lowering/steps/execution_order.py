@@ -40,8 +40,10 @@ def propose(module: GraphModule) -> Iterator[list[Node]]:
 
     Graphs that call others are left as they are, as are those with memory that the runtime allocates.
     """
-    if any(graphs.calls_graphs(module, node) or node.target is memory.free for node in module.graph.nodes):
-        return
+    for node in module.graph.nodes:
+        shared = node.target is memory.alloc and len(node.users) != 1
+        if shared or node.target is memory.free or graphs.calls_graphs(module, node):
+            return
     calls = _Calls(module)
     peak = calls.peak(range(len(calls.units)))
     for order in (calls.depth_first(), calls.list_schedule()):

@@ -32,6 +32,7 @@ PUBLIC = [
     "LoweredMethods",
     "LoweredModule",
     "LoweringError",
+    "MemoryRequirementError",
     "LoweringOptions",
     "LoweringPlan",
     "NarrowedDimension",
@@ -121,6 +122,7 @@ def test_the_error_tree() -> None:
         "CoverageError": Exception,
         "InvariantError": Exception,
         "LimitError": Exception,
+        "MemoryRequirementError": Exception,
     }
     for name, other in tree.items():
         error = getattr(exir_lowering, name)

@@ -41,13 +41,13 @@ int main(int count, char** words) {
 """
 
 
-def build(folder: Path) -> Path:
-    """Compile the program, and return its path."""
+def build(folder: Path, text: str = SOURCE) -> Path:
+    """Compile a program, and return its path."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     root, source, program = Path(executorch.__path__[0]), folder / "client.cpp", folder / "client"
-    source.write_text(SOURCE)
+    source.write_text(text)
     include = (root / "include", root / "include/executorch/runtime/core/portable_type/c10")
     libraries = ("", "_backend_xnnpack", "_kernels_optimized", "_threadpool")
     subprocess.run(
