@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
-from exir_lowering.options import MemoryPlanner
 from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
 from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
@@ -61,12 +60,12 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         etrecord: bool = False,
         share_state: ShareState = "auto",
         provenance: bool = True,
-        memory_planner: MemoryPlanner | None = None,
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
         Args:
-            config: ExecuTorch's options for emission, including those per method.
+            config: ExecuTorch's options for emission, including those per method. A memory planning pass that has an
+                algorithm of its own keeps it, whatever `LoweringOptions(memory_planner=...)` says.
             constant_methods: Values, by name, for methods that return a constant. They are added to those of the
                 lowered EdgeProgramManager; one with the same name replaces it.
             external_weights: Where to put the weights of delegates and of host operators: the name of a `.ptd`
@@ -79,8 +78,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
                 True, also state of the same name; a list of names, these; False, none.
             provenance: Whether the file says how it was made: versions, options, partitioners, rewrites, and the names
                 of inputs, outputs, weights and state. It has no path, no time and no name of a user.
-            memory_planner: Who plans the memory of methods, as in `LoweringOptions`; None for the lowering's. A memory
-                planning pass in `config` that has an algorithm of its own keeps it.
 
         Returns:
             The artifact. The lowered programs are unchanged and can be emitted again.
@@ -90,8 +87,10 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
                 be kept, or state cannot be shared.
             MemoryRequirementError: A method takes more memory than the lowering's options allow.
         """
-        given = config, constant_methods, external_weights, keep_originals, etrecord, share_state, provenance
-        return emit(self, EmitOptions(*given, memory_planner))
+        return emit(
+            self,
+            EmitOptions(config, constant_methods, external_weights, keep_originals, etrecord, share_state, provenance),
+        )
 
     def module(
         self,

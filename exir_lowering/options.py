@@ -29,11 +29,7 @@ ASSUMPTIONS: Mapping[str, str] = {
 MemoryPlanner: TypeAlias = Literal["greedy", "naive", "smallest"]
 """Who plans the memory of methods."""
 
-_UNITS = {
-    f"{prefix}{unit}".lower(): base**power
-    for power, prefix in enumerate(("", "K", "M", "G"))
-    for unit, base in (("B", 1000), ("iB", 1024))
-} | {"": 1}
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,8 @@ class LoweringOptions:
             raise InputError(
                 f'LoweringOptions(on_backend_error={self.on_backend_error!r}): expected "raise", "fallback" or "split".'
             )
-        check_memory_planner("LoweringOptions(memory_planner=...)", self.memory_planner)
+        if self.memory_planner not in (planners := get_args(MemoryPlanner)):
+            raise InputError(f"memory_planner={self.memory_planner!r}: expected one of {', '.join(planners)}.")
         read_size(self.require_memory)
         _check_rewrites(self.rewrites)
         _check_assumptions(self.assume)
@@ -130,12 +127,6 @@ class LoweringOptions:
                 f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
                 "EdgeCompileConfig or None."
             )
-
-
-def check_memory_planner(who: str, given: Any) -> None:
-    """Raise InputError unless a planner has that name."""
-    if given not in get_args(MemoryPlanner):
-        raise InputError(f"{who}: got {given!r}, expected one of {', '.join(map(repr, get_args(MemoryPlanner)))}.")
 
 
 def read_size(given: int | str | None) -> int | None:

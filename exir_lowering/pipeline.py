@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -139,8 +140,7 @@ def plan(
         transform_passes: As for `lower`.
 
     Returns:
-        For each method its partitions and the memory of its tensors, and for each operator that stays on the host the
-        reason.
+        For each method its partitions and its memory, and for each operator that stays on the host the reason.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError, PartitionerContractError, RewriteContractError: As for `lower`.
@@ -244,8 +244,7 @@ def _lower(
     """Lower methods in Edge dialect: the line."""
     with collector.heap_frozen() as set_aside:
         with locks.conversion(), converting([method.program for method in given], gradients=True):
-            states = list_states(given)
-            methods = rewrite(given, rewrites, session, states)
+            methods = rewrite(given, rewrites, session, states := list_states(given))
         found: dict[str, Backend] = {}
 
         def lower_group(group: BackendGroup) -> list[LoweredPartition]:
@@ -324,28 +323,25 @@ def _partition_all(
     if required:
         require_coverage(planned, session.options)
     if memory or session.options.require_memory is not None:
-        planned = _plan_memory(methods, extracted, planned, session)
+        planned = _plan_memory(methods, extracted, planned, session.options)
     return extracted, planned
 
 
 def _plan_memory(
-    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, session: Session
+    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, options: LoweringOptions
 ) -> LoweringPlan:
     """Add the memory of the methods to a plan, and check that it is not more than is required."""
-    most = read_size(session.options.require_memory)
+    most, in_place = read_size(options.require_memory), any(method.rewrites for method in methods)
     programs = {method.name: method.program for method in extracted}
-    in_place, planner = any(method.rewrites for method in methods), session.options.memory_planner
-    report = Report(planned.methods, {}, {}, states=planned.states)
+    given = Lowered(programs, Report(planned.methods, {}, {}, states=planned.states), accelerate=options.accelerate)
     try:
-        memory = plan_memory(
-            Lowered(programs, report, accelerate=session.options.accelerate, in_place=in_place, memory_planner=planner)
-        )
+        known = plan_memory(replace(given, in_place=in_place, memory_planner=options.memory_planner))
     except InputError:  # a plan may be of what cannot be emitted
         if most is not None:
             raise
         return planned
-    require_memory(memory, most)
-    return planned.with_memory(memory)
+    require_memory(known, most)
+    return replace(planned, methods=known)
 
 
 def _partition(

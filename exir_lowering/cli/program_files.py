@@ -44,8 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--memory-planner",
         choices=("greedy", "naive", "smallest"),
         default="greedy",
-        help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and of "
-        "ours, which also tries other orders of the calls",
+        help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and ours",
     )
     settings.add_arguments(command)
     _add_conversion(command)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, PlanInstruction
 from exir_lowering.pte.instructions import items
-from exir_lowering.pte.peak import find_peak
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
@@ -76,8 +76,67 @@ def _spans(code: Code, instructions: Sequence[PlanInstruction], state: Sequence[
 
 def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:
     """Return how much of an arena is in use at most, and by what."""
-    peak, at, most = find_peak(tensors)
+    memory = _Covered(edge for tensor in tensors for edge in (tensor.offset, tensor.offset + tensor.bytes))
+    peak, at = 0, 0
+    ending = sorted(tensors, key=lambda tensor: tensor.last)
+    ended = 0
+    for time, begun in itertools.groupby(sorted(tensors, key=lambda tensor: tensor.first), lambda tensor: tensor.first):
+        while ended < len(ending) and ending[ended].last < time:
+            memory.add(ending[ended], -1)
+            ended += 1
+        for tensor in begun:
+            memory.add(tensor, 1)
+        if memory.bytes > peak:
+            peak, at = memory.bytes, time
+    most = [tensor for tensor in tensors if tensor.first <= at <= tensor.last] if peak else []
+    most.sort(key=lambda tensor: (-tensor.bytes, tensor.value))
     return Arena(number, size, peak, at, tuple(tensor.value for tensor in most))
+
+
+class _Covered:
+    """How many bytes tensors take together, as views have the memory of others: a segment tree over their ends."""
+
+    def __init__(self, edges: Iterable[int]) -> None:
+        self._edges = sorted(set(edges)) or [0]
+        self._places = {edge: place for place, edge in enumerate(self._edges)}
+        self._width = 1 << (len(self._edges) - 1).bit_length()
+        self._covers = [0] * (2 * self._width)  # how many tensors cover a segment whole, and not the one above it
+        self._bytes = [0] * (2 * self._width)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes[1]
+
+    def add(self, tensor: PlannedTensor, count: int) -> None:
+        """Add a tensor, or take it away."""
+        left = self._places[tensor.offset] + self._width
+        right = self._places[tensor.offset + tensor.bytes] + self._width
+        first, last = left, right - 1
+        while left < right:
+            if left & 1:
+                self._cover(left, count)
+                left += 1
+            if right & 1:
+                right -= 1
+                self._cover(right, count)
+            left, right = left // 2, right // 2
+        for leaf in (first, last):
+            while leaf := leaf // 2:
+                self._cover(leaf, 0)
+
+    def _cover(self, segment: int, count: int) -> None:
+        self._covers[segment] += count
+        if self._covers[segment]:
+            self._bytes[segment] = self._length(segment)
+        else:
+            leaf = segment >= self._width
+            self._bytes[segment] = 0 if leaf else self._bytes[2 * segment] + self._bytes[2 * segment + 1]
+
+    def _length(self, segment: int) -> int:
+        level = self._width.bit_length() - segment.bit_length()
+        begin, end = (((segment + more) << level) - self._width for more in (0, 1))
+        last = len(self._edges) - 1
+        return self._edges[min(end, last)] - self._edges[min(begin, last)]
 
 
 def _heap(code: Code, instructions: Sequence[PlanInstruction]) -> dict[str, int]:

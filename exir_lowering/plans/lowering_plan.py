@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from exir_lowering.model import State
 from exir_lowering.plans import data, dot, page, text
-from exir_lowering.plans.planned import MethodPlan, PlannedMemory, Unchanged
+from exir_lowering.plans.planned import MethodPlan, Unchanged
 from exir_lowering.pte.printing import in_notebook
-
-P = TypeVar("P", bound="LoweringPlan")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,15 +49,6 @@ class LoweringPlan:
                 for method, other in pairs
             ),
         )
-
-    def with_memory(self: P, planned: Mapping[str, PlannedMemory]) -> P:
-        """Return the plan with the memory of each method.
-
-        Args:
-            planned: The memory by method.
-        """
-        methods = tuple(replace(method, memory=planned[method.name]) for method in self.methods)
-        return replace(self, methods=methods)
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
         """Return at most 25 lines, on what helps most, what is on the host and why; or everything.

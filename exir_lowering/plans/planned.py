@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exir_lowering.model import Adjustment, RefusedRewrite, Rejection, Rewriting
 
@@ -209,14 +209,12 @@ class PlannedMemory:
     Attributes:
         bytes: How much it allocates.
         peak: How much of that is in use at most: less, if tensors leave gaps.
-        alive: How many tensors are in use then.
-        tensors: The largest of them, the largest first, at most 64.
+        tensors: What is in use then, the largest first.
         greedy_bytes: What ExecuTorch's planner takes for the calls in their given order, before "smallest" tried more.
     """
 
     bytes: int
     peak: int
-    alive: int
     tensors: tuple[LiveTensor, ...]
     greedy_bytes: int
 
@@ -260,7 +258,7 @@ class MethodPlan:
     unchanged: Unchanged | None = None
     model: str = ""
     partitioners: tuple[str, ...] = ()
-    memory: PlannedMemory | None = None
+    memory: PlannedMemory | None = field(default=None, compare=False)  # a plan has it, a report if it was asked
 
     @property
     def delegated(self) -> int:

@@ -16,7 +16,6 @@ from exir_lowering.model import NarrowedDimension, RefusedPartition
 from exir_lowering.plans import text
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.plans.memory import list_methods
 from exir_lowering.pte.printing import in_notebook, render
 
 
@@ -97,7 +96,6 @@ class Report(LoweringPlan):
 
     def _parts(self) -> Iterator[RenderableType]:
         yield self.table()
-        yield from list_methods(self.methods)
         yield "  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items())
         for method, steps in self.left_to_executorch.items():
             yield from (f"{method}: ExecuTorch did {step}" for step in steps)

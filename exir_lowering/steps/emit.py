@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +19,16 @@ from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
-from exir_lowering._upstream.emission import Emissions, EmittedCall, data_file_contents, emitting, pte_contents
+from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, InvariantError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
-from exir_lowering.model import Partition, State
-from exir_lowering.options import MemoryPlanner, check_memory_planner
+from exir_lowering.model import Partition
+from exir_lowering.options import MemoryPlanner
 from exir_lowering.plans.memory import require_memory
-from exir_lowering.plans.planned import PlannedMemory
+from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
@@ -143,7 +142,6 @@ class EmitOptions:
     etrecord: bool = False
     share_state: ShareState = "auto"
     provenance: bool = True
-    memory_planner: MemoryPlanner | None = None
     reserved: Mapping[str, bytes] = field(default_factory=dict)  # what a module puts into the file's last segments
 
 
@@ -174,46 +172,26 @@ def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     return artifact
 
 
-def plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
-    """Return the memory that `emit()` will plan for programs, whose delegates need no payloads yet. Nothing is changed.
+def plan_memory(lowered: Lowered) -> tuple[MethodPlan, ...]:
+    """Return the methods with the memory that `emit()` will plan for them; their delegates need no payloads yet.
 
     Raise InputError if they cannot be emitted.
     """
-    with settings(lowered.programs.values(), gradients=False), accelerating(lowered.accelerate):
-        copies, config, _ = _prepare(lowered, EmitOptions())
-        planning = Planning(config, list(copies), only=True)
-        with suppress(Planned):
-            _convert(lowered.programs, copies, config, planning, {}, EmitOptions())
-    return planning.describe()
+    try:
+        with settings(lowered.programs.values(), gradients=False), accelerating(lowered.accelerate):
+            _emit(lowered, EmitOptions(), only_plan=True)
+    except Planned as error:
+        planning: Planning = error.args[0]
+        return planning.describe(lowered.report.methods)
+    raise InvariantError("ExecuTorch did not plan the memory of the methods. Please report this program.")
 
 
-def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
+def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) -> Artifact:
     programs, constant_methods = lowered.programs, _constant_methods(lowered, options)
-    copies, config, states = _prepare(lowered, options)
-    planning = Planning(config, list(copies))
-    manager, emitted = _convert(programs, copies, config, planning, constant_methods, options)
-    memory = planning.describe()
-    require_memory(memory, lowered.require_memory)
-    if options.keep_originals:
-        originals.check_numbers(programs, manager)
-    etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
-    sealing.share(manager, config)
-    if options.provenance:
-        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
-    stored = placement.list_stored(copies, config, manager)
-    methods = record(programs, emitted.methods, lowered.unchanged)
-    report = replace(lowered.report.with_memory(memory), states=states)
-    return Artifact(manager, report, stored, methods, etrecord)
-
-
-def _prepare(
-    lowered: Lowered, options: EmitOptions
-) -> tuple[dict[str, ExportedProgram], ExecutorchBackendConfig, tuple[State, ...]]:
-    """Return copies of the programs, which ExecuTorch may rewrite, the configuration for them, and their states."""
-    programs = lowered.programs
-    config = configure(options.config or ExecutorchBackendConfig(), options.memory_planner or lowered.memory_planner)
+    config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
+    # ExecuTorch rewrites the graphs that it emits.
     copies = {name: private_copy(program) for name, program in programs.items()}
     for copied in copies.values():
         _describe_in_file(copied)
@@ -227,37 +205,36 @@ def _prepare(
         placement.place(copies, config, options.external_weights)
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
-    return copies, config, states
-
-
-def _convert(
-    programs: Mapping[str, ExportedProgram],
-    copies: dict[str, ExportedProgram],
-    config: ExecutorchBackendConfig,
-    planning: Planning,
-    constant_methods: dict[str, Any],
-    options: EmitOptions,
-) -> tuple[ExecutorchProgramManager, Emissions]:
-    """Let ExecuTorch convert and emit copies of programs."""
+    emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
+    planning = Planning(config, list(copies), only=only_plan)
     try:
-        with forgetting_delegates([*programs.values(), *copies.values()]), comparing_contents():
+        with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
-                return edge.to_executorch(own), emitted
+                manager = edge.to_executorch(own)
     except Planned:
         raise
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
+    report = replace(lowered.report, states=states, methods=planning.describe(lowered.report.methods))
+    require_memory(report.methods, lowered.require_memory)
+    if options.keep_originals:
+        originals.check_numbers(programs, manager)
+    etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
+    sealing.share(manager, config)
+    if options.provenance:
+        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
+    stored = placement.list_stored(copies, config, manager)
+    methods = record(programs, emitted.methods, lowered.unchanged)
+    return Artifact(manager, report, stored, methods, etrecord)
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
     """Check the options, and return the values that become methods."""
     config, given = options.config, options.constant_methods
-    if options.memory_planner is not None:
-        check_memory_planner("memory_planner", options.memory_planner)
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
         hint = " To write a file: emit().save(path)." if isinstance(config, (str, os.PathLike)) else ""
         raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.{hint}")

@@ -38,7 +38,7 @@ _VERSIONS = ("exir-lowering", "executorch", "torch")
 _OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
-_EMISSION = ("keep_originals", "memory_planner")
+_EMISSION = ("keep_originals",)
 """The options of an emission that the tables do not show."""
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 """In which other orders of dimensions backends keep a weight of four."""
