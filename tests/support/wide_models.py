@@ -147,7 +147,7 @@ def build(kind: type[nn.Module]) -> Built:
     torch.manual_seed(0)
     inputs = {
         Experts: (torch.randn(1, 64, 64),),
-        Detector: (torch.randn(1, 3, 128, 128),),
+        Detector: (torch.randn(1, 3, 64, 64),),
         Dense: (torch.randn(1, 64, 28, 28),),
         UNet: (torch.randn(1, 3, 64, 64),),
         Inception: (torch.randn(1, 192, 28, 28),),
