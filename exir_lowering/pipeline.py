@@ -322,8 +322,12 @@ def _partition_all(
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
-    if memory or session.options.require_memory is not None:
-        planned = _plan_memory(methods, extracted, planned, session.options)
+    if memory or (required and session.options.require_memory is not None):
+        try:
+            planned = _plan_memory(methods, extracted, planned, session.options)
+        except InputError:  # without a configuration, they cannot be emitted: `emit` checks it again
+            if memory and session.options.require_memory is not None:
+                raise
     return extracted, planned
 
 
@@ -334,12 +338,7 @@ def _plan_memory(
     most, in_place = read_size(options.require_memory), any(method.rewrites for method in methods)
     programs = {method.name: method.program for method in extracted}
     given = Lowered(programs, Report(planned.methods, {}, {}, states=planned.states), accelerate=options.accelerate)
-    try:
-        known = plan_memory(replace(given, in_place=in_place, memory_planner=options.memory_planner))
-    except InputError:  # a plan may be of what cannot be emitted
-        if most is not None:
-            raise
-        return planned
+    known = plan_memory(replace(given, in_place=in_place, memory_planner=options.memory_planner))
     require_memory(known, most)
     return replace(planned, methods=known)
 

@@ -182,3 +182,24 @@ def test_views_show_memory(tmp_path: Path) -> None:
     assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"greedy_bytes": {memory.greedy_bytes}' in plan.to_json()
     assert lower(_experts()).report.methods[0].memory is None  # it costs time, and nobody asked
     load(lower(_experts()).emit().buffer)
+
+
+class Counted(torch.nn.Module):
+    """A method that the default configuration cannot emit: a custom operator has no out variant."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.memory_tests.twice(x) + 1
+
+
+def test_without_a_figure_plan_refuses_a_bound_and_lower_leaves_it_to_emit() -> None:
+    with torch.library._scoped_library("memory_tests", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        program = export(Counted(), (torch.ones(2),))
+        assert exir_lowering.plan(program).methods[0].memory is None
+        options = LoweringOptions(require_memory=1)
+        with pytest.raises(InputError, match="no out variant"):
+            exir_lowering.plan(program, options=options)
+        lowered = lower(program, options=options)
+        with pytest.raises(InputError, match="no out variant"):
+            lowered.emit()
