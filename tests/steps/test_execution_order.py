@@ -102,6 +102,13 @@ def test_state_is_read_and_written_in_its_order(partitioner: Any) -> None:
     require_equal(lowered, {"forward": [inputs] * 3})
 
 
+def test_methods_that_share_state() -> None:
+    model, inputs = wide_models.build(wide_models.Decoder)
+    lowered = lower({name: export(model, inputs) for name in ("prefill", "decode")})
+    assert any(state.shared for state in lowered.report.states)
+    require_equal(lowered, {"prefill": [inputs], "decode": [inputs] * 2})
+
+
 def _calls(name: str, lowered: LoweredMethods) -> list[str]:
     (method,) = inspect(replace(lowered, memory_planner=name).emit().buffer).methods  # type: ignore[arg-type]
     return [call.name for call in method.calls]
