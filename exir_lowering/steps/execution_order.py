@@ -28,11 +28,6 @@ _KNOWN = ("aten", "dim_order_ops", "quantized_decomposed", "executorch_prim")
 """The namespaces of operators whose out variants only compute, but for random numbers."""
 
 
-def calls(module: GraphModule) -> list[Node]:
-    """Return the nodes of a graph that can be put into another order."""
-    return [node for node in module.graph.nodes if node.op == "call_function"]
-
-
 def arrange(module: GraphModule, order: Sequence[Node]) -> None:
     """Put the calls of a graph into an order."""
     output = module.graph.output_node()
@@ -91,8 +86,8 @@ def _divide(module: GraphModule) -> tuple[list[list[Node]], list[set[int]]]:
     before: list[set[int]] = []
     unit_of: dict[Node, int] = {}
     fence, since = set[int](), list[int]()
-    for node in calls(module):
-        if node.target is memory.alloc:
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is memory.alloc:
             continue
         if graphs.is_getitem(node) and (call := node.all_input_nodes[0]) in unit_of:
             unit_of[node] = unit_of[call]

@@ -172,7 +172,8 @@ class _Smallest(MemoryPlanningAlgorithmSuite):  # type: ignore[misc]
         if getattr(inner, "share_mutable_buffers", False) or any(spec.is_dynamic_unbound_tensor for spec in given):
             return result, before
         self.algo_list, sizes = [greedy, by_offsets], []
-        orders = [execution_order.calls(module), *execution_order.depth_first(module)]
+        calls = [node for node in module.graph.nodes if node.op == "call_function"]
+        orders = [calls, *execution_order.depth_first(module)]
         for order in orders:
             result = again(order)
             sizes.append(sum(module.meta["non_const_buffer_sizes"]))
