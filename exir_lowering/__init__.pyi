@@ -8,6 +8,7 @@ from .errors import (
     InvariantError as InvariantError,
     LimitError as LimitError,
     LoweringError as LoweringError,
+    MemoryRequirementError as MemoryRequirementError,
     PartitionerContractError as PartitionerContractError,
     PartitionTooLargeError as PartitionTooLargeError,
     PluginLoadError as PluginLoadError,

@@ -37,6 +37,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
         failed: The partitions of `report.refused`, in that order, for `save_repro`.
+        memory_planner: The option of the lowering, which `emit` follows.
+        require_memory: The option of the lowering in bytes, which `emit` checks again.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:
@@ -62,7 +64,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         """Make the `.pte` file and its data files.
 
         Args:
-            config: ExecuTorch's options for emission, including those per method.
+            config: ExecuTorch's options for emission, including those per method. A memory planning pass that has an
+                algorithm of its own keeps it, whatever `LoweringOptions(memory_planner=...)` says.
             constant_methods: Values, by name, for methods that return a constant. They are added to those of the
                 lowered EdgeProgramManager; one with the same name replaces it.
             external_weights: Where to put the weights of delegates and of host operators: the name of a `.ptd`
@@ -82,6 +85,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         Raises:
             InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, an operator cannot
                 be kept, or state cannot be shared.
+            MemoryRequirementError: A method takes more memory than the lowering's options allow.
         """
         return emit(
             self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from executorch.exir import EdgeCompileConfig
 
@@ -24,6 +25,11 @@ ASSUMPTIONS: Mapping[str, str] = {
     "finite_rows": "no row along the last dimension is entirely -inf, entirely False or, of integers, entirely 0",
 }
 """What can be assumed of an input of the model, and what exactly that promises."""
+
+MemoryPlanner: TypeAlias = Literal["greedy", "naive", "smallest"]
+"""Who plans the memory of methods."""
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,12 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
+        memory_planner: Who plans the memory of methods for `emit`: ExecuTorch's "greedy" or "naive", which never uses
+            memory twice; or "smallest", the smallest of greedy's plan and ours, also in other orders of the calls.
+        require_memory: The most memory that ExecuTorch's runtime may allocate for the tensors of a method, in bytes or
+            as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
+            the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
+            allocate themselves is not counted. None for no limit.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
             None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.
@@ -77,6 +89,8 @@ class LoweringOptions:
     executor: Executor | None = None
     jobs: int = 1
     costs: CostModel | None = None
+    memory_planner: MemoryPlanner = "greedy"
+    require_memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.non_convex not in ("split", "raise"):
@@ -87,6 +101,9 @@ class LoweringOptions:
             raise InputError(
                 f'LoweringOptions(on_backend_error={self.on_backend_error!r}): expected "raise", "fallback" or "split".'
             )
+        if self.memory_planner not in (planners := get_args(MemoryPlanner)):
+            raise InputError(f"memory_planner={self.memory_planner!r}: expected one of {', '.join(planners)}.")
+        read_size(self.require_memory)
         _check_rewrites(self.rewrites)
         _check_assumptions(self.assume)
         if self.costs is not None:
@@ -110,6 +127,19 @@ class LoweringOptions:
                 f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
                 "EdgeCompileConfig or None."
             )
+
+
+def read_size(given: int | str | None) -> int | None:
+    """Return the bytes that the option `require_memory` stands for."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+        return given
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
+    if found is None or found[2].lower() not in _UNITS:
+        raise InputError(
+            f"LoweringOptions(require_memory={given!r}): expected a number of bytes, or text such as '8 MB' or "
+            "'512 KiB', with the unit B, KB, MB, GB (powers of 1000), KiB, MiB or GiB (powers of 1024)."
+        )
+    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def _check_rewrites(rewrites: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -11,7 +12,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering.errors import BackendFailure
+from exir_lowering.errors import BackendFailure, InputError
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import private_copy
@@ -26,9 +27,10 @@ from exir_lowering.model import (
     State,
     TaggedMethod,
 )
-from exir_lowering.options import LoweringOptions
+from exir_lowering.options import LoweringOptions, read_size
 from exir_lowering.plans.coverage import require_coverage
 from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plans.memory import require_memory
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
@@ -40,6 +42,7 @@ from exir_lowering.steps.arguments import Request, TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
+from exir_lowering.steps.emit import Lowered, plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
@@ -96,6 +99,7 @@ def lower(
         BackendFailure: A backend raised.
         BackendContractError: A backend returned something wrong, or wrote into a weight.
         CoverageError: Less is delegated than the options require; no backend was called.
+        MemoryRequirementError: A method takes more memory than the options allow; no backend was called.
     """
     session = Session(arguments.check_options(options))
     lowered = lower_in(
@@ -146,11 +150,12 @@ def plan(
         variants: As for `lower`.
 
     Returns:
-        For each method its partitions, and for each operator that stays on the host the reason.
+        For each method its partitions and its memory, and for each operator that stays on the host the reason.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError, PartitionerContractError, RewriteContractError: As for `lower`.
         CoverageError: Less is delegated than the options require; the error has the plan.
+        MemoryRequirementError: A method takes more memory than the options allow.
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
@@ -160,7 +165,7 @@ def plan(
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            _, planned = _partition_all(methods, states, session)
+            _, planned = _partition_all(methods, states, session, memory=True)
             if any(method.rewritings for method in methods):
                 _, unchanged = _partition_all(given, states, session, required=False)
                 planned = planned.beside(unchanged)
@@ -249,8 +254,7 @@ def _lower(
     """Lower methods in Edge dialect: the line."""
     with collector.heap_frozen() as set_aside:
         with locks.conversion(), converting([method.program for method in given], gradients=True):
-            states = list_states(given)
-            methods = rewrite(given, rewrites, session, states)
+            methods = rewrite(given, rewrites, session, states := list_states(given))
         found: dict[str, Backend] = {}
 
         def lower_group(group: BackendGroup) -> list[LoweredPartition]:
@@ -285,6 +289,8 @@ def _lower(
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
         failed=tuple(recovery.failed),
+        memory_planner=session.options.memory_planner,
+        require_memory=read_size(session.options.require_memory),
     )
 
 
@@ -312,6 +318,7 @@ def _partition_all(
     recovery: Recovery | None = None,
     *,
     required: bool = True,
+    memory: bool = False,
 ) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
@@ -325,7 +332,25 @@ def _partition_all(
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
+    if memory or (required and session.options.require_memory is not None):
+        try:
+            planned = _plan_memory(methods, extracted, planned, session.options)
+        except InputError:  # without a configuration, they cannot be emitted: `emit` checks it again
+            if memory and session.options.require_memory is not None:
+                raise
     return extracted, planned
+
+
+def _plan_memory(
+    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, options: LoweringOptions
+) -> LoweringPlan:
+    """Add the memory of the methods to a plan, and check that it is not more than is required."""
+    most, in_place = read_size(options.require_memory), any(method.rewrites for method in methods)
+    programs = {method.name: method.program for method in extracted}
+    given = Lowered(programs, Report(planned.methods, {}, {}, states=planned.states), accelerate=options.accelerate)
+    known = plan_memory(replace(given, in_place=in_place, memory_planner=options.memory_planner))
+    require_memory(known, most)
+    return replace(planned, methods=known)
 
 
 def _partition(

@@ -35,6 +35,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="fail unless this share of each method's operators is delegated, such as 0.95",
     )
     command.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
+    command.add_argument(
+        "--require-memory",
+        metavar="SIZE",
+        help="fail if the tensors of a method take more memory in ExecuTorch's runtime, such as 8MB or 512KiB",
+    )
+    command.add_argument(
+        "--memory-planner",
+        choices=("greedy", "naive", "smallest"),
+        default="greedy",
+        help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and ours",
+    )
     settings.add_arguments(command)
     _add_conversion(command)
     _add_rewrites(command)
@@ -130,6 +141,8 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         assume=_read_assumptions(arguments),
         require_coverage=arguments.require_coverage,
         require_full=arguments.require_full,
+        require_memory=arguments.require_memory,
+        memory_planner=arguments.memory_planner,
         edge=arguments.edge,
         non_convex=arguments.non_convex,
         **more,

@@ -7,6 +7,7 @@
     ├── PartitionerContractError         a partitioner broke its contract, or raised
     ├── RewriteContractError             a rewrite broke its contract, or raised
     ├── CoverageError                    less is delegated than the options require
+    ├── MemoryRequirementError           a method's tensors take more memory than the options allow
     ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
     ├── PartitionTooLargeError           what a backend raises that wants smaller partitions
@@ -111,6 +112,18 @@ class CoverageError(LoweringError):
     def __init__(self, message: str, *, plan: Any) -> None:
         super().__init__(message)
         self.plan = plan
+
+
+class MemoryRequirementError(LoweringError):
+    """The tensors of a method take more memory than the options allow.
+
+    Attributes:
+        memory: The `PlannedMemory` of each method, with the tensors at its peak and the model's lines.
+    """
+
+    def __init__(self, message: str, *, memory: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.memory = memory
 
 
 class BackendContractError(LoweringError):

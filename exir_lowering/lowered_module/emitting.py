@@ -49,6 +49,8 @@ def of_lowered(
         lowered.in_place,
         lowered.unchanged,
         lowered.made_by,
+        memory_planner=lowered.memory_planner,
+        require_memory=lowered.require_memory,
     )
     source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:

@@ -8,12 +8,15 @@ from typing import TypeVar
 
 from exir_lowering.model import Adjustment, RefusedRewrite, Rewriting
 from exir_lowering.plans import formatting as shown, naming
-from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, RefusedMerge
+from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, PlannedNode, RefusedMerge
 
 _T = TypeVar("_T")
 
 _OF_THE_BACKEND = frozenset(("op", "nested", "pattern", "custom", "group", "unclaimed", "extract", "backend_failed"))
 """The codes of reasons that no change of a model or of options removes: the backend or its partitioner has to."""
+
+_TENSORS = 5
+"""How many tensors at the peak of memory are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,23 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
         )
         for cost in method.prediction.largest
     ]
+    peak = [_alive(tensor) for tensor in method.memory.tensors[:_TENSORS]] if method.memory is not None else []
     for title, for_the_app, findings in (
         ("What you can do in the model and with options", True, app),
         (f"Rewritten: {rewritten(method)}" if done else "", True, done),
         ("Largest costs on the host", True, costs),
+        ("Largest tensors at the peak of memory", True, peak),
         ("For the author of a backend or partitioner", False, author),
     ):
         if findings:
             yield Section(title, for_the_app, tuple(findings))
+
+
+def _alive(tensor: LiveTensor) -> Finding:
+    form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
+    return Finding(
+        f"{shown.size(tensor.bytes)} of {tensor.name}", f"{form}{tensor.made_by}", (("", naming.place(tensor.source)),)
+    )
 
 
 def rewritten(method: MethodPlan) -> str:

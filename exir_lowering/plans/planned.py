@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exir_lowering.model import Adjustment, RefusedRewrite, Rejection, Rewriting
 
@@ -182,6 +182,44 @@ class Unchanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """A tensor that is in planned memory when most of it is in use.
+
+    Attributes:
+        name: Its name: that of an input, of state, or of the node that makes it.
+        made_by: The operator or the backend that makes it; "input" or "state".
+        dtype: The type of its elements.
+        shape: Its shape; the largest one if it is dynamic.
+        bytes: Its size.
+        source: The model's source line, "" if not known.
+    """
+
+    name: str
+    made_by: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMemory:
+    """The memory that ExecuTorch's runtime allocates for a method's tensors. What backends allocate is not in it.
+
+    Attributes:
+        bytes: How much it allocates.
+        peak: How much of that is in use at most: less, if tensors leave gaps.
+        tensors: What is in use then, the largest first.
+        greedy_bytes: What ExecuTorch's planner takes for the calls in their given order, before "smallest" tried more.
+    """
+
+    bytes: int
+    peak: int
+    tensors: tuple[LiveTensor, ...]
+    greedy_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MethodPlan:
     """One method.
 
@@ -201,6 +239,8 @@ class MethodPlan:
         unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
+        memory: The memory that `emit()` plans for it; None if that was not asked, or cannot be said, as the method
+            cannot be emitted.
     """
 
     name: str
@@ -218,6 +258,7 @@ class MethodPlan:
     unchanged: Unchanged | None = None
     model: str = ""
     partitioners: tuple[str, ...] = ()
+    memory: PlannedMemory | None = field(default=None, compare=False)  # a plan has it, a report if it was asked
 
     @property
     def delegated(self) -> int:

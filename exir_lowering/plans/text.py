@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.plans import formatting as shown, naming
 from exir_lowering.plans.data import coverages
 from exir_lowering.plans.findings import Finding, find, name_partitions
+from exir_lowering.plans.memory import describe
 from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.pte.printing import printable
 
@@ -58,14 +59,15 @@ def destinations(method: MethodPlan) -> str:
 
 
 def predicted(method: MethodPlan) -> str:
-    """Return the predicted latency and what it consists of."""
+    """Return the predicted latency, what it consists of, and the planned memory."""
     each = method.prediction
     parts = (("host", each.host_seconds), ("delegates", each.delegate_seconds))
     shares = [f"{name} {shown.duration(seconds)}" for name, seconds in parts]
     shares.append(f"data between them {shown.duration(each.crossing_seconds)}")
     if each.guessed:
         shares.append(f"{shown.many(each.guessed, 'operator')} without a cost, taken from the default model")
-    return f"Predicted latency {shown.duration(each.seconds)}: {', '.join(shares)}"
+    planned = "" if method.memory is None else f"; planned memory {describe(method.memory)}"
+    return f"Predicted latency {shown.duration(each.seconds)}: {', '.join(shares)}{planned}"
 
 
 def _wrap(text: str, width: int, indent: int = 0, hang: int = 2) -> list[str]:

@@ -21,19 +21,23 @@ from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, InvariantError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import Partition
+from exir_lowering.options import MemoryPlanner
+from exir_lowering.plans.memory import require_memory
+from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import manifest, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
-from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
+from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
 from exir_lowering.steps.shared_state import ShareState
@@ -49,7 +53,7 @@ class Artifact:
 
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
-        report: The report of the lowering.
+        report: The report of the lowering, with the memory that is planned for each method.
         stored: What the file and its data files store, and how many bytes each item takes, the largest first.
         methods: What the debug handles of each method stand for.
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
@@ -154,21 +158,37 @@ class Lowered:
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
     failed: tuple[Partition, ...] = ()
+    memory_planner: MemoryPlanner = "greedy"
+    require_memory: int | None = None
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    settings = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), settings, accelerating(lowered.accelerate):
+    context = converting(lowered.programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
         artifact = _emit(lowered, options)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 
 
-def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
+def plan_memory(lowered: Lowered) -> tuple[MethodPlan, ...]:
+    """Return the methods with the memory that `emit()` will plan for them; their delegates need no payloads yet.
+
+    Raise InputError if they cannot be emitted.
+    """
+    try:
+        with settings(lowered.programs.values(), gradients=False), accelerating(lowered.accelerate):
+            _emit(lowered, EmitOptions(), only_plan=True)
+    except Planned as error:
+        planning: Planning = error.args[0]
+        return planning.describe(lowered.report.methods)
+    raise InvariantError("ExecuTorch did not plan the memory of the methods. Please report this program.")
+
+
+def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) -> Artifact:
     programs, constant_methods = lowered.programs, _constant_methods(lowered, options)
-    config = options.config or ExecutorchBackendConfig()
+    config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
     # ExecuTorch rewrites the graphs that it emits.
@@ -187,14 +207,20 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
+    planning = Planning(config, list(copies), only=only_plan)
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
-                manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
+                own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
+                manager = edge.to_executorch(own)
+    except Planned:
+        raise
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
+    report = replace(lowered.report, states=states, methods=planning.describe(lowered.report.methods))
+    require_memory(report.methods, lowered.require_memory)
     if options.keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
@@ -203,7 +229,7 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
         sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
     stored = placement.list_stored(copies, config, manager)
     methods = record(programs, emitted.methods, lowered.unchanged)
-    return Artifact(manager, replace(lowered.report, states=states), stored, methods, etrecord)
+    return Artifact(manager, report, stored, methods, etrecord)
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:

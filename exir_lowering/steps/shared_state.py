@@ -350,6 +350,7 @@ class _StatePlanning:
     def __init__(self, planner: MemoryPlanningPass, offsets: Mapping[str, int], size: int) -> None:
         self.enable_non_cpu_memory_planning = False  # set by ExecuTorch
         self._planner, self._offsets, self._size = planner, offsets, size
+        self.memory_planning_algo = planner.memory_planning_algo
 
     def run(self, graph_module: GraphModule, signature: ExportGraphSignature) -> Any:
         """Plan the memory; called by ExecuTorch in the place of a pass of its own.

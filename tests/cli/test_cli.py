@@ -465,6 +465,18 @@ def test_plan_requires_a_coverage(main: Main, models: Path, tmp_path: Path) -> N
     refused(main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "7"), "share between 0 and 1")
 
 
+def test_plan_and_lower_bound_the_memory(main: Main, models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.pte"
+    for words in (("plan",), ("lower", "-o", file)):
+        code, _, err = main(*words, models / "net.pt2", "-p", "xnnpack", "--require-memory", "16B")
+        assert code != 0 and "ExecuTorch's runtime allocates" in err and "at most 16 B" in err and not file.exists()
+        refused(main(*words, models / "net.pt2", "--require-memory", "16 XB"), "'8 MB' or '512 KiB'")
+    code, out, _ = main(
+        *("lower", models / "net.pt2", "-o", file, "--memory-planner", "smallest", "--require-memory", "1MiB")
+    )
+    assert code == 0 and file.exists() and "forward: planned memory " in out
+
+
 def test_plans_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
     refused(main("plan", models / "net.pt2", "-p", "xnnpak"), "'xnnpak'", "'xnnpack'")
     refused(main("plan", models / "no.pt2"), "There is no file")

@@ -45,7 +45,7 @@ def _kinds() -> list[type[LoweringError]]:
 @pytest.mark.parametrize("kind", _kinds(), ids=lambda kind: kind.__name__)
 def test_an_error_names_its_page_and_can_be_copied(kind: type[LoweringError]) -> None:
     required = {"UnknownPluginError": "plugin_id", "PartitionerContractError": "violation", "LimitError": "limit"}
-    named = {**required, "CoverageError": "plan"}.get(kind.__name__)
+    named = {**required, "CoverageError": "plan", "MemoryRequirementError": "memory"}.get(kind.__name__)
     given = ConformanceReport("mine", ()) if kind is ConformanceError else "text"
     error = kind(given, **({named: "x"} if named else {}))  # type: ignore[arg-type]
     assert error.__notes__ == [f"See docs/errors/{kind.__name__}.md"]

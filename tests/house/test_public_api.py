@@ -35,6 +35,7 @@ PUBLIC = [
     "LoweringError",
     "LoweringOptions",
     "LoweringPlan",
+    "MemoryRequirementError",
     "NarrowedDimension",
     "PartitionResult",
     "PartitionTooLargeError",
@@ -124,6 +125,7 @@ def test_the_error_tree() -> None:
         "CoverageError": Exception,
         "InvariantError": Exception,
         "LimitError": Exception,
+        "MemoryRequirementError": Exception,
     }
     for name, other in tree.items():
         error = getattr(exir_lowering, name)
