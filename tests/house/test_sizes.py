@@ -13,10 +13,10 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1044,
+    "exir_lowering": 1046,
     "exir_lowering/_upstream": 4400,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 3393,
+    "exir_lowering/cli": 3400,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 350,
     "exir_lowering/dynamo": 3400,
