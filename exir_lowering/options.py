@@ -57,6 +57,8 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
+        refit: Whether the weights of the file can be replaced later, by `refit`: rewrites use nothing of the weights but
+            that they are at most 65,536, and `emit` writes down how the content of the file is made of them.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
             None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.
@@ -76,6 +78,7 @@ class LoweringOptions:
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
+    refit: bool = False
     costs: CostModel | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +102,7 @@ class LoweringOptions:
             )
         if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 1:
             raise InputError(f"LoweringOptions(jobs={self.jobs!r}): expected a number of jobs, at least 1.")
-        for name in ("check_weights", "require_full", "progress", "accelerate"):
+        for name in ("check_weights", "require_full", "progress", "accelerate", "refit"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")
         share = self.require_coverage

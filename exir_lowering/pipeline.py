@@ -275,6 +275,9 @@ def _lower(
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
         failed=tuple(recovery.failed),
+        weights={one.name: (one.converted_from or one.program).state_dict for one in given}
+        if session.options.refit
+        else {},
     )
 
 

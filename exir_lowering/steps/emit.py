@@ -27,7 +27,7 @@ from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import Partition
 from exir_lowering.plans.report import Report
-from exir_lowering.pte import saving
+from exir_lowering.pte import recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
@@ -36,6 +36,7 @@ from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
+from exir_lowering.steps.recipes import make_recipes
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
 
@@ -154,6 +155,7 @@ class Lowered:
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
     failed: tuple[Partition, ...] = ()
+    weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
@@ -190,7 +192,8 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
-            with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
+            reserved = {**({recipes.KEY: recipes.RESERVED} if lowered.weights else {}), **options.reserved}
+            with sealing.reserving(edge, reserved, options.provenance), emitting() as emitted:
                 manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
@@ -199,6 +202,8 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
     sealing.share(manager, config)
+    if lowered.weights:
+        sealing.fill(manager, recipes.KEY, make_recipes(lowered, copies, manager, emitted.values).encode())
     if options.provenance:
         sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
     stored = placement.list_stored(copies, config, manager)

@@ -1,0 +1,1 @@
+from .refit import RefittedFile as RefittedFile, refit as refit
