@@ -1,6 +1,6 @@
 """Put new weights into a lowered file without lowering again: `refit`.
 
-refit: the call and its result; values: what it is given, checked; content: where the new bytes go.
+refitting: the call, the values that it is given, and its result; content: where the new bytes go.
 """
 
 import lazy_loader

@@ -1,1 +1,1 @@
-from .refit import RefittedFile as RefittedFile, refit as refit
+from .refitting import RefittedFile as RefittedFile, refit as refit

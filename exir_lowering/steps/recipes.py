@@ -1,12 +1,13 @@
 """Part of step emit: how the content of the file is made of the model's weights, so that `refit` can make it again.
 
-What ExecuTorch's XNNPACK code does to weights is recorded while it works once more on each partition, without writing a
-payload. Each recipe is executed, and kept only if it makes the bytes that are in the file.
+What ExecuTorch's XNNPACK code does to weights is recorded while it works once more on each partition. It has to make
+the payload and the data that are in the file; and each recipe is executed, and has to make the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,60 +15,46 @@ import torch
 import xxhash
 from executorch.exir import ExecutorchProgramManager
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue, cord_pieces, data_file_contents, pte_contents
-from exir_lowering._upstream.recording import RECORDED, RecordedView, Recording, record
+from exir_lowering._upstream.recording import Recording, View
 from exir_lowering.graphs.serialized.container import NotSerialisableError
-from exir_lowering.pte import flatbuffer, header, slots
+from exir_lowering.graphs.serialized.plain import PlainWriter
+from exir_lowering.pte import flatbuffer, slots
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.recipes import (
-    Place,
-    Recipe,
-    Recipes,
-    View,
-    Weight,
-    is_bounded,
-    raw,
-    replay,
-    write_call,
-    write_content,
-)
+from exir_lowering.pte.recipes import Place, Recipe, Recipes, Weight, digest, find, is_bounded, raw, replay
+from exir_lowering.steps.sealing import data_name
 
 if TYPE_CHECKING:
     from exir_lowering.steps.emit import Lowered
 
-_SMALL = 1 << 16
-"""Bytes of a constant up to which a recipe may have it."""
+_RECORDED = "XnnpackBackend"
+_SMALL = 1 << 16  # bytes of a constant up to which a recipe may have it
+_INTEGERS = (torch.int8, torch.uint8, torch.int16)  # of quantised weights; others are of tables, for computing
+_COPIES = ("aten._to_copy.default", "aten.clone.default")
 
-_INTEGERS = (torch.int8, torch.uint8, torch.int16)
-"""What quantised weights are of; wider integers and truth values are tables that lowering computes with."""
-
-_Named = dict[tuple[str, str], tuple[int, str | None]]
-
-
-class _NoRecipeError(Exception):
-    """Nothing repeats how something was made; the message is the reason."""
+_Sources = dict[int, tuple[str, torch.Tensor]]
+"""Weights by the address of their memory, with their names."""
 
 
 def replaceable(program: ExportedProgram) -> frozenset[str]:
     """Return the names of the tensors of a program's state_dict of which lowering only knows how large they may be."""
-    return frozenset(name for name, value in program.state_dict.items() if _is_replaceable(value))
+    return frozenset(name for name, value in program.state_dict.items() if _is_replaceable(name, value))
 
 
-def _is_replaceable(value: Any) -> bool:
+def _is_replaceable(name: str, value: Any) -> bool:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.device.type == "cpu"
-    if not plain or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+    if not plain or value.layout is not torch.strided or name.startswith("_lifted_tensor"):  # of the model's code
         return False
     return is_bounded(value) if value.is_floating_point() else value.dtype in _INTEGERS
 
 
-def digest(value: torch.Tensor) -> str:
-    """Return the digest of a tensor's elements."""
-    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    return str(xxhash.xxh3_128_hexdigest(flat.numpy().data))
+class _NoRecipeError(Exception):
+    """Nothing repeats how something was made; the message is the reason."""
 
 
 def make_recipes(
@@ -90,25 +77,25 @@ class _Found:
 
     def __init__(self, lowered: Lowered, manager: ExecutorchProgramManager) -> None:
         programs = [lowered.unchanged.get(name, program) for name, program in lowered.edge_programs.items()]
-        self._program, self._numbers = manager.executorch_program, _named_data(manager)
+        self._program, self._numbers = manager.executorch_program, _number_named_data(manager)
         self._tensors: dict[str, torch.Tensor] = {}
         self._weights: dict[str, Weight] = {}
         self._places: dict[tuple[str, int], Place] = {}
         self._used = {str(spec.target) for one in programs for node, spec in _lifted(one) if node.users}
         written = frozenset().union(*map(graphs.written_state, programs))
         tied: dict[Any, str] = {}
-        for name, value in ((name, value) for one in lowered.weights.values() for name, value in one.items()):
-            if name.startswith("_lifted_tensor"):  # a constant of the model's code
-                continue
+        for name, value in (item for one in lowered.weights.values() for item in one.items()):
             known = self._tensors.setdefault(name, value)
-            if known is value and name not in self._weights:
-                place = value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
+            place = value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
+            if name not in self._weights:
                 first = tied.setdefault(place, name) if value.numel() else name
                 kind = str(value.dtype).removeprefix("torch.")
                 self._weights[name] = Weight(kind, tuple(value.shape), "" if first == name else first)
-                if name in self._used - written and not _is_replaceable(value):
+                if name in self._used - written and not _is_replaceable(name, value):
                     self._fix(name, "the lowering may have computed with its values")
-            elif known.data_ptr() != value.data_ptr() and not _are_equal(known, value):
+            elif known.data_ptr() != value.data_ptr() and (
+                known.shape != value.shape or digest(known) != digest(value)
+            ):
                 self._fix(name, "methods have different tensors of this name")
 
     def _fix(self, name: str, reason: str) -> None:
@@ -116,170 +103,173 @@ class _Found:
         if weight is not None and not weight.reason:
             self._weights[name] = replace(weight, digest=digest(self._tensors[name]), reason=reason)
 
-    def _add(self, kind: str, number: int, size: int, prefix: str | None, recipe: Recipe | None) -> None:
-        known = self._places.setdefault((kind, number), Place(kind, number, size, prefix))
+    def _add(self, place: Place, recipe: Recipe | None) -> None:
+        known = self._places.setdefault((place.kind, place.number), place)
         if recipe is not None and recipe not in known.recipes:
-            self._places[kind, number] = replace(known, recipes=(*known.recipes, recipe))
+            self._places[place.kind, place.number] = replace(known, recipes=(*known.recipes, recipe))
 
     def add_constants(self, method: str, program: ExportedProgram, values: Sequence[GivenValue]) -> None:
         """Add the constants and the initial state of a method."""
         (plan,) = (plan for plan in self._program.execution_plan if plan.name == method)
+        sources = {name: tensor for name, tensor in self._sources(program).values()}
+        used = {spec.target for node, spec in _lifted(program) if node.users}
         for value in values:
-            tensor: Any = plan.values[value.number].val
             content = program.state_dict.get(value.name, program.constants.get(value.name))
             if value.is_input or not isinstance(content, torch.Tensor) or not content.numel():
                 continue
-            external = tensor.extra_tensor_info is not None and tensor.extra_tensor_info.location.name == "EXTERNAL"
-            initial = tensor.allocation_info is not None
-            if not external and not tensor.data_buffer_idx:
-                if value.name in self._weights and any(node.users for node, spec in _lifted(program) if spec.target == value.name):
-                    self._fix(value.name, "its initial value is 0, which is not stored")
-                continue
-            weight, recipe = self._weights.get(value.name), None
-            if weight is not None:
-                same = content.shape == weight.shape and str(content.dtype).endswith(f".{weight.dtype}")
-                if same and content.untyped_storage().nbytes() == content.nbytes:
-                    recipe = Recipe(((value.name, tuple(content.stride())),))
-                else:
-                    self._fix(value.name, "the file has it in another form")
-            if external:
-                key = tensor.extra_tensor_info.fully_qualified_name
-                for (file, name), (number, _) in self._numbers.items():
-                    if file and name == key:
-                        self._add(file, number, content.nbytes, None, recipe)
-            else:
-                self._add("initial" if initial else "constant", tensor.data_buffer_idx, content.nbytes, None, recipe)
+            tensor: Any = plan.values[value.number].val
+            recipe = Recipe(((value.name, tuple(content.stride())),)) if value.name in sources else None
+            extra = tensor.extra_tensor_info
+            if extra is not None and extra.location.name == "EXTERNAL":
+                key = extra.fully_qualified_name
+                file = next(file for file, known in self._numbers if file and known == key)
+                self._add(Place(file, self._numbers[file, key][0], content.nbytes), recipe)
+            elif tensor.data_buffer_idx:
+                kind = "constant" if tensor.allocation_info is None else "initial"
+                self._add(Place(kind, tensor.data_buffer_idx, content.nbytes), recipe)
+            elif value.name in used:
+                self._fix(value.name, "its initial value is 0, which is not stored")
 
     def add_delegate(self, name: str, delegate: Any) -> None:
         """Add the named data of a delegate."""
         program, contents = delegate.original_module, named_data_in_memory(delegate)
-        weights = {str(spec.target) for _, spec in _lifted(program)} & self._weights.keys()
         made: list[tuple[str, Recipe | None]] = []
         reason = f"{delegate.backend_id} has it in {name} in a form of its own"
-        if delegate.backend_id == RECORDED:
-            with accelerating():
-                recording = record(graphs.copy_program(program), delegate.compile_specs)
-            sources = {value.untyped_storage().data_ptr(): (name, value) for name, value in self._sources(program)}
-            try:
-                if {key for key, _ in recording.data} != contents.keys():
-                    raise _NoRecipeError("its data is not what it was")
-                made = [(key, _recipe(recording, memory, sources, contents[key])) for key, memory in recording.data]
-            except _NoRecipeError as error:
-                made, reason = [], f"{reason}, and nothing is known to make that again: {error}"
+        try:
+            if delegate.backend_id == _RECORDED:
+                made = _record(delegate, contents, self._sources(program))
+        except _NoRecipeError as error:
+            reason += f", and nothing is known to make that again: {error}"
         for key, recipe in made or [(key, None) for key in contents]:
-            for file, known in self._numbers:
-                if known == key:
-                    number, prefix = self._numbers[file, key]
-                    self._add(file or "named", number, len(contents[key]), prefix, recipe)
-        for weight in weights.difference(*(one.names for _, one in made if one is not None)):
+            for file in (file for file, known in self._numbers if known == key):
+                number, prefix = self._numbers[file, key]
+                self._add(Place(file or "named", number, len(contents[key]), prefix), recipe)
+        taken = {weight for _, recipe in made if recipe is not None for weight in recipe.names}
+        for weight in {str(spec.target) for _, spec in _lifted(program)} - taken:
             self._fix(weight, reason)
 
-    def _sources(self, program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
+    def _sources(self, program: ExportedProgram) -> _Sources:
+        found = {}
         for _, spec in _lifted(program):
-            name, value = str(spec.target), program.state_dict.get(spec.target, program.constants.get(spec.target))
-            weight = self._weights.get(name)
-            if isinstance(value, torch.Tensor) and weight is not None and not weight.reason:
-                if value.untyped_storage().nbytes() == value.nbytes and value.shape == weight.shape:
-                    yield name, value
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            weight = self._weights.get(str(spec.target))
+            if weight is not None and not weight.reason and tuple(value.shape) == weight.shape:
+                if value.untyped_storage().nbytes() == value.nbytes:
+                    found[value.untyped_storage().data_ptr()] = str(spec.target), value
+        return found
 
     def recipes(self) -> Recipes:
         """Return what is known at the end."""
-        taken = {name for place in self._places.values() for one in place.recipes for name in one.names}
+        taken = {name for place in self._places.values() for name in place.names}
         for name in self._used.difference(taken, (self._weights[one].tied for one in taken)):
             self._fix(name, "nothing in the file is known to be made of it")
-        weights = {
-            name: replace(weight, bounded=not weight.reason and self._tensors[name].is_floating_point() and is_bounded(self._tensors[name]))
-            for name, weight in self._weights.items()
-        }
-        return Recipes(weights, tuple(self._places[key] for key in sorted(self._places)))
+        return Recipes(self._weights, [self._places[key] for key in sorted(self._places)])
 
 
-def _lifted(program: ExportedProgram) -> list[tuple[torch.fx.Node, Any]]:
+def _lifted(program: ExportedProgram) -> list[tuple[Node, Any]]:
     return list(graphs.lifted_inputs(program).items())
 
 
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and digest(one) == digest(other)
-
-
-def _named_data(manager: ExecutorchProgramManager) -> _Named:
-    """Return the number of each named datum in its file, and what its key has before a digest of the content."""
-    found: _Named = {}
-    files = {"": pte_contents(manager), **data_file_contents(manager)}
+def _number_named_data(manager: ExecutorchProgramManager) -> dict[tuple[str, str], tuple[int, str | None]]:
+    """Return, by file and key, the number of each named datum, and what the key has before a digest of the content."""
+    found: dict[tuple[str, str], tuple[int, str | None]] = {}
+    files = {"": pte_contents(manager)} | {data_name(name): cord for name, cord in data_file_contents(manager).items()}
     for file, cord in files.items():
-        first, *_ = cord_pieces(cord)
-        tables = memoryview(bytes(first))
-        if file:
-            entries = flatbuffer.root(tables[: header.read_ptd(tables, sum(map(len, cord_pieces(cord)))).tables]).tables(slots.FlatTensor.NAMED_DATA)
-        else:
-            entries = flatbuffer.root(tables[: header.read_pte(tables, len(cord)).tables]).tables(slots.Program.NAMED_DATA)
-        for number, entry in enumerate(entries):
+        tables = flatbuffer.root(memoryview(cord_pieces(cord)[0]))
+        field = slots.FlatTensor.NAMED_DATA if file else slots.Program.NAMED_DATA
+        for number, entry in enumerate(tables.tables(field)):
             key = entry.text(slots.NamedData.KEY)
-            found[file, key] = number, key[:-64] if _is_digest(key[-64:]) else None
+            hashed = len(key) >= 64 and not set(key[-64:]) - set("0123456789abcdef")
+            found[file, key] = number, key[:-64] if hashed else None
     return found
 
 
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+def _record(delegate: Any, contents: Mapping[str, bytes], sources: _Sources) -> list[tuple[str, Recipe | None]]:
+    """Return the recipes of a delegate's named data, by key, None for what no weight is in; else a _NoRecipeError."""
+    from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+
+    with accelerating(), torch.no_grad(), Recording() as recording:
+        result = XnnpackBackend.preprocess(graphs.copy_program(delegate.original_module), delegate.compile_specs)
+    output = result.data_store_output
+    if result.processed_bytes != delegate.processed_bytes or output is None or {*output.pte_data} != {*contents}:
+        raise _NoRecipeError("its payload is not what it was")
+    for _, value in sources.values():
+        recording.number(value)
+    memories: dict[bytes, list[int]] = {}
+    for number, memory in enumerate(recording.memories):
+        memories.setdefault(xxhash.xxh3_128_digest(raw(memory)), []).append(number)
+    found = []
+    for key, content in contents.items():
+        numbers = memories.get(xxhash.xxh3_128_digest(content), [])
+        copied = {one for each in numbers if _is_copy(recording, each) for one in _operands(recording, each)}
+        made = [_recipe(recording, number, sources, content) for number in numbers if number not in copied]
+        if not made:
+            raise _NoRecipeError("it is not what an operator made")
+        found += [(key, recipe) for recipe in made]
+    return found
 
 
-def _recipe(
-    recording: Recording, memory: int | None, sources: Mapping[int, tuple[str, torch.Tensor]], content: bytes
-) -> Recipe | None:
-    """Return what makes named data, None if no weight is in it; a _NoRecipeError if that is not known."""
-    if memory is None:
-        raise _NoRecipeError("it is not what an operator made")
-    given: dict[int, tuple[Any, ...]] = {}
-    calls: list[tuple[int, Any, int]] = []
+def _is_copy(recording: Recording, memory: int) -> bool:
+    made_by = recording.made_by[memory]
+    return made_by is not None and made_by[0] in _COPIES
+
+
+def _recipe(recording: Recording, memory: int, sources: _Sources, content: bytes) -> Recipe | None:
+    given: dict[int, tuple[Any, Any]] = {}
+    calls: dict[int, Any] = {}
     _trace(recording, memory, sources, given, calls)
-    numbers = {each: number for number, each in enumerate([*given, *(made for made, *_ in calls)])}
-
-    def renumbered(value: Any) -> Any:
-        if isinstance(value, RecordedView):
-            return View(numbers[value.memory], value.dtype, value.shape, value.strides, value.offset)
-        return type(value)(map(renumbered, value)) if isinstance(value, (list, tuple)) else value
-
     if all(name is None for name, _ in given.values()):
         return None
-    weights = {name: value for name, value in sources.values()}
+    numbers = {each: number for number, each in enumerate([*given, *calls])}
+    writer = PlainWriter()
+    writer.writers[View] = lambda view, depth: {
+        "view": [numbers[view.memory], str(view.dtype).removeprefix("torch."), *map(list, view[2:4]), view.offset]
+    }
     try:
-        written = tuple(
-            write_call(str(call.operator), renumbered(call.args), {k: renumbered(v) for k, v in call.kwargs.items()}, place)
-            for _, call, place in calls
-        )
-        recipe = Recipe(tuple(given.values()), written)
-        with torch.no_grad():
-            same = raw(replay(recipe, weights)) == memoryview(content)
+        for operator, *_ in calls.values():
+            find(operator)
+        written = ((name, writer.write(list(a)), writer.write(dict(k)), place) for name, a, k, place in calls.values())
+        recipe = Recipe(tuple(given.values()), tuple(written))
+        if replay(recipe, dict(sources.values())) != memoryview(content):
+            raise ValueError("other bytes are computed")
     except (ValueError, NotSerialisableError, CorruptError) as error:
         raise _NoRecipeError(str(error)) from None
-    if not same:
-        raise _NoRecipeError("other bytes are computed")
     return recipe
 
 
 def _trace(
-    recording: Recording,
-    memory: int,
-    sources: Mapping[int, tuple[str, torch.Tensor]],
-    given: dict[int, tuple[Any, ...]],
-    calls: list[tuple[int, Any, int]],
+    recording: Recording, memory: int, sources: _Sources, given: dict[int, tuple[Any, Any]], calls: dict[int, Any]
 ) -> None:
     """Find what a memory is made of: its sources, and the calls in their order."""
-    if memory in given or any(memory == made for made, *_ in calls):
-        return
     tensor, made_by = recording.memories[memory], recording.made_by[memory]
     source = sources.get(tensor.untyped_storage().data_ptr())
+    if memory in given or memory in calls:
+        return
     if source is not None:
         given[memory] = source[0], tuple(source[1].stride())
     elif memory in recording.written:
         raise _NoRecipeError("an operator wrote into what it is made of")
     elif made_by is not None:
-        call, place = made_by
-        for view in torch.utils._pytree.tree_leaves((call.args, call.kwargs)):
-            if isinstance(view, RecordedView):
-                _trace(recording, view.memory, sources, given, calls)
-        calls.append((memory, call, place))
+        for operand in _operands(recording, memory):
+            _trace(recording, operand, sources, given, calls)
+        calls[memory] = made_by
     elif tensor.untyped_storage().nbytes() <= _SMALL:
-        given[memory] = write_content(tensor)
+        given[memory] = None, base64.b64encode(raw(tensor)).decode()
     else:
         raise _NoRecipeError("a large constant is in it")
+
+
+def _operands(recording: Recording, memory: int) -> list[int]:
+    """Return the memories from which a call made one."""
+    found: list[int] = []
+
+    def note(value: Any) -> None:
+        if isinstance(value, View):
+            found.append(value.memory)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                note(each)
+
+    _, args, kwargs, _ = recording.made_by[memory] or ("", (), {}, 0)
+    note([*args, *kwargs.values()])
+    return found
