@@ -37,8 +37,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
         failed: The partitions of `report.refused`, in that order, for `save_repro`.
-        weights: With `LoweringOptions(refit=True)`, the state_dict of each program that was given: `emit` writes down how
-            the file is made of them.
+        weights: With `LoweringOptions(refit=True)`, the state_dict of each program that was given, by which `emit`
+            writes down how the file is made.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:

@@ -57,8 +57,8 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
-        refit: Whether the weights of the file can be replaced later, by `refit`: rewrites use nothing of the weights but
-            that they are at most 65,536, and `emit` writes down how the content of the file is made of them.
+        refit: Whether the file's weights can be replaced later, by `refit`: rewrites use nothing of weights but that
+            they are at most 65,536, and `emit` writes down how the content of the file is made of them.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
             None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.

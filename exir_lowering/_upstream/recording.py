@@ -22,11 +22,11 @@ class View(NamedTuple):
     offset: int
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Pieces of memory by number, and for each the call that made it; while the mode is active, calls are added."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.memories: list[torch.Tensor] = []  # a tensor on each
         self.made_by: list[tuple[str, Any, Any, int] | None] = []  # operator, arguments with views, which result
         self.written: set[int] = set()  # what an operator wrote to

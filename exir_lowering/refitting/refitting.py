@@ -155,8 +155,8 @@ def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bo
         for other in others:
             if given[other] is not given[first] and digest(given[other]) != digest(given[first]):
                 raise InputError(
-                    f"{who}: state_dict: {first!r} and {other!r} are one tensor in the model, but got different values. "
-                    "Give the same for both, or one of them; lower the model again if they are not tied any more."
+                    f"{who}: state_dict: {first!r} and {other!r} are one tensor in the model, but got two values. Give "
+                    "the same for both, or only one; lower the model again if they are not tied any more."
                 )
         found.update({name: given[first].detach() for name in names if first})
     missing = [name for name, weight in weights.items() if name not in found and not weight.reason]

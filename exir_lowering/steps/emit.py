@@ -221,6 +221,8 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
         raise InputError(
             f"constant_methods: got {type(given).__name__} {given!r}, expected a mapping from method names to values."
         )
+    if lowered.weights and options.keep_originals:
+        raise InputError("keep_originals: the lowering had refit=True, and kept graphs keep their weights. Choose one.")
     constant_methods = {**lowered.constant_methods, **(given or {})}
     both = sorted(set(lowered.programs) & set(constant_methods))
     if both:

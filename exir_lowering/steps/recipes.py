@@ -111,7 +111,7 @@ class _Found:
     def add_constants(self, method: str, program: ExportedProgram, values: Sequence[GivenValue]) -> None:
         """Add the constants and the initial state of a method."""
         (plan,) = (plan for plan in self._program.execution_plan if plan.name == method)
-        sources = {name: tensor for name, tensor in self._sources(program).values()}
+        sources = self._sources(program)
         used = {spec.target for node, spec in _lifted(program) if node.users}
         for value in values:
             content = program.state_dict.get(value.name, program.constants.get(value.name))
@@ -148,14 +148,14 @@ class _Found:
         for weight in {str(spec.target) for _, spec in _lifted(program)} - taken:
             self._fix(weight, reason)
 
-    def _sources(self, program: ExportedProgram) -> _Sources:
+    def _sources(self, program: ExportedProgram) -> dict[str, torch.Tensor]:
         found = {}
         for _, spec in _lifted(program):
             value = program.state_dict.get(spec.target, program.constants.get(spec.target))
             weight = self._weights.get(str(spec.target))
-            if weight is not None and not weight.reason and tuple(value.shape) == weight.shape:
-                if value.untyped_storage().nbytes() == value.nbytes:
-                    found[value.untyped_storage().data_ptr()] = str(spec.target), value
+            same = weight is not None and not weight.reason and tuple(value.shape) == weight.shape
+            if same and value.untyped_storage().nbytes() == value.nbytes:
+                found[str(spec.target)] = value
         return found
 
     def recipes(self) -> Recipes:
@@ -184,7 +184,9 @@ def _number_named_data(manager: ExecutorchProgramManager) -> dict[tuple[str, str
     return found
 
 
-def _record(delegate: Any, contents: Mapping[str, bytes], sources: _Sources) -> list[tuple[str, Recipe | None]]:
+def _record(
+    delegate: Any, contents: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]
+) -> list[tuple[str, Recipe | None]]:
     """Return the recipes of a delegate's named data, by key, None for what no weight is in; else a _NoRecipeError."""
     from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 
@@ -193,7 +195,8 @@ def _record(delegate: Any, contents: Mapping[str, bytes], sources: _Sources) -> 
     output = result.data_store_output
     if result.processed_bytes != delegate.processed_bytes or output is None or {*output.pte_data} != {*contents}:
         raise _NoRecipeError("its payload is not what it was")
-    for _, value in sources.values():
+    sources = {value.untyped_storage().data_ptr(): (name, value) for name, value in weights.items()}
+    for value in weights.values():
         recording.number(value)
     memories: dict[bytes, list[int]] = {}
     for number, memory in enumerate(recording.memories):
