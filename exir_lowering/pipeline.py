@@ -43,6 +43,7 @@ from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
+from exir_lowering.steps.recipes import list_weights
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -275,9 +276,7 @@ def _lower(
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
         failed=tuple(recovery.failed),
-        weights={one.name: (one.converted_from or one.program).state_dict for one in given}
-        if session.options.refit
-        else {},
+        weights=list_weights(given, session.options),
     )
 
 

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -129,7 +128,6 @@ def raw(tensor: torch.Tensor) -> memoryview:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().data
 
 
-@lru_cache(maxsize=256)
 def find(operator: str) -> CheckedCall:
     """Return an operator of the closed list; ValueError if it is not on it."""
     found = pure.find(operator)

@@ -24,6 +24,8 @@ from exir_lowering._upstream.emission import GivenValue, cord_pieces, data_file_
 from exir_lowering._upstream.recording import Recording, View
 from exir_lowering.graphs.serialized.container import NotSerialisableError
 from exir_lowering.graphs.serialized.plain import PlainWriter
+from exir_lowering.model import EdgeMethod
+from exir_lowering.options import LoweringOptions
 from exir_lowering.pte import flatbuffer, slots
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.recipes import Place, Recipe, Recipes, Weight, digest, find, is_bounded, raw, replay
@@ -44,6 +46,11 @@ _Sources = dict[int, tuple[str, torch.Tensor]]
 def replaceable(program: ExportedProgram) -> frozenset[str]:
     """Return the names of the tensors of a program's state_dict of which lowering only knows how large they may be."""
     return frozenset(name for name, value in program.state_dict.items() if _is_replaceable(name, value))
+
+
+def list_weights(methods: Sequence[EdgeMethod], options: LoweringOptions) -> dict[str, Mapping[str, torch.Tensor]]:
+    """Return the state_dicts of the programs that were given, by method; nothing if they will not be replaced."""
+    return {one.name: (one.converted_from or one.program).state_dict for one in methods if options.refit}
 
 
 def _is_replaceable(name: str, value: Any) -> bool:

@@ -157,27 +157,28 @@ def test_int4() -> None:
     old, new = (lower(one, "xnnpack", options=REFIT).emit() for one in programs)
     check_equal(refit(old, programs[1].state_dict), new)
     wide = {name: value * 9 if value.dtype is torch.int8 else value for name, value in programs[1].state_dict.items()}
-    with pytest.raises(InputError, match="outside of -8 to 7, which four bits hold"):
+    with pytest.raises(InputError, match=r"outside of -8 to 7, which four bits hold"):
         refit(old, wide)
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_random_programs(number: int) -> None:
-    (made,) = random_programs(100 + 2 * number, 1)
-    torch.manual_seed(number)
-    values: dict[str, torch.Tensor] = {}
-    tied: dict[Any, torch.Tensor] = {}
-    for program in made.methods.values():
-        for name, old in program.state_dict.items():
-            if not name.startswith("_lifted"):
-                new = torch.randn_like(old) if old.is_floating_point() else old
-                values.setdefault(name, tied.setdefault((old.data_ptr(), old.shape), new.detach()))
-    changed = {name: with_values(program, values) for name, program in made.methods.items()}
-    try:
-        old, new = (lower(one, "xnnpack", options=REFIT).emit() for one in (made.methods, changed))
-    except InputError as error:
-        pytest.skip(f"not emitted, as without refit: {error}")
-    check_equal(refit(old, values), new)
+def test_random_programs() -> None:
+    equal = 0
+    for made in random_programs(0, 8):
+        values: dict[str, torch.Tensor] = {}
+        tied: dict[Any, torch.Tensor] = {}
+        for program in made.methods.values():
+            for name, old in program.state_dict.items():
+                if not name.startswith("_lifted"):
+                    new = torch.randn_like(old) if old.is_floating_point() else old
+                    values.setdefault(name, tied.setdefault((old.data_ptr(), old.shape), new.detach()))
+        changed = {name: with_values(program, values) for name, program in made.methods.items()}
+        try:
+            before, after = (lower(one, "xnnpack", options=REFIT).emit() for one in (made.methods, changed))
+        except InputError:  # ExecuTorch does not emit some of them
+            continue
+        check_equal(refit(before, values), after)
+        equal += 1
+    assert equal > 4
 
 
 def test_nan_and_missing_names() -> None:
@@ -196,7 +197,10 @@ def _put(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "unknown": (_put(head__bais=torch.ones(4)), r"state_dict has 'head.bais', expected .*Did you mean 'head.bias'"),
-    "missing": (lambda given: {"head.bias": given["head.bias"]}, r"state_dict lacks 'conv.weight', 'conv.bias'"),
+    "missing": (
+        lambda given: {"head.bias": given["head.bias"]},
+        r"state_dict lacks 'conv.bias', 'conv.weight'.* and 5 more",
+    ),
     "shape": (_put(head__bias=torch.ones(5)), r"got torch.float32\[5\], expected torch.float32\[4\] as in the file"),
     "dtype": (_put(head__bias=torch.ones(4).half()), r"got torch.float16\[4\], expected torch.float32\[4\]"),
     "value": (_put(head__bias=[1.0] * 4), r"state_dict\['head.bias'\]: got a list, expected a tensor"),
@@ -227,17 +231,17 @@ def test_what_does_not_fit_is_refused(wrong: str) -> None:
 def test_tied_equal_and_folded_weights() -> None:
     old, _, model = decoders()
     values = model.state_dict()
-    with pytest.raises(InputError, match="'embed.weight' and 'head.weight' are one tensor in the model"):
+    with pytest.raises(InputError, match=r"'embed.weight' and 'head.weight' are one tensor in the model"):
         refit(old, {**values, "head.weight": values["head.weight"] + 1})
     del values["head.weight"]
     assert len(refit(old, values).buffer) == len(old.buffer)
-    with pytest.raises(InputError, match="'cache'.*its initial value is 0, which is not stored"):
+    with pytest.raises(InputError, match=r"'cache'.*its initial value is 0, which is not stored"):
         refit(old, {**values, "cache": torch.ones(1, 8, 32)})
-    with pytest.raises(InputError, match="is missing: the file has what is computed from it and 'conv.weight'"):
+    with pytest.raises(InputError, match=r"is missing: the file has what is computed from it and 'conv.weight'"):
         refit(conv_nets()[0], {"conv.weight": torch.ones(8, 3, 3, 3)}, strict=False)
     untrained = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
     artifact = lower(export(untrained, (torch.ones(1, 4),)), options=REFIT).emit()
-    with pytest.raises(InputError, match="was equal when the model was lowered, and is stored once"):
+    with pytest.raises(InputError, match=r"was equal when the model was lowered, and is stored once"):
         refit(artifact, trained(copy.deepcopy(untrained), 1).state_dict())
 
 
@@ -251,7 +255,7 @@ def test_files_that_cannot_be_refitted() -> None:
         lower(program, "xnnpack", options=REFIT).emit(keep_originals=True)
     damaged = bytearray(conv_nets()[0].buffer)
     damaged[len(damaged) // 2] ^= 1
-    with pytest.raises(InputError, match="its digest differs"):
+    with pytest.raises(InputError, match=r"its digest differs"):
         refit(bytes(damaged), model.state_dict())
 
 
@@ -260,8 +264,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     old.save(tmp_path / "model.pte")
     torch.save(model.state_dict(), tmp_path / "tuned.pt")
     paths = [str(tmp_path / name) for name in ("model.pte", "tuned.pt", "tuned.pte")]
-    assert main.main(["refit", *paths[:2], "-o", paths[2]]) == 0
+    assert main(["refit", *paths[:2], "-o", paths[2]]) == 0
     assert Path(paths[2]).read_bytes() == new.buffer
     torch.save({"embed.weight": Path("x")}, tmp_path / "tuned.pt")  # not data
-    assert main.main(["refit", *paths[:2], "-o", paths[2]]) == 2
+    assert main(["refit", *paths[:2], "-o", paths[2]]) == 2
     assert "pickle" in capsys.readouterr().err
