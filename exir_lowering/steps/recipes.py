@@ -54,10 +54,14 @@ def list_weights(methods: Sequence[EdgeMethod], options: LoweringOptions) -> dic
 
 
 def _is_replaceable(name: str, value: Any) -> bool:
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.device.type == "cpu"
-    if not plain or value.layout is not torch.strided or name.startswith("_lifted_tensor"):  # of the model's code
+    if not _is_plain(value) or name.startswith("_lifted_tensor"):  # of the model's code
         return False
     return is_bounded(value) if value.is_floating_point() else value.dtype in _INTEGERS
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return kind and value.device.type == "cpu" and value.layout is torch.strided
 
 
 class _NoRecipeError(Exception):
@@ -91,7 +95,7 @@ class _Found:
         self._used = {str(spec.target) for one in programs for node, spec in _lifted(one) if node.users}
         written = frozenset().union(*map(graphs.written_state, programs))
         tied: dict[Any, str] = {}
-        for name, value in (item for one in lowered.weights.values() for item in one.items()):
+        for name, value in (item for one in lowered.weights.values() for item in one.items() if _is_plain(item[1])):
             known = self._tensors.setdefault(name, value)
             place = value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
             if name not in self._weights:
