@@ -69,6 +69,8 @@ class LoweringOptions:
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
             allocate themselves is not counted. None for no limit.
+        refit: Whether the file's weights can be replaced later, by `refit`: rewrites use nothing of weights but that
+            they are at most 65,536, and `emit` writes down how the content of the file is made of them.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
             None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.
@@ -88,6 +90,7 @@ class LoweringOptions:
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
+    refit: bool = False
     costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
@@ -116,7 +119,7 @@ class LoweringOptions:
             )
         if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 1:
             raise InputError(f"LoweringOptions(jobs={self.jobs!r}): expected a number of jobs, at least 1.")
-        for name in ("check_weights", "require_full", "progress", "accelerate"):
+        for name in ("check_weights", "require_full", "progress", "accelerate", "refit"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")
         share = self.require_coverage

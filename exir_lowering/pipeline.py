@@ -47,6 +47,7 @@ from exir_lowering.steps.extract import extract
 from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
+from exir_lowering.steps.recipes import list_weights
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -291,6 +292,7 @@ def _lower(
         failed=tuple(recovery.failed),
         memory_planner=session.options.memory_planner,
         require_memory=read_size(session.options.require_memory),
+        weights=list_weights(given, session.options),
     )
 
 

@@ -24,6 +24,7 @@ from exir_lowering.cli import (
     plan,
     plugins,
     quantize,
+    refit,
     run,
     settings,
     verify,
@@ -36,7 +37,8 @@ from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 COMMANDS = tuple(
-    one.COMMAND for one in (lower, plan, quantize, run, inspect, verify, bisect, bench, plugins, cache, doctor, demo)
+    one.COMMAND
+    for one in (lower, plan, quantize, refit, run, inspect, verify, bisect, bench, plugins, cache, doctor, demo)
 )
 """The commands, in the order of the help."""
 

@@ -30,7 +30,7 @@ from exir_lowering.options import MemoryPlanner
 from exir_lowering.plans.memory import require_memory
 from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plans.report import Report
-from exir_lowering.pte import manifest, saving
+from exir_lowering.pte import manifest, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
@@ -40,6 +40,7 @@ from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
+from exir_lowering.steps.recipes import make_recipes
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
 
@@ -160,6 +161,7 @@ class Lowered:
     failed: tuple[Partition, ...] = ()
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | None = None
+    weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
@@ -211,7 +213,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
-            with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
+            reserved = {**({recipes.KEY: recipes.RESERVED} if lowered.weights else {}), **options.reserved}
+            with sealing.reserving(edge, reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
                 manager = edge.to_executorch(own)
     except Planned:
@@ -225,6 +228,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
     sealing.share(manager, config)
+    if lowered.weights:
+        sealing.fill(manager, recipes.KEY, make_recipes(lowered, copies, manager, emitted.values).encode())
     if options.provenance:
         sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
     stored = placement.list_stored(copies, config, manager)
@@ -244,6 +249,8 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
         )
     if manifest.METHOD in lowered.constant_methods and manifest.METHOD in (given or {}):
         raise InputError(f"constant_methods: {manifest.METHOD!r} is made for the families of the file; rename yours.")
+    if lowered.weights and options.keep_originals:
+        raise InputError("keep_originals: the lowering had refit=True, and kept graphs keep their weights. Choose one.")
     constant_methods = {**lowered.constant_methods, **(given or {})}
     both = sorted(set(lowered.programs) & set(constant_methods))
     if both:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from exir_lowering.steps.emit import EmitOptions
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
-_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner")
+_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner", "refit")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
 _EMISSION = ("keep_originals",)

@@ -18,6 +18,7 @@ from exir_lowering.model import EdgeMethod, State
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import invariants
+from exir_lowering.steps.recipes import replaceable
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
@@ -40,7 +41,7 @@ def rewrite(
         return tuple(methods)
     settings = _Settings(rewrites, session.options.costs)
     with session.timed("rewrite"), collector.paused():
-        editors = _open(methods, assumed, shareable(states))
+        editors = _open(methods, assumed, shareable(states), session.options.refit)
         each = session.progress.each("rewrite", methods)
         return tuple(_rewrite(method, editors.get(method.name), settings) for method in each)
 
@@ -76,6 +77,7 @@ def _open(
     methods: Sequence[EdgeMethod],
     assumed: Mapping[str, Mapping[str, str]],
     shared: Sequence[Collection[tuple[str, str]]],
+    refit: bool,
 ) -> dict[str, Editor]:
     """Make an editor for each method, except where values are not known, or depend on the order of writes."""
     editors = {}
@@ -85,7 +87,8 @@ def _open(
             program = private_copy(method.program, handles=True)
             volatile = {name for each in shared for user, name in each if user == method.name}
             mode = fake_mode_of(program.graph_module) or mode
-            editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
+            weights = replaceable(program) if refit else ()
+            editors[method.name] = Editor(program, mode, assumed[method.name], volatile, weights)
     known = [each for each in shared if all(user in editors for user, _ in each)]
     bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
     return editors

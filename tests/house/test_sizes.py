@@ -13,10 +13,10 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1046,
-    "exir_lowering/_upstream": 4400,
+    "exir_lowering": 1051,
+    "exir_lowering/_upstream": 4450,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 3400,
+    "exir_lowering/cli": 3468,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 350,
     "exir_lowering/dynamo": 3400,
@@ -28,11 +28,12 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1550,
     "exir_lowering/plans": 2486,
     "exir_lowering/plugins": 2460,
-    "exir_lowering/pte": 4743,
+    "exir_lowering/pte": 4928,
     "exir_lowering/quantization": 956,
+    "exir_lowering/refitting": 410,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3909,
-    "exir_lowering/steps": 6010,
+    "exir_lowering/steps": 6314,
     "exir_lowering/steps/cache": 1450,
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,

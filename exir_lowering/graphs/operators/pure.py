@@ -42,8 +42,8 @@ DTYPES = MappingProxyType(
 
 _COMPOSITES = split_words(
     """
-    _assert_async _assert_scalar _assert_tensor_metadata _conj _euclidean_dist _fft_c2c _is_all_true _is_any_true
-    _logcumsumexp _native_batch_norm_legit_functional _prelu_kernel _safe_softmax _trilinear _unsafe_index
+    __lshift__ _assert_async _assert_scalar _assert_tensor_metadata _conj _euclidean_dist _fft_c2c _is_all_true
+    _is_any_true _logcumsumexp _native_batch_norm_legit_functional _prelu_kernel _safe_softmax _trilinear _unsafe_index
     _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate _unsafe_view _upsample_bicubic2d_aa
     _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d absolute
     adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d addbmm addmv
@@ -188,7 +188,7 @@ def _named(name: str, operator: Operator) -> bool:
     base = rest.partition(".")[0]
     if namespace != "aten":
         return namespace in _NAMESPACES or name in _OTHERS
-    if base in _UNCHECKED or any(part in base for part in _ENDLESS) or base.endswith("_"):
+    if base in _UNCHECKED or any(part in base for part in _ENDLESS) or (base.endswith("_") and base not in _COMPOSITES):
         return False
     return base in _COMPOSITES or base in _VIEWS or not _TAGS.isdisjoint(operator.tags)
 

@@ -12,6 +12,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
 from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
@@ -22,6 +23,9 @@ _TABLES = (elementwise, movements, reductions)  # importing them registers their
 
 _STATE_BOUND = 2.0**40
 """The magnitude that is tried for what a program keeps in a buffer."""
+
+REPLACED_BOUND = 2.0**16
+"""The magnitude of a weight that may be replaced."""
 
 _KEEPS_NUMBER = (
     "view_copy", "unsqueeze_copy", "squeeze_copy", "permute_copy", "expand_copy", "slice_copy", "select_copy", "clone",
@@ -53,6 +57,8 @@ class ValueRanges:
             entirely False or, of integers, entirely 0).
         volatile: Names of buffers that another program may write to: nothing is known about them, whatever this program
             writes, unless `bound_together` finds it.
+        replaceable: Names of parameters and buffers whose content may be replaced by another one; all that is known is
+            that floating-point elements are at most 65,536 in magnitude.
 
     Raises:
         InputError: The program has no such input, or there is no such property.
@@ -63,10 +69,12 @@ class ValueRanges:
         program: ExportedProgram,
         assume: Mapping[str, str] = MappingProxyType({}),
         volatile: Collection[str] = (),
+        replaceable: Collection[str] = (),
     ) -> None:
         self._program = program
         self._assumed = assumptions.check(program, assume)
-        self._constants = Constants(program, volatile)
+        self._constants = Constants(program, {*volatile, *replaceable})
+        self._replaceable = frozenset(replaceable).difference(volatile, written_state(program))
         self._ranges: dict[Node, Result] = {}
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)
@@ -237,8 +245,9 @@ class ValueRanges:
         dtype = dtype_of(node)
         state = self._constants.mutated(node)
         if state is not None:
-            kept = dtype is not None and dtype.is_floating_point and state in self.bounded_state
-            return symmetric(_STATE_BOUND, True) if kept else whole(dtype)
+            bound = REPLACED_BOUND if state in self._replaceable else _STATE_BOUND
+            kept = state in self._replaceable or state in self.bounded_state
+            return symmetric(bound, True) if kept and dtype is not None and dtype.is_floating_point else whole(dtype)
         stored = self._constants.stored(node)
         if stored is not None:
             return self._constants.extremes(stored)

@@ -1,0 +1,1 @@
+from .refitting import RefittedFile as RefittedFile, refit as refit
