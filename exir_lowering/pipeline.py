@@ -273,8 +273,7 @@ def _lower(
             with session.timed("preprocess"):
                 results = _preprocess(groups, lower_group, recovery)
         with session.timed("splice"), locks.conversion():
-            lowered = {one.partition.id: one for one in results}
-            programs = splice(extracted, lowered)
+            programs = splice(extracted, lowered := {one.partition.id: one for one in results})
             made_by, narrowed = describe(methods, found, planned, session.options), list_narrowed(methods)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}

@@ -13,10 +13,10 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1051,
+    "exir_lowering": 1053,
     "exir_lowering/_upstream": 4450,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 3468,
+    "exir_lowering/cli": 3475,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 350,
     "exir_lowering/dynamo": 3400,
@@ -70,7 +70,7 @@ def test_no_function_has_more_than_50_lines() -> None:
     assert not found
 
 
-def test_the_top_of_the_package_has_at_most_twenty_one_entries() -> None:
+def test_the_top_of_the_package_has_at_most_twenty_three_entries() -> None:
     top = ROOT / "exir_lowering"
     entries = {path.name for path in top.iterdir() if not path.name.startswith((".", "__")) and not path.is_symlink()}
-    assert len(entries - {"py.typed"}) <= 21, sorted(entries)
+    assert len(entries - {"py.typed"}) <= 23, sorted(entries)
