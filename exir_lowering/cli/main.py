@@ -17,6 +17,7 @@ from exir_lowering.cli import (
     bench,
     bisect,
     cache,
+    check,
     demo,
     doctor,
     inspect,
@@ -36,7 +37,8 @@ from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 COMMANDS = tuple(
-    one.COMMAND for one in (lower, plan, quantize, run, inspect, verify, bisect, bench, plugins, cache, doctor, demo)
+    one.COMMAND
+    for one in (lower, plan, quantize, run, inspect, check, verify, bisect, bench, plugins, cache, doctor, demo)
 )
 """The commands, in the order of the help."""
 
