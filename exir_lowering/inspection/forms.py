@@ -69,7 +69,9 @@ def _kernel_form(code: Code, target: int, arguments: tuple[int, ...]) -> Form:
         found = [part.content for part in parts if part is not None and isinstance(part.content, Tensor)]
         words = [str(tensor.dtype).removeprefix("torch.") for tensor in found]
         types += [f"[{' '.join(sorted(set(words)))}]"] if listed else words
-        rest.append("o" * (None in parts) if listed or found else _letter(value))
+        numbers = [values[int(item)] for item in value.content] if value.kind == K.INT_LIST else [value]  # type: ignore[union-attr]
+        negative = "-" * any(one.kind == K.INT and int(one.content) < 0 for one in numbers)  # type: ignore[arg-type]
+        rest.append("o" * (None in parts) if listed or found else _letter(value) + negative)
         tensors += found
     orders = {"".join(map(str, each.dim_order)) for each in tensors if list(each.dim_order) != sorted(each.dim_order)}
     name = ".".join(filter(None, code.operators[target]))

@@ -1,6 +1,6 @@
 """Runtimes: what is known of ExecuTorch's releases, and targets, which are builds of one's own.
 
-The table of releases is made by `tests/inspection/record_releases.py`, which runs cases in each of them.
+The table of releases is made by `tests/support/record_releases.py`, which runs cases in each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exir_lowering.plans import formatting as shown
 Verdict = Literal["runs", "unknown", "does not run"]
 
 _FACTORS = ("the element types {}", "the numbers of dimensions {}", "the arguments {}")
-_RANKS_ENOUGH = 4  # a kernel that takes so many combinations of ranks, and refuses none, takes all
+_RANKS_ENOUGH = 3  # a kernel that takes so many combinations of ranks, and refuses none, takes all
 _LARGEST = 16_000_000  # bytes of a file of targets
 _KEYS = frozenset({"name", "runtime", "operators", "backends", "max_memory"})
 _HELP = (
@@ -42,7 +42,7 @@ class Release:
     def judge(self, form: Form) -> tuple[Verdict, str]:
         """Return whether it runs what has this form, and why not."""
         seen, key = self.evidence.get(form.name, {}), [form.types, form.ranks, form.rest]
-        if key in seen.get("runs", ()):
+        if key in seen.get("runs", ()) and form.types not in seen.get("not", ()):
             return "runs", ""
         words = [word.format(shown.middle(value, 60)) for word, value in zip(_FACTORS, key, strict=True)]
         given = f", with {', '.join(word for word, value in zip(words, key, strict=True) if value)}" * any(key)
@@ -55,7 +55,7 @@ class Release:
                 return "does not run", f"its runtime refuses {word}; it takes {factor.format(few or 'no other')}"
         fits = [value in taken for value, taken in zip(key, yes, strict=True)]
         fits[1] |= len(yes[1]) >= _RANKS_ENOUGH and not no[1] and "/" not in form.name
-        if all(fits) and key not in seen.get("not", ()):
+        if all(fits) and form.types not in seen.get("not", ()):
             return "runs", ""
         return "unknown", f"nothing like it was seen to run{given}"
 

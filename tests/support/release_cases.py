@@ -27,9 +27,9 @@ def operator_cases(share: float) -> Iterator[Case]:
     """Yield calls of a share of torch's operators, in every type, lowered as a program is."""
     chosen = random.Random(7)
     for op in operators():
-        for call in sample_calls(op, each=2, mixed=1, empty=1):
-            if chosen.random() > share:
-                continue
+        if chosen.random() > share or "sparse" in op.full_name:
+            continue
+        for call in sample_calls(op, each=1, mixed=1, empty=1):
             try:
                 with torch.no_grad():
                     expected = call.module(*(one.clone() for one in call.inputs))

@@ -1,4 +1,5 @@
-"""Cases that show what a release's runtime runs: files of one kernel call each, from torch's own samples of operators."""
+"""Cases that show what a release's runtime runs: files of one kernel call each, from torch's samples of operators."""
+# ruff: noqa: B023 - each function is called before the next one is made
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from exir_lowering.pte import header, program_writer as writer, slots
-from exir_lowering.pte.slots import KernelTypes as K
-from exir_lowering.pte.value_kinds import CODES, Tensor
 from kernel_calls import DTYPES, operators
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from exir_lowering.pte import header, program_writer as writer, slots
+from exir_lowering.pte.slots import KernelTypes as K
+from exir_lowering.pte.value_kinds import CODES, Tensor
 
 Case = tuple[bytes, str, list[Any], list[torch.Tensor]]
 """A file, its method, the inputs, and the results that are expected."""
@@ -153,7 +155,7 @@ def write_call(out: Any, named: Mapping[str, Any], results: Sequence[torch.Tenso
                 outputs.append(file.tensor(_dense(results[len(outputs)]), False))
                 call.append(outputs[-1])
             continue
-        value = named[argument.name] if argument.name in named else argument.default_value
+        value = named.get(argument.name, argument.default_value)
         call.append(file.value(value, type_))
     if call[-1] not in outputs or len(outputs) == 1:
         call.append(call[-1])
@@ -175,11 +177,32 @@ def primitive_cases(kernels: Sequence[str]) -> Iterator[Case]:
         schema.name, schema.overload_name = kernel.split(".")
         word = schema.name.partition("::")[2]
         unary = word in ("ceil", "round", "trunc", "neg", "sym_float", "sym_int", "sym_not")
-        for values in ((7,), (7.5,), (True,)) if unary else ((True, 7, 2), (True, 7.5, 2.0)) if word == "sym_ite" else _PAIRS:
+        for values in (
+            ((7,), (7.5,), (True,)) if unary else ((True, 7, 2), (True, 7.5, 2.0)) if word == "sym_ite" else _PAIRS
+        ):
             for result in (0, 0.0, True):
                 file = KernelFile(schema)
                 call = [file.value(value, "number") for value in values]
                 yield file.write([*call, file.value(result, "number")], []), "forward", [], []
+
+
+def order_cases() -> Iterator[Case]:
+    """Yield calls of the operators that change types and orders of dimensions, which torch takes apart."""
+    orders, last = torch.ops.dim_order_ops, [0, 2, 3, 1]
+    for shape, given, made in itertools.product(_ONE, DTYPES, DTYPES):
+        plain, x = list(range(len(shape))), (torch.rand(shape) * 3).to(given)
+        ways = [(x, plain)]
+        if len(shape) == 4:
+            z = x.contiguous(memory_format=torch.channels_last)
+            ways += [(x, last), (z, plain), (z, last)]
+        for one, order in ways:
+            copy, clone, empty = orders._to_dim_order_copy, orders._clone_dim_order, orders._empty_dim_order
+            arguments = {"self": one, "non_blocking": False, "dim_order": order}
+            yield write_call(copy.out, arguments, [copy(one, dtype=made, dim_order=order)])
+            if given == made:
+                yield write_call(clone.out, arguments, [clone(one, dim_order=order)])
+                sizes = {"size": list(shape), "dim_order": order}
+                yield write_call(empty.out, sizes, [empty(list(shape), dtype=made, dim_order=order)])
 
 
 _PAIRS = ((7, 2), (7.5, 2.0), (7, 2.0), (7.5, 2))
@@ -314,7 +337,7 @@ def record_calls(kernels: Sequence[str]) -> Iterator[tuple[Any, Mapping[str, Any
             random.Random(op.full_name).shuffle(samples)
             given = itertools.chain(*(_shapes(sample) for sample in samples[:_MOST]), _elementwise(op, dtype))
             for args, kwargs in given:
-                yield from _record(Recorder(variants, table, seen), lambda: op.op(*args, **kwargs))  # noqa: B023
+                yield from _record(Recorder(variants, table, seen), lambda: op.op(*args, **kwargs))
     for function in _others():
         yield from _record(Recorder(variants, table, seen), function)
 
@@ -334,7 +357,7 @@ _QUANTISED = (_INT8, _BYTE, (-32768, 32767, torch.int16), (-(2**31), 2**31 - 1, 
 
 def _others() -> Iterator[Callable[[], Any]]:
     """Yield calls of operators that torch has no samples of."""
-    quantized, orders, aten = torch.ops.quantized_decomposed, torch.ops.dim_order_ops, torch.ops.aten
+    quantized, aten = torch.ops.quantized_decomposed, torch.ops.aten
     for shape in _ONE:
         x = torch.rand(shape)
         for low, high, dtype in _QUANTISED:
@@ -353,18 +376,6 @@ def _others() -> Iterator[Callable[[], Any]]:
             yield lambda: quantized.dequantize_per_tensor.tensor(q, scale, zero, low, high, dtype)
         yield lambda: quantized.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)
         yield lambda: quantized.choose_qparams_per_token_asymmetric(x, torch.int8)
-        plain, last = list(range(len(shape))), [0, 2, 3, 1]
-        for given, made in itertools.product(DTYPES, DTYPES):
-            y = x.to(given)
-            yield lambda: orders._to_dim_order_copy(y, dtype=made, dim_order=plain)
-            if given == made:
-                yield lambda: orders._clone_dim_order(y, dim_order=plain)
-                yield lambda: orders._empty_dim_order(list(shape), dtype=made, dim_order=plain)
-            if len(shape) == 4:
-                z = y.contiguous(memory_format=torch.channels_last)
-                for one, order in ((y, last), (z, plain), (z, last)):
-                    yield lambda: orders._to_dim_order_copy(one, dtype=made, dim_order=order)
-                    yield lambda: orders._clone_dim_order(one, dim_order=order)
     for dtype in DTYPES[:4]:
         for shape in _ONE[2:]:
             x, w = torch.rand(shape).to(dtype), torch.rand(shape[1]).to(dtype)

@@ -52,13 +52,16 @@ _BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "cat5": lambda x, y: torch.cat([x, y, x, y, y], -1),
     "prelu": lambda x, y: F.prelu(x, torch.tensor([0.2], dtype=x.dtype)),
 }
-_SHAPES = [(4,), (3, 4), (2, 3, 4), (2, 3, 4, 4)]
+_SHAPES = [(4,), (3, 4), (2, 3, 4), (2, 3, 4, 4), (1, 2, 3, 2, 4)]
 _IMAGES: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv2d(4, 8, 3),
     "conv plain": lambda: nn.Conv2d(4, 8, 3, bias=False),
     "conv relu": lambda: nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU()),
     "conv bn": lambda: nn.Sequential(nn.Conv2d(4, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU6()),
     "depthwise": lambda: nn.Conv2d(4, 4, 3, groups=4),
+    "depthwise plain": lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False),
+    "pointwise plain": lambda: nn.Conv2d(4, 8, 1, bias=False),
+    "transposed plain": lambda: nn.ConvTranspose2d(4, 8, 3, bias=False),
     "grouped": lambda: nn.Conv2d(4, 8, 3, groups=2),
     "pointwise": lambda: nn.Conv2d(4, 8, 1),
     "transposed": lambda: nn.ConvTranspose2d(4, 8, 3, stride=2),
@@ -85,8 +88,9 @@ def _programs(dtype: torch.dtype) -> Iterator[tuple[str, nn.Module, tuple[torch.
                 yield name, Calls(function), (make(*shape),)
         for name, function in _BINARY.items():
             yield name, Calls(function), (make(*shape), make(*shape))
-            if len(shape) > 1 and "cat" not in name:
-                yield name, Calls(function), (make(*shape), make(*shape[1:]))
+            for start in range(1, len(shape)) if "cat" not in name else ():
+                yield name, Calls(function), (make(*shape), make(*shape[start:]))
+                yield name, Calls(function), (make(*shape[start:]), make(*shape))
         if len(shape) > 1:
             for name, layer in _LINEAR.items():
                 yield name, layer().to(dtype), (make(*shape[:-1], 8),)
@@ -165,8 +169,8 @@ def _quantised() -> Iterator[Case]:
             expected = [program.module()(*inputs).detach()]
             for partitioners in ("xnnpack", None):
                 yield from _lowered(program, "forward", partitioners, inputs, expected)
-    from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig, quantize_
     from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig, quantize_
 
     for shape in ((1, 64), (3, 64), (1, 3, 64)):
         for bias in (True, False):

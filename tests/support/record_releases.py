@@ -1,7 +1,7 @@
 """Record what ExecuTorch's releases run, in `exir_lowering/inspection/releases.json`.
 
-    python tests/inspection/record_releases.py 1.4.1 1.5.1
-    python tests/inspection/record_releases.py 1.3.1 --python /path/to/python/with/torch/2.12
+    python tests/support/record_releases.py 1.4.1 1.5.1
+    python tests/support/record_releases.py 1.3.1 --python /path/to/python/with/torch/2.12
 
 It downloads the wheel of each release for the Python that runs it, unpacks it, and runs cases in its runtime: a file
 for each kind of call of each kernel, from torch's own samples of operators, and small programs. `--python` has a torch
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import re
@@ -25,28 +26,25 @@ from typing import Any
 
 import torch
 
-SUPPORT = Path(__file__).parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
 TABLE = Path(__file__).parents[2] / "exir_lowering" / "inspection" / "releases.json"
-RUNNER = SUPPORT / "release_runner.py"
+RUNNER = Path(__file__).with_name("release_runner.py")
 TABLES = ("Program", "ExecutionPlan", "Tensor", "ExtraTensorInfo")
 
 
 def make_cases() -> list[Any]:
     """Make the cases: about 25,000."""
     import executorch.kernels.quantized  # noqa: F401
-    from release_probes import Unwritable, record_calls, write_call
+    from release_probes import Unwritable, order_cases, primitive_cases, record_calls, write_call
     from release_programs import program_cases
 
     from exir_lowering._upstream import installed
 
     cases = []
-    for call in record_calls(sorted(installed.kernels() or ())):
-        try:
+    kernels = sorted(installed.kernels() or ())
+    for call in record_calls(kernels):
+        with contextlib.suppress(Unwritable, IndexError, TypeError):  # no file can have it
             cases.append(write_call(*call))
-        except (Unwritable, IndexError, TypeError):  # no file can have it
-            continue
-    return cases + list(program_cases())
+    return [*cases, *primitive_cases(kernels), *order_cases(), *program_cases()]
 
 
 def forms_of(content: bytes, method: str) -> frozenset[Any]:
@@ -116,18 +114,18 @@ def factorise(forms: Mapping[tuple[str, str, str], str]) -> dict[str, Any]:
     """Return the evidence of a kernel: what each factor of a form decides alone, and exceptions."""
     runs = [{form[place] for form, word in forms.items() if word == "pass"} for place in range(3)]
     fails: list[set[str]] = [set(), set(), set()]
-    doubts, tangled = set(), set()
+    doubts, tangled = set(), False
     for form, word in sorted(forms.items()):
         outside = [place for place in range(3) if form[place] not in runs[place]]
         if word == "refused" and len(outside) == 1:
             fails[outside[0]].add(form[outside[0]])
         elif word == "refused" and not outside:
-            tangled.add(form)
-        elif word == "doubt" and not outside:
-            doubts.add(form)
+            tangled = True
+        elif word == "doubt" and not outside:  # what it computes depends on the numbers
+            doubts.add(form[0])
     if tangled:  # factors decide together: only what was seen is known
         known = {word: sorted(form for form, one in forms.items() if one == word) for word in ("pass", "refused")}
-        return {"runs": known["pass"], "fails": known["refused"]}
+        return {"runs": known["pass"], "fails": known["refused"], **({"not": sorted(doubts)} if doubts else {})}
     evidence = {"yes": [sorted(each) for each in runs], "no": [sorted(each) for each in fails], "not": sorted(doubts)}
     return {key: value for key, value in evidence.items() if any(value)}
 
