@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lower({"forward@a": linear, "forward@b": linear}, {"forward@a": "xnnpack", "forward@b": []}).emit().save(
         folder / "family.pte"
     )
-    artifact = lower(export(Images().eval(), (torch.ones(1, 3, 8, 8),))).emit(debug_info=True)
+    artifact = lower(export(Images().eval(), (torch.ones(1, 3, 8, 8),))).emit()
     artifact.save(folder / "images.pte")
     return folder
 
@@ -125,6 +125,7 @@ def test_targets(folder: Path) -> None:
     "content",
     ["", "[" * 100_000, "7", "{}", '{"name": "x"}', '{"name": "x", "runtime": 1}', '{"name": "x", "runtime": "9"}']
     + [json.dumps({"name": "x", "runtime": "1.5.1", key: 1.5}) for key in ("operators", "backends", "max_memory", "z")],
+    ids=range(11),
 )
 def test_hostile_targets(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match="check: "):
