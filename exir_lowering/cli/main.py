@@ -17,6 +17,7 @@ from exir_lowering.cli import (
     bench,
     bisect,
     cache,
+    check,
     demo,
     doctor,
     inspect,
@@ -38,7 +39,7 @@ from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 COMMANDS = tuple(
     one.COMMAND
-    for one in (lower, plan, quantize, refit, run, inspect, verify, bisect, bench, plugins, cache, doctor, demo)
+    for one in (lower, plan, quantize, refit, run, inspect, check, verify, bisect, bench, plugins, cache, doctor, demo)
 )
 """The commands, in the order of the help."""
 

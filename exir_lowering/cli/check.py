@@ -1,0 +1,52 @@
+"""`exir-lower check`: whether runtimes that are shipped already run a `.pte` file."""
+
+from __future__ import annotations
+
+import argparse
+
+from exir_lowering.cli.command import MISTAKE, OK, Command
+from exir_lowering.cli.output import find_file, make_console
+from exir_lowering.errors import InputError
+
+_EXAMPLES = """\
+examples:
+  exir-lower check model.pte --runtime 1.4.1
+  exir-lower check model.pte --runtime 1.4.1,1.3.1,1.0.1 --json > compatible.json
+  exir-lower check model.pte --target targets.json
+
+The file is not run. The exit code is 2 unless every runtime runs it. "unknown" is said of what was not seen to run in
+a release; --allow-unknown takes it for success.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("file", metavar="MODEL.pte", help="the file")
+    parser.add_argument("--runtime", metavar="VERSIONS", help="releases of ExecuTorch, separated by commas")
+    parser.add_argument("--target", metavar="TARGETS.json", help="builds of your own, with what they have")
+    parser.add_argument("--allow-unknown", action="store_true", help="exit with 0 if nothing is known to fail")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Check the file and print what was found; return `MISTAKE` unless every runtime runs it."""
+    source = find_file(arguments.file)
+    if arguments.runtime is None and arguments.target is None:
+        raise InputError("no runtime was given; expected --runtime 1.4.1, --target targets.json, or both.")
+    path = None if arguments.target is None else find_file(arguments.target)
+
+    from exir_lowering.inspection.compatibility import check
+    from exir_lowering.inspection.releases import Target, find_release, read_targets
+
+    names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
+    targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]
+    found = check(source, targets + ([] if path is None else read_targets(path)))
+    if arguments.json:
+        print(found.to_json())
+    else:
+        make_console().print(found.to_text(), end="", soft_wrap=True)
+    accepted = ("runs", "unknown") if arguments.allow_unknown else ("runs",)
+    return OK if found.verdict in accepted else MISTAKE
+
+
+COMMAND = Command("check", "say whether shipped runtimes run a .pte file", add_arguments, execute, _EXAMPLES)

@@ -1,0 +1,140 @@
+"""`check`: what it says of a file is what the release's runtime does with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from record_releases import run_cases, unpack
+from release_cases import model_cases, operator_cases
+from release_probes import Case
+from torch.export import export
+
+from exir_lowering import InputError, cli, lower
+from exir_lowering.inspection.compatibility import check
+from exir_lowering.inspection.releases import Target, find_release, known_releases, read_targets
+
+
+class Images(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = torch.nn.Conv2d(3, 4, 3)
+        self.deep = torch.nn.Conv3d(1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.deep(self.flat(x).unsqueeze(0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("check")
+    linear = export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
+    lower(linear).emit().save(folder / "linear.pte")
+    lower({"forward@a": linear, "forward@b": linear}, {"forward@a": "xnnpack", "forward@b": []}).emit().save(
+        folder / "family.pte"
+    )
+    artifact = lower(export(Images().eval(), (torch.ones(1, 3, 8, 8),))).emit()
+    artifact.save(folder / "images.pte")
+    return folder
+
+
+def _verdicts(cases: list[Case], release: str, outcomes: list[str]) -> dict[str, int]:
+    counts = dict.fromkeys(("runs", "unknown", "does not run"), 0)
+    target = Target(release, find_release(release))
+    for (content, *_), outcome in zip(cases, outcomes, strict=True):
+        found = check(content, [target])
+        counts[found.verdict] += 1
+        assert found.verdict != "runs" or outcome == "pass", (outcome, found.to_text())
+        assert found.verdict != "does not run" or outcome != "pass", found.to_text()
+    return counts
+
+
+def _run(cases: list[Case], release: str, folder: Path, wheel: Path) -> list[str]:
+    torch.save(cases, folder / "cases.pt")
+    return run_cases(wheel, sys.executable, folder / "cases.pt")
+
+
+def test_what_runs_in_this_release(tmp_path: Path) -> None:
+    cases = list(itertools.islice(operator_cases(0.05), 16))
+    counts = _verdicts(cases, "1.5.1", _run(cases, "1.5.1", tmp_path, tmp_path))
+    assert counts["runs"] > 0.6 * len(cases) > 5, counts
+
+
+RELEASES = os.environ.get("EXIR_LOWERING_RELEASES", "").split()
+
+
+@pytest.mark.skipif(not RELEASES, reason="EXIR_LOWERING_RELEASES names no releases to download")
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_runs_in_other_releases(release: str, tmp_path: Path) -> None:
+    cases = [*model_cases("mobilenet_v2", "bert", "vit", "llama"), *operator_cases(0.05)]
+    counts = _verdicts(cases, release, _run(cases, release, tmp_path, unpack(release, tmp_path)))
+    assert counts["runs"] > 0.6 * len(cases), counts
+
+
+def test_the_line_and_what_to_do(folder: Path) -> None:
+    found = check(folder / "images.pte", [Target("old", find_release("1.4.1"))])
+    assert found.verdict == "does not run"
+    [finding] = [each for each in found.runtimes[0].findings if each.verdict == "does not run"]
+    assert finding.what == "aten::convolution.out" and "5.5" in finding.why and "4.4" in finding.why
+    assert finding.where[0] == "deep" and "self.deep(self.flat(x)" in finding.where[1]
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    linear, images = str(folder / "linear.pte"), str(folder / "images.pte")
+    assert cli.main(["check", linear, "--runtime", "1.4.1, 1.5.1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "ExecuTorch 1.4.1: runs"
+    assert cli.main(["check", images, "--runtime", "1.4.1", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["runtimes"][0]["verdict"] == "does not run"
+    assert cli.main(["check", linear]) == 2
+    assert cli.main(["check", linear, "--runtime", "0.1.0"]) == 2
+    assert "only of " in " ".join(capsys.readouterr().err.split())
+
+
+def test_families_run_if_one_of_their_methods_does(folder: Path) -> None:
+    found = check(folder / "family.pte", [Target("no backend", find_release("1.5.1"), backends=frozenset())])
+    assert found.runtimes[0].methods == {"forward@a": "does not run", "forward@b": "runs"} and found.verdict == "runs"
+
+
+def _targets(folder: Path, content: object) -> list[Target]:
+    path = folder / "targets.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_targets(path)
+
+
+def test_targets(folder: Path) -> None:
+    base = {"name": "mine", "runtime": "1.5.1"}
+    kernels = {"aten::addmm.out": ["float32"], "aten::permute_copy.out": None, "aten::linear.out": None}
+    for changes, verdict in (
+        ({}, "runs"),
+        ({"operators": kernels}, "runs"),
+        ({"operators": {**kernels, "aten::addmm.out": ["float16"]}}, "does not run"),
+        ({"operators": []}, "does not run"),
+        ({"max_memory": 8}, "does not run"),
+        ({"max_memory": 4096, "backends": []}, "runs"),
+    ):
+        found = check(folder / "linear.pte", _targets(folder, [{**base, **changes}]))
+        assert found.verdict == verdict, (changes, found.to_text())
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[" * 100_000, "7", "{}", '{"name": "x"}', '{"name": "x", "runtime": 1}', '{"name": "x", "runtime": "9"}']
+    + [json.dumps({"name": "x", "runtime": "1.5.1", key: 1.5}) for key in ("operators", "backends", "max_memory", "z")],
+    ids=range(11),
+)
+def test_hostile_targets(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match="check: "):
+        _targets(tmp_path, content)
+
+
+def test_the_table_has_what_this_release_has() -> None:
+    from exir_lowering._upstream import installed
+
+    assert known_releases()[-1] == "1.5.1"
+    release = find_release("1.5.1")
+    assert installed.kernels() <= release.kernels.keys() and installed.own_backends() <= release.backends
