@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import relations
 from exir_lowering.graphs.ranges.intervals import (
     BOOL,
@@ -14,11 +15,13 @@ from exir_lowering.graphs.ranges.intervals import (
     TOP,
     Range,
     add,
+    convert,
     divide,
     invert,
     meet,
     multiply,
     negate,
+    point,
     settle,
     symmetric,
     union,
@@ -234,13 +237,48 @@ def _where(call: Call) -> Range:
     return union((call.operand(1), call.operand(2)))
 
 
-keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")(lambda call: union((call.operand(0), call.operand(2))))
+@keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(call: Call) -> Range:
+    mask = _as_bool(call, 1)
+    kept = [call.operand(0)] if mask.low < 1 else []
+    return union((*kept, *([call.operand(2)] if mask.high > 0 else [])))
+
+
 keeps("aten.copy")(lambda call: call.operand(1, "src"))
 
 
+def _comparison(call: Call) -> Range:
+    """Return the range of a comparison: known if every number is on one side of the other ones."""
+    name = target_name(call.node.target).split(".")[1]
+    one, other = call.range(call.get(0)), call.range(call.get(1, "other"))
+    if not _comparable(call.get(0), call.get(1, "other")) or one.nan or other.nan:
+        return BOOL
+    if name in ("gt", "ge"):
+        one, other, name = other, one, {"gt": "lt", "ge": "le"}[name]
+    apart = one.high < other.low or other.high < one.low
+    same = one.low == one.high == other.low == other.high
+    if name in ("eq", "ne"):
+        return BOOL if not apart and not same else point(float((name == "eq") is same))
+    strict = name == "lt"
+    if one.high < other.low or (not strict and one.high == other.low):
+        return point(1)
+    return point(0) if other.high < one.low or (strict and other.high == one.low) else BOOL
+
+
+def _comparable(one: object, other: object) -> bool:
+    """Return whether no rounding or wrapping comes before a comparison: a number may be converted to the other type."""
+    dtype = dtype_of(one)
+    if isinstance(other, (bool, int, float)):
+        return dtype is not None and float(other) == float(torch.tensor(other, dtype=dtype)) and abs(other) < 2**52
+    return dtype is not None and dtype is dtype_of(other)
+
+
+keeps(*(f"aten.{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")))(
+    _comparison
+)
+
+
 @keeps(
-    "aten.eq.Scalar", "aten.eq.Tensor", "aten.ne.Scalar", "aten.ne.Tensor", "aten.lt.Scalar", "aten.lt.Tensor",
-    "aten.le.Scalar", "aten.le.Tensor", "aten.gt.Scalar", "aten.gt.Tensor", "aten.ge.Scalar", "aten.ge.Tensor",
     "aten.logical_xor", "aten.isnan", "aten.isinf", "aten.any", "aten.any.dim", "aten.any.dims", "aten.all",
     "aten.all.dim", "aten.all.dims",
 )  # fmt: skip
@@ -251,7 +289,7 @@ def _truth(call: Call) -> Range:
 def _as_bool(call: Call, position: int) -> Range:
     argument = call.get(position)
     found = call.range(argument)
-    return BOOL if found.has_zero or found.nan or dtype_of(argument) is None else Range(1.0, 1.0, False)
+    return convert(found, torch.float64, torch.bool) if dtype_of(argument) is not None else BOOL
 
 
 @keeps("aten.logical_not")
@@ -277,6 +315,6 @@ def _bitwise(of_bools: Transfer) -> Transfer:
     return lambda call: of_bools(call) if call.dtype is torch.bool else whole(call.dtype)
 
 
-keeps("aten.bitwise_and.Tensor")(_bitwise(_both))
-keeps("aten.bitwise_or.Tensor")(_bitwise(_either))
+keeps("aten.bitwise_and.Tensor", "aten.__and__.Tensor")(_bitwise(_both))
+keeps("aten.bitwise_or.Tensor", "aten.__or__.Tensor")(_bitwise(_either))
 keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")(_bitwise(_truth))

@@ -120,6 +120,18 @@ def _linear(call: Call) -> Range:
     return _biased(call, _matmul(call, call.get(0), call.get(1, "weight")), call.get(2, "bias"))
 
 
+@rounds("aten.scaled_dot_product_attention")
+def _attention(call: Call) -> Range:
+    """Each element is a mean of values, or 0 where everything is masked."""
+    query, key, value = (call.range(call.get(position)) for position in range(3))
+    mask = call.range(call.get(3, "attn_mask", 0.0) or 0.0)
+    scores = total(multiply(query, key), 1e6, torch.float32)
+    if not value.finite or call.get(4, "dropout_p", 0.0):
+        return TOP
+    nan = value.nan or scores.nan or not scores.finite or mask.nan or mask.high == INF
+    return Range(min(0.0, 1.02 * value.low), max(0.0, 1.02 * value.high), nan)
+
+
 def _biased(call: Call, found: Range, bias: Any) -> Range:
     return found if bias is None else add(found, call.converted(bias, call.dtype))
 

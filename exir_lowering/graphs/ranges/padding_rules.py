@@ -1,0 +1,582 @@
+"""What operators do with padded positions: the rules of `padding`.
+
+A rule returns the ranges of what is padded in its result, by dimension (what it leaves out is like the whole value), or
+raises a `MixedError` if what is kept could change. A list has these for each of several results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import sympy
+import torch
+from torch.fx import Node
+
+from exir_lowering._upstream.sizes import expression
+from exir_lowering.graphs.operators.names import argument, target_name
+from exir_lowering.graphs.ranges.intervals import Range, multiply, total, union
+from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
+
+if TYPE_CHECKING:
+    from exir_lowering.graphs.ranges.padding import Positions
+
+Pads: TypeAlias = "dict[int, Range]"
+_Apply: TypeAlias = "Callable[[Positions, Node], Pads | list[Pads]]"
+
+ZERO, ONE = Range(0.0, 0.0, False), Range(1.0, 1.0, False)
+
+
+class MixedError(Exception):
+    """A value is mixed; raised by the rule of an operator."""
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.advice = reason, advice
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operator does with padded positions."""
+
+    apply: _Apply
+    sized: bool = False  # whether arguments may be padded sizes, because they are sizes of the result
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str, sized: bool = False) -> Callable[[_Apply], _Apply]:
+    def register(function: _Apply) -> _Apply:
+        _RULES.update(dict.fromkeys(names, Rule(function, sized)))
+        return function
+
+    return register
+
+
+@lru_cache(maxsize=4096)
+def rule_of(target: Any) -> Rule | None:
+    """Return the rule of an operator; None if nothing is known about it."""
+    space, _, name = target_name(target).partition(".")
+    base = name.partition(".")[0]
+    tags = set(getattr(target, "tags", ()))
+    if space not in ("aten", "quantized_decomposed"):
+        return None
+    plain = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return _RULES.get(base) or (_RULES[""] if plain else None)
+
+
+def _dim(node: Node, name: str, operand: Any, default: int = 0) -> int:
+    """Return a dimension that a node passes, as a number from 0 on."""
+    found = argument(node, name)
+    return int(default if found is None else found) % max(1, len(shape_of(operand) or ()))
+
+
+def _is_count(at: Positions, node: Any, dim: int, size: Any) -> bool:
+    return bool(at.counts.get(node, {}).get(dim) == size)
+
+
+# -- elements at the same place ----------------------------------------------------------------------------------------
+
+_SAME = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "add", "sub", "mul")
+_LESS = {"lt": (1, 0), "le": (1, 0), "gt": (0, 1), "ge": (0, 1), "eq": (0, 0), "ne": (1, 1)}
+"""What a comparison gives where the first operand is kept and the second padded, and the other way around."""
+
+
+@_rule(
+    "", "clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "__and__", "__or__", "masked_fill", "where", "copy",
+    "quantize_per_tensor", "dequantize_per_tensor", "type_as",
+)  # fmt: skip
+def _pointwise(at: Positions, node: Node) -> Pads:
+    rank, name = len(shape_of(node) or ()), target_name(node.target).split(".")[1]
+    operands = [each for each in node.all_input_nodes if shape_of(each) is not None]
+    dims = at.dims(node)
+    for each in operands:
+        for dim, size in at.dims(each).items():
+            if dims.get(dim - len(shape_of(each) or ()) + rank) != size:
+                raise MixedError("its operands have different sizes")
+    found = {dim: at.transfer(node, lambda each, back=dim - rank: at.aligned(each, back)) for dim in dims}
+    if name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node):
+        divisor = node.args[1]
+        if isinstance(divisor, Node) and any(at.aligned(divisor, dim - rank).has_zero for dim in dims):
+            raise MixedError("it may divide integers by zero where the input is padded")
+    if name in _LESS and len(operands) == 2:
+        found.update(_compared(at, node, name, rank))
+    if name in _SAME and _keeps_count(node, name):
+        source = operands[0]
+        at.counts[node] = {dim + rank - len(shape_of(source) or ()): e for dim, e in at.counts.get(source, {}).items()}
+    return found
+
+
+def _is_float(node: Any) -> bool:
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point
+
+
+def _keeps_count(node: Node, name: str) -> bool:
+    """Return whether a call leaves its first operand, of integers, as it is."""
+    other = {"add": 0, "sub": 0, "mul": 1}.get(name)
+    if dtype_of(node) not in (torch.int64, torch.int32) or dtype_of(node.args[0]) not in (torch.int64, torch.int32):
+        return False
+    return other is None or (len(node.args) == 2 and node.args[1] == other and not node.kwargs)
+
+
+def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
+    """Compare indices along two dimensions of one size: where one is kept and the other padded, the latter is greater.
+
+    `k <= q` of a causal mask is False for padded k and kept q.
+    """
+    one, other = node.args[:2]
+    found: Pads = {}
+    for first, second, number in ((one, other, 1), (other, one, 0)):
+        for dim, size in at.counts.get(first, {}).items():  # type: ignore[call-overload]
+            against = at.counts.get(second, {}).items()  # type: ignore[call-overload]
+            place = dim + rank - len(shape_of(first) or ())
+            if any(e == size and d + rank - len(shape_of(second) or ()) != place for d, e in against):
+                found[place] = (ZERO, ONE)[_LESS[name][1 - number]]
+    return found
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+@_rule("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", sized=True)
+def _view(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    before, after = ([expression(size) for size in shape_of(each) or ()] for each in (source, node))
+    found: Pads = {}
+    counts = {}
+    targets = dict(at.dims(node))
+    for dim in at.dims(source):
+        place, alone = _match(before, after, dim, targets)
+        targets.pop(place)
+        found[place] = at.pad(source, dim)
+        if alone and dim in at.counts.get(source, {}):
+            counts[place] = at.counts[source][dim]
+    if targets:
+        raise MixedError("it makes a dimension of a padded size of other ones")
+    at.counts[node] = counts
+    return found
+
+
+def _match(before: Sequence[Any], after: Sequence[Any], dim: int, targets: Any) -> tuple[int, bool]:
+    """Return the dimension that a padded one becomes, alone or as the outermost of fixed ones joined or split."""
+    ahead = sympy.Mul(*before[:dim])
+    for place in targets:
+        if sympy.expand(sympy.Mul(*after[:place]) - ahead) != 0:
+            continue
+        for last in _ends(before, dim):
+            for end in _ends(after, place):
+                if sympy.expand(sympy.Mul(*before[dim:last]) - sympy.Mul(*after[place:end])) == 0:
+                    return place, before[dim] == after[place]
+    raise MixedError("it joins a padded dimension with another one that is before it")
+
+
+def _ends(sizes: Sequence[Any], start: int) -> list[int]:
+    """Return where a group of dimensions can end that begins at one and has numbers as its other sizes."""
+    ends = [start + 1]
+    while ends[-1] < len(sizes) and sizes[ends[-1]].is_Integer and sizes[ends[-1]] > 0:
+        ends.append(ends[-1] + 1)
+    return ends
+
+
+@_rule("permute", "transpose", "t", "numpy_T", "movedim")
+def _permute(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
+    order = list(range(rank))
+    if base == "permute":
+        order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+    elif base == "transpose":
+        one, other = (dim % rank for dim in node.args[1:3])  # type: ignore[operator]
+        order[one], order[other] = other, one
+    elif base in ("t", "numpy_T"):
+        order.reverse()
+    else:
+        raise MixedError("nothing is known about it")
+    at.counts[node] = {order.index(dim): size for dim, size in at.counts.get(source, {}).items()}
+    return {place: at.pad(source, dim) for place, dim in enumerate(order)}
+
+
+@_rule("expand", sized=True)
+def _expand(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    rank, shift = len(shape_of(node) or ()), len(shape_of(node) or ()) - len(shape_of(source) or ())
+    at.counts[node] = {dim + shift: size for dim, size in at.counts.get(source, {}).items()}
+    return {dim: at.aligned(source, dim - rank) for dim in at.dims(node)}
+
+
+@_rule("repeat")
+def _repeat(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    shift = len(shape_of(node) or ()) - len(shape_of(source) or ())
+    for dim in at.dims(source):
+        if node.args[1][dim + shift] != 1:  # type: ignore[index]
+            raise MixedError("it repeats what is padded between what is kept")
+    return {dim + shift: at.pad(source, dim) for dim in at.dims(source)}
+
+
+@_rule("slice", sized=True)
+def _slice(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    cut = _dim(node, "dim", source)
+    start, step = argument(node, "start"), argument(node, "step")
+    start, step = 0 if start is None else start, 1 if step is None else step
+    given, left = at.dims(source).get(cut), at.dims(node).get(cut)
+    if not isinstance(start, int) or not isinstance(step, int) or (start < 0 and (given is not None or left)):
+        raise MixedError("it begins at a place that depends on the padded size")
+    found = {dim: at.pad(source, dim) for dim in at.dims(source) if dim != cut}
+    if left is not None and given is not None:  # what is behind a smaller end is kept in the source
+        rest = step == 1 and sympy.expand(given - start - left) == 0
+        found[cut] = at.pad(source, cut) if rest else at.whole(source)
+    counts = at.counts.get(source, {})
+    at.counts[node] = {dim: e for dim, e in counts.items() if dim != cut or (start == 0 and step == 1 and e == left)}
+    return found
+
+
+@_rule("select")
+def _select(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    cut, index = _dim(node, "dim", source), argument(node, "index")
+    if cut in at.dims(source) and not (isinstance(index, int) and index >= 0):
+        raise MixedError("it takes an element counted from the end, which is padded")
+    return {dim - (dim > cut): at.pad(source, dim) for dim in at.dims(source) if dim != cut}
+
+
+@_rule("split", "split_with_sizes", "unbind", "chunk")
+def _split(at: Positions, node: Node) -> list[Pads]:
+    source: Any = node.args[0]
+    cut = _dim(node, "dim", source)
+    if cut in at.dims(source):
+        raise MixedError("it splits a padded dimension")
+    gone = "unbind" in target_name(node.target)
+    pads = {dim - (gone and dim > cut): at.pad(source, dim) for dim in at.dims(source)}
+    return [dict(pads) for _ in node.meta["val"]]
+
+
+@_rule("cat", "stack")
+def _cat(at: Positions, node: Node) -> Pads:
+    tensors: Any = node.args[0]
+    along = _dim(node, "dim", node)
+    stacked = "stack" in target_name(node.target)
+    if not stacked and any(along in at.dims(each) for each in tensors[:-1]):
+        raise MixedError("it puts something behind what is padded")
+
+    def place(dim: int) -> int:
+        return dim - (stacked and dim > along)
+
+    return {
+        dim: at.pad(tensors[-1], dim) if dim == along else union(at.pad(each, place(dim)) for each in tensors)
+        for dim in at.dims(node)
+    }
+
+
+@_rule("constant_pad_nd")
+def _constant_pad(at: Positions, node: Node) -> Pads:
+    source, widths = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    rank = len(shape_of(node) or ())
+    behind = {rank - 1 - number // 2: width for number, width in enumerate(widths) if number % 2}
+    ahead = {rank - 1 - number // 2: width for number, width in enumerate(widths) if number % 2 == 0}
+    if any(behind.get(dim) or ahead.get(dim, 0) < 0 for dim in at.dims(node)):
+        raise MixedError("it puts something behind what is padded")
+    return {dim: at.transfer(node, lambda each, dim=dim: at.pad(source, dim)) for dim in at.dims(node)}
+
+
+@_rule("tril", "triu")
+def _triangle(at: Positions, node: Node) -> Pads:
+    source, rank = node.args[0], len(shape_of(node) or ())
+    found = {dim: at.pad(source, dim) if dim < rank - 2 else union((at.pad(source, dim), ZERO)) for dim in range(rank)}
+    dims, diagonal = at.dims(node), argument(node, "diagonal") or 0
+    rows, columns = dims.get(rank - 2), dims.get(rank - 1)
+    if not isinstance(diagonal, int):
+        raise MixedError("its diagonal is not a number")
+    if rows is not None and rows == columns:  # where only the column is padded, it is greater than the row
+        upper = "triu" in target_name(node.target)
+        if upper and diagonal <= 1:
+            found[rank - 1] = at.pad(source, rank - 1)
+        elif not upper and diagonal <= 0:
+            found[rank - 1] = ZERO
+    return found
+
+
+# -- made of sizes -----------------------------------------------------------------------------------------------------
+
+
+@_rule(
+    "full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like", sized=True
+)
+def _filled(at: Positions, node: Node) -> Pads:
+    if at.sized(argument(node, "fill_value")):
+        raise MixedError("it computes with the padded size itself")
+    return {}
+
+
+@_rule("arange", sized=True)
+def _arange(at: Positions, node: Node) -> Pads:
+    start, step = argument(node, "start") or 0, argument(node, "step")
+    if not isinstance(start, (int, float)) or not (step is None or isinstance(step, (int, float))):
+        raise MixedError("it begins at a number that depends on the padded size")
+    if start == 0 and step in (None, 1) and not _is_float(node):
+        at.counts[node] = at.dims(node)
+    return {}
+
+
+# -- look-ups ----------------------------------------------------------------------------------------------------------
+
+
+def _check_indices(at: Positions, index: Any, source: Any, dim: int, *, negative: bool = False) -> None:
+    """Check that indices are within a dimension where they are padded, and do not count from an end that is padded."""
+    size = (shape_of(source) or ())[dim]
+    padded = at.dims(source).get(dim)
+    if padded is not None and not at.whole(index).low >= 0:
+        raise MixedError("an index may count from the end, which is padded")
+    for place in at.dims(index):
+        found = at.pad(index, place)
+        inside = isinstance(size, int) and -size * negative <= found.low and found.high < size and not found.nan
+        if not inside and not (padded is not None and _is_count(at, index, place, padded)):
+            raise MixedError("where it is padded, an index may be outside of what it looks up")
+
+
+@_rule("embedding")
+def _embedding(at: Positions, node: Node) -> Pads:
+    weight, index = node.args[:2]
+    if at.dims(weight):
+        raise MixedError("its weight has a padded dimension")
+    _check_indices(at, index, weight, 0)
+    return {}
+
+
+@_rule("index_select", "gather")
+def _gather(at: Positions, node: Node) -> Pads:
+    source, _, index = node.args[:3]
+    dim = _dim(node, "dim", source)
+    _check_indices(at, index, source, dim)
+    select = "index_select" in target_name(node.target)
+    if not select and any(at.dims(index).get(d) != e for d, e in at.dims(source).items() if d != dim):
+        raise MixedError("its index has other sizes than what it looks up")
+    return {place: at.pad(source, place) for place in at.dims(node) if place != dim}
+
+
+@_rule("index")
+def _index(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    indices: Any = node.args[1]
+    given = [dim for dim, each in enumerate(indices) if each is not None]
+    if given != list(range(given[0], given[-1] + 1)) or any(dtype_of(indices[dim]) is torch.bool for dim in given):
+        raise MixedError("it picks elements in an order that is not understood")
+    width = max(len(shape_of(indices[dim]) or ()) for dim in given)
+    found: Pads = {}
+    for dim in given:
+        _check_indices(at, indices[dim], source, dim, negative=True)
+        for place in at.dims(indices[dim]):
+            if dim in at.dims(source) and _is_count(at, indices[dim], place, at.dims(source)[dim]):
+                # Where the index is padded, the element is padded too.
+                found[given[0] + width - len(shape_of(indices[dim]) or ()) + place] = at.pad(source, dim)
+    shared = [
+        given[0] + width - len(shape_of(indices[dim]) or ()) + place for dim in given for place in at.dims(indices[dim])
+    ]
+    found = {place: each for place, each in found.items() if shared.count(place) == 1}
+    for dim in at.dims(source):
+        if dim not in given:
+            found[dim if dim < given[0] else dim - len(given) + width] = at.pad(source, dim)
+    return found
+
+
+# -- sums and what is like them ----------------------------------------------------------------------------------------
+
+_NEUTRAL = {"sum": ZERO, "any": ZERO, "linalg_vector_norm": ZERO, "all": ONE, "prod": ONE}
+
+
+@_rule(
+    "sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "var", "std", "argmax", "argmin", "logsumexp",
+    "linalg_vector_norm",
+)  # fmt: skip
+def _reduce(at: Positions, node: Node) -> Pads | list[Pads]:
+    source: Any = node.args[0]
+    rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
+    if base in ("max", "min") and isinstance(argument(node, "other"), Node):
+        return _pointwise(at, node)
+    given = argument(node, "dim")
+    given = range(rank) if given is None or given == [] else [given] if isinstance(given, int) else given
+    reduced = {dim % rank for dim in given}
+    padded = [dim for dim in at.dims(source) if dim in reduced]
+    if padded:
+        _check_neutral(at, node, base, padded)
+    values = node.meta["val"]
+    several = values if isinstance(values, (tuple, list)) else [values]
+    kept = len(several[0].shape) == rank
+    places = {dim: dim if kept else dim - sum(each < dim for each in reduced) for dim in at.dims(source)}
+    found: Pads = {}
+    if not padded:  # else what is padded in two dimensions is among the terms
+        found = {places[dim]: each for dim, each in _each(at, node, source).items()}
+    return [found, *({} for _ in several[1:])] if isinstance(values, (tuple, list)) else found
+
+
+def _check_neutral(at: Positions, node: Node, base: str, padded: Sequence[int]) -> None:
+    """Check that what is padded does not count in a reduction."""
+    source: Any = node.args[0]
+    what = f"it goes over dimension {padded[0]}, which is padded"
+    if len(padded) > 1:
+        raise MixedError("it goes over several padded dimensions")
+    found = at.pad(source, padded[0])
+    if base in ("mean", "var", "std"):
+        advice = "Divide a sum by the number of what counts, such as the sum of the mask, instead of taking the mean."
+        raise MixedError(what, advice)
+    if base == "sum" and found != ZERO and not found.nan:
+        raise MixedError(f"{what} with other numbers than 0", "Multiply by the mask before.")
+    if base in _NEUTRAL and found == _NEUTRAL[base]:
+        return
+    if base == "amax" and not found.nan and found.high <= at.whole(source).low:
+        return
+    if base == "amin" and not found.nan and found.low >= at.whole(source).high:
+        return
+    raise MixedError(f"{what} with numbers that may count")
+
+
+@_rule("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
+def _softmax(at: Positions, node: Node) -> Pads:
+    source: Any = node.args[0]
+    dim = _dim(node, "dim", source)
+    if dim not in at.dims(source):
+        return {each: at.transfer(node, lambda _, each=each: at.pad(source, each)) for each in at.dims(source)}
+    if not at.is_far(source, dim, at.pad(source, dim)):
+        raise MixedError(
+            f"it goes over dimension {dim}, which is padded with scores that are not known to be masked",
+            "Mask what is padded, with a mask that is an input; if that is done with a finite number, assume="
+            '{"mask": "finite_rows"} says that no row of the mask is entirely masked.',
+        )
+    # Where the kept part of a row is NaN, or -inf, the padded part is NaN too.
+    return {} if "log" in target_name(node.target) else {dim: Range(0.0, 0.0, at.whole(node).nan)}
+
+
+@_rule("layer_norm")
+def _layer_norm(at: Positions, node: Node) -> Pads:
+    source, shape = node.args[:2]
+    first = len(shape_of(source) or ()) - len(shape)  # type: ignore[arg-type]
+    if any(dim >= first for dim in at.dims(source)):
+        raise MixedError("it normalises over a padded dimension")
+    return _each(at, node, source)
+
+
+def _each(at: Positions, node: Node, source: Any) -> Pads:
+    return {
+        dim: at.transfer(node, lambda each, dim=dim: at.pad(source, dim) if each is source else at.whole(each))
+        for dim in at.dims(source)
+    }
+
+
+@_rule("cumsum", "cumprod", "cummax", "cummin", "diff")
+def _running(at: Positions, node: Node) -> Pads | list[Pads]:
+    """Each element depends on those before it."""
+    if "diff" in target_name(node.target):
+        dim = _dim(node, "dim", node, -1)
+        ahead, n = argument(node, "prepend"), argument(node, "n")
+        if n not in (None, 1) or argument(node, "append") is not None or dim in at.dims(ahead):
+            raise MixedError("it puts something behind what is padded")
+    values = node.meta["val"]
+    return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
+
+
+@_rule("sort", "topk", "flip", "roll")
+def _reordered(at: Positions, node: Node) -> Pads | list[Pads]:
+    dims: Any = argument(node, "dim") if argument(node, "dim") is not None else argument(node, "dims")
+    rank = len(shape_of(node.args[0]) or ())
+    dims = [-1] if dims is None else [dims] if isinstance(dims, int) else dims
+    if not dims or any(dim % rank in at.dims(node.args[0]) for dim in dims):
+        raise MixedError("it reorders a padded dimension")
+    values = node.meta["val"]
+    return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
+
+
+# -- products of matrices, attention, convolutions ---------------------------------------------------------------------
+
+
+@_rule("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+def _product(at: Positions, node: Node) -> Pads:
+    base = target_name(node.target).split(".")[1]
+    one, other = node.args[1:3] if base in ("addmm", "baddbmm") else node.args[:2]
+    bias = node.args[0] if base in ("addmm", "baddbmm") else argument(node, "bias") if base == "linear" else None
+    ranks = [len(shape_of(each) or ()) for each in (one, other)]
+    if min(ranks) < 2 or one is other:
+        raise MixedError("it multiplies what is not two matrices")
+    inner, columns = (ranks[1] - 1, ranks[1] - 2) if base == "linear" else (ranks[1] - 2, ranks[1] - 1)
+    summed = at.dims(one).get(ranks[0] - 1)
+    if summed != at.dims(other).get(inner):
+        raise MixedError("it sums over dimensions of different sizes")
+    if summed is not None:
+        _check_terms(at.pad(one, ranks[0] - 1), at.pad(other, inner))
+        return {}
+    rank = len(shape_of(node) or ())
+
+    def region(each: Any, back: int) -> Range:
+        if each is bias:
+            return at.aligned(each, back)
+        if each is one:
+            return at.whole(each) if back == -1 else at.aligned(each, back)
+        if back == -1:
+            return at.pad(each, columns)
+        return at.whole(each) if back == -2 or base == "linear" else at.aligned(each, back)
+
+    return {dim: at.transfer(node, lambda each, back=dim - rank: region(each, back)) for dim in at.dims(node)}
+
+
+def _check_terms(one: Range, other: Range) -> None:
+    """Check that products of padded elements are 0."""
+    for zero, factor in ((one, other), (other, one)):
+        if zero == ZERO and factor.finite and not factor.nan:
+            return
+    if ZERO in (one, other):
+        raise MixedError(
+            "it sums over a padded dimension, where 0 meets what may be infinite or NaN",
+            'assume={"input": "finite"} says that an input is finite.',
+        )
+    raise MixedError("it sums over a padded dimension")
+
+
+@_rule("scaled_dot_product_attention")
+def _attention(at: Positions, node: Node) -> Pads:
+    query, key, value = node.args[:3]
+    mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
+    rank = len(shape_of(query) or ())
+    if any(rank - 1 in at.dims(each) for each in (query, key)) or argument(node, "dropout_p"):
+        raise MixedError("it sums over a padded dimension")
+    size = at.dims(key).get(rank - 2)
+    if size is None:
+        return {}
+    if mask is None and not (causal and at.dims(query).get(rank - 2) == size):
+        raise MixedError(
+            "it attends to padded positions, as it has no mask", "Give the model a mask that is an input, or is_causal."
+        )
+    if mask is not None:
+        hidden = at.aligned(mask, -1)
+        low = hidden == ZERO if dtype_of(mask) is torch.bool else (hidden.high == -math.inf and not hidden.nan)
+        if len(shape_of(mask) or ()) < 1 or at.dims(mask).get(len(shape_of(mask) or ()) - 1) != size or not low:
+            raise MixedError("its mask is not known to hide padded positions")
+    scores = total(multiply(at.whole(query), at.pad(key, rank - 2)), 1e6, torch.float32)
+    values = at.pad(value, rank - 2)
+    if not scores.finite or scores.nan or not values.finite or values.nan:
+        raise MixedError(
+            "what it hides, where it is padded, may be infinite or NaN",
+            'assume={"input": "finite"} says that an input is finite.',
+        )
+    return {}
+
+
+@_rule(
+    "convolution", "conv1d", "conv2d", "conv3d", "max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d", "group_norm",
+    "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool2d_with_indices", "batch_norm",
+    "_native_batch_norm_legit_no_training", "native_group_norm",
+)  # fmt: skip
+def _by_sample(at: Positions, node: Node) -> Pads | list[Pads]:
+    """Samples of a batch are apart; positions are not."""
+    source: Any = node.args[0]
+    others = [each for each in node.all_input_nodes if each is not source]
+    if set(at.dims(source)) - {0} or any(map(at.dims, others)):
+        raise MixedError("it mixes positions of an image or a sequence")
+    if argument(node, "training"):
+        raise MixedError("it normalises over the batch, which is padded")
+    values = node.meta["val"]
+    return [{} for _ in values] if isinstance(values, (tuple, list)) else _each(at, node, source)
