@@ -136,7 +136,7 @@ def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
             against = at.counts.get(second, {}).items()  # type: ignore[call-overload]
             place = dim + rank - len(shape_of(first) or ())
             if any(e == size and d + rank - len(shape_of(second) or ()) != place for d, e in against):
-                found[place] = (ZERO, ONE)[_LESS[name][1 - number]]
+                found[place] = (ZERO, ONE)[_LESS[name][number]]
     return found
 
 
@@ -369,16 +369,21 @@ def _index(at: Positions, node: Node) -> Pads:
         raise MixedError("it picks elements in an order that is not understood")
     width = max(len(shape_of(indices[dim]) or ()) for dim in given)
     found: Pads = {}
+    counts = {}
+    places = [
+        (dim, place, given[0] + width - len(shape_of(indices[dim]) or ()) + place, size)
+        for dim in given
+        for place, size in at.dims(indices[dim]).items()
+    ]
     for dim in given:
         _check_indices(at, indices[dim], source, dim, negative=True)
-        for place in at.dims(indices[dim]):
-            if dim in at.dims(source) and _is_count(at, indices[dim], place, at.dims(source)[dim]):
-                # Where the index is padded, the element is padded too.
-                found[given[0] + width - len(shape_of(indices[dim]) or ()) + place] = at.pad(source, dim)
-    shared = [
-        given[0] + width - len(shape_of(indices[dim]) or ()) + place for dim in given for place in at.dims(indices[dim])
-    ]
-    found = {place: each for place, each in found.items() if shared.count(place) == 1}
+    for dim, place, result, size in places:  # where only the index of this dimension is padded, the element is too
+        alone = sum(result == other for _, _, other, _ in places) == 1
+        if alone and at.dims(source).get(dim) == size and _is_count(at, indices[dim], place, size):
+            found[result] = at.pad(source, dim)
+            if _is_count(at, source, dim, size):
+                counts[result] = size
+    at.counts[node] = counts
     for dim in at.dims(source):
         if dim not in given:
             found[dim if dim < given[0] else dim - len(given) + width] = at.pad(source, dim)

@@ -33,8 +33,10 @@ def _terms(call: Call, dims: Any) -> float:
     return product(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
 
 
-def _may_be_empty(call: Call) -> bool:
+def _may_be_empty(call: Call, dims: Any) -> bool:
     shape = call.shape(0)
+    if shape is not None and dims:
+        shape = tuple(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
     return shape is None or any(not isinstance(size, int) or size == 0 for size in shape)
 
 
@@ -46,7 +48,7 @@ def _sum(call: Call) -> Range:
 @rounds("aten.mean.dim", "aten.mean")
 def _mean(call: Call) -> Range:
     found = _average(call, _terms(call, call.get(1, "dim")))
-    return Range(found.low, found.high, found.nan or _may_be_empty(call))
+    return Range(found.low, found.high, found.nan or _may_be_empty(call, call.get(1, "dim")))
 
 
 def _average(call: Call, terms: float) -> Range:
