@@ -133,7 +133,9 @@ class _Dimensions:
     def read(self, given: object) -> dict[str, list[tuple[int, dict[Any, Any]]]]:
         """Return the sizes of each given dimension, with the numbers that symbols have then."""
         if not isinstance(given, Mapping) or not given:
-            raise InputError(f'buckets: got {given!r}, expected sizes by dimension, such as {{"seq": [16, 64]}}. {self}')
+            raise InputError(
+                f'buckets: got {given!r}, expected sizes by dimension, such as {{"seq": [16, 64]}}. {self}'
+            )
         read: dict[str, list[tuple[int, dict[Any, Any]]]] = {}
         covered: set[Any] = set()
         for key, sizes in given.items():

@@ -305,9 +305,7 @@ def _triangle(at: Positions, node: Node) -> Pads:
 # -- made of sizes -----------------------------------------------------------------------------------------------------
 
 
-@_rule(
-    "full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like", sized=True
-)
+@_rule("full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like", sized=True)
 def _filled(at: Positions, node: Node) -> Pads:
     if at.sized(argument(node, "fill_value")):
         raise MixedError("it computes with the padded size itself")
