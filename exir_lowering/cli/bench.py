@@ -128,8 +128,9 @@ def _open(
     before = _resident()
     file = read_file(source, list(data) or None, None, True)
     program = open_file(file, None, arguments.engine)
-    method = method_inputs.choose_method(arguments.method, program.method_names, source)
+    method = method_inputs.choose_method(arguments.method, program, source)
     inputs = method_inputs.fit_inputs(program, method, values)
+    method = program.choose(method, *inputs).method
     program.run(method, *inputs)
     after = _resident()
     grown = None if before is None or after is None else max(after - before, 0)

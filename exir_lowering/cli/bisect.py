@@ -48,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         found = bisect(
             program_files.read_programs(files, arguments.trust),
-            choice.make(),
+            choice.make()["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=program_files.make_options(arguments),
             share_state=arguments.share_state,

@@ -30,6 +30,7 @@ examples:
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p ./mine.py:MyPartitioner:level=2 -p xnnpack --deny op=aten.gelu -o model.pte
+  exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
   exir-lower lower model.pt2 -p xnnpack -o model.pte --save-config lowering.toml
   exir-lower lower --config lowering.toml --require-coverage 0.9
 
@@ -41,6 +42,7 @@ A file that would run code when it is loaded is refused; give --trust if it come
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
+    program_files.add_variants(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument(
         "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
@@ -109,19 +111,18 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         cached = False if arguments.no_cache else arguments.cache or True
-        partitioners, options = (
-            choice.make(),
-            program_files.make_options(
-                arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
-            ),
+        options = program_files.make_options(
+            arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
-        lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
+        chosen = choice.make()
+        lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
             say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
         if arguments.save_repro is not None and not lowered.report.refused:
             say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
-            values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
+            programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
+            values = constant_methods.add_metadata(values, programs["forward"])
         artifact = lowered.emit(
             _make_emission_config(arguments),
             constant_methods=values,
@@ -214,7 +215,7 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
     if arguments.explain_cache:
         make_console().print(cache.make_explanation(lowered.report.cache))
     host = sum(len(method.host) for method in lowered.report.methods)
-    if host and arguments.partitioner:
+    if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many
 
         stay = f"{many(host, 'operator')} {'stays' if host == 1 else 'stay'} on the host"

@@ -70,8 +70,9 @@ def read_calls(option: str, path: Path) -> Any:
         ) from error
 
 
-def choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
-    """Choose the method to run; InputError if the file does not have it, or it has to be named."""
+def choose_method(wanted: str | None, program: LoadedProgram, source: Path) -> str:
+    """Choose the method, or family, to run; InputError if the file does not have it, or it has to be named."""
+    names = [*program.method_names, *dict.fromkeys(name.partition("@")[0] for name in program.method_names)]
     if wanted is None and "forward" not in names and len(names) == 1:
         return names[0]
     if (wanted or "forward") in names:

@@ -3,6 +3,7 @@
     -p [METHOD=]NAME[:OPTION=VALUE,...]                      an installed partitioner
     -p [METHOD=]package.module:FACTORY[:OPTION=VALUE,...]    one of a module, which is imported
     -p [METHOD=]path/to/file.py:FACTORY[:OPTION=VALUE,...]   one of a file, which is executed
+    --variant NAME=PARTITIONER,...                           several such, for a variant
     --allow | --deny | --pin CRITERION=NAME,...              the rules of `exir_lowering.partitioners`
 
 Text before an equals sign is a method if it has no colon or slash. Text between two colons is a factory if it has no
@@ -21,7 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,7 @@ class GivenPartitioner:
     place: str  # the name of an installed one, a module, or a file
     factory: str  # what makes it, of a module or a file; "" for an installed one
     options: Sequence[tuple[str, str]] = field(default=())
+    variant: str = ""
 
     @property
     def runs_code(self) -> bool:
@@ -196,6 +198,20 @@ def read_partitioner(text: str) -> GivenPartitioner:
     if found and not factory:
         raise InputError(f"{who}: expected the name of what makes the partitioner, such as {place}:MyPartitioner.")
     return GivenPartitioner(who, method, place, factory, tuple(read_pairs(who, options)) if options else ())
+
+
+def read_variant(text: str) -> tuple[str, list[GivenPartitioner]]:
+    """Read the argument of `--variant` as `read_partitioner` does; return the variant, and its partitioners."""
+    name, equals, rest = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
+    parts: list[str] = []
+    for part in _split(f"--variant {text!r}", rest) if rest else ():
+        if parts and "=" in part.partition(":")[0]:  # one more option of the partitioner before
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return name, [replace(read_partitioner(part), who=f"--variant {text!r}", variant=name) for part in parts]
 
 
 def _make(given: GivenPartitioner, files: dict[str, ModuleType]) -> Partitioner:
@@ -382,17 +398,22 @@ class Choice:
     methods: tuple[str, ...]
     partitioners: tuple[GivenPartitioner, ...]
     rules: tuple[GivenRule, ...]
+    variants: tuple[str, ...]
 
-    def make(self) -> dict[str, list[Partitioner]] | None:
-        """Make the partitioners of each method, under the rules; None if there are none. Errors as of `_make`."""
-        from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner
-
+    def make(self) -> dict[str, Any]:
+        """Make the argument `partitioners` or `variants` of `lower`, under the rules. Errors as of `_make`."""
         files: dict[str, ModuleType] = {}
         made = [(given, _make(given, files)) for given in self.partitioners]
         rules = [(given, _make_rule(given)) for given in self.rules]
+        found = {name: self._by_method(name, made, rules) for name in self.variants or ("",)}
+        return {"variants": found} if self.variants else {"partitioners": found[""]}
+
+    def _by_method(self, variant: str, made: Any, rules: Any) -> dict[str, list[Partitioner]] | None:
+        from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner
+
         found = {}
         for method in self.methods:
-            chosen = [one for given, one in made if given.method in ("", method)]
+            chosen = [one for given, one in made if given.variant == variant and given.method in ("", method)]
             above = [rule for given, rule in rules if not given.methods or method in given.methods]
             if chosen and above:
                 # Each rule is about the whole program, so it stands above all partitioners.
@@ -405,7 +426,10 @@ class Choice:
 
 def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choice:
     """Read the arguments, before anything slow; InputError if one is wrong, or names a method that there is not."""
-    partitioners = tuple(map(read_partitioner, arguments.partitioner))
+    variants = [read_variant(text) for text in getattr(arguments, "variant", ())]
+    if variants and arguments.partitioner:
+        raise InputError("--variant: it takes the place of -p; name the partitioners of each variant.")
+    partitioners = (*map(read_partitioner, arguments.partitioner), *(one for _, given in variants for one in given))
     rules = tuple(map(_read_rule, arguments.rules))
     for who, names in [
         *((given.who, [given.method] if given.method else []) for given in partitioners),
@@ -418,4 +442,4 @@ def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choi
         reached = [one for one in partitioners if not one.method or not rule.methods or one.method in rule.methods]
         if not reached:
             raise InputError(f"{rule.who}: a rule needs a partitioner to apply to, and there is none. Add -p NAME.")
-    return Choice(tuple(methods), partitioners, rules)
+    return Choice(tuple(methods), partitioners, rules, tuple(dict.fromkeys(name for name, _ in variants)))

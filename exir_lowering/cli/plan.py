@@ -28,6 +28,7 @@ when less is delegated.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
+    program_files.add_variants(parser)
     parser.add_argument("--all", action="store_true", help="print every operator and partition, not just 25 lines")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
@@ -47,9 +48,9 @@ def execute(arguments: argparse.Namespace) -> int:
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import plan
 
-        partitioners, options = choice.make(), program_files.make_options(arguments)
+        chosen, options = choice.make(), program_files.make_options(arguments)
         try:
-            planned = plan(program_files.read_programs(files, arguments.trust), partitioners, options=options)
+            planned = plan(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():

@@ -40,6 +40,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     _add_rewrites(command)
 
 
+def add_variants(command: argparse.ArgumentParser) -> None:
+    """Add the argument for variants."""
+    command.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=PARTITIONER,...",
+        help="in place of -p: lower each program for these partitioners, in this order, as METHOD@NAME; repeatable, "
+        "the preferred variant first: whoever runs the file takes the first that can run; NAME= stays on the host",
+    )
+
+
 def _add_conversion(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow-operator",

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.pte", help="the file")
-    parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
+    parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
     method_inputs.add_data(parser)
 
@@ -138,8 +138,10 @@ def execute(arguments: argparse.Namespace) -> int:
             verify=digests,
             limits=limits,
         )
-        method = method_inputs.choose_method(arguments.method, program.method_names, source)
+        method = method_inputs.choose_method(arguments.method, program, source)
         values = _fit_inputs(program, method, values)
+        choice = program.choose(method, *values)
+        named, method = method, choice.method
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
         comparison = None if compared is None else _compare(arguments, (source, data), compared, method, values)
@@ -147,6 +149,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
         make_console().print(_tabulate(f"{source.name}: outputs of {method}", outputs))
+        if named != method:
+            say(f"{named} is {choice}.")
         if profile is not None:
             _show_profile(profile, arguments.top)
     if comparison is not None:

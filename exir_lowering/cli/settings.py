@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from exir_lowering.cli.output import check_target, describe_written, find_file, say, write_file
-from exir_lowering.cli.partitioning import AppendRule, read_partitioner
+from exir_lowering.cli.partitioning import AppendRule, read_partitioner, read_variant
 from exir_lowering.errors import InputError
 
 _NEVER = ("config", "save-config", "trust", "debug")
@@ -115,11 +115,12 @@ def _key(action: argparse.Action) -> str:
 
 
 def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
-    for text in value if key == "partitioner" and isinstance(value, list) else ():
-        if isinstance(text, str) and read_partitioner(text).runs_code and not trusted:
+    read = {"partitioner": lambda text: [read_partitioner(text)], "variant": lambda text: read_variant(text)[1]}
+    for text in value if key in read and isinstance(value, list) else ():
+        if isinstance(text, str) and any(one.runs_code for one in read[key](text)) and not trusted:
             raise InputError(
                 f"{who}: {text!r} would run code that a file names. If the file is yours, give --trust on the command "
-                "line, or give -p there."
+                "line, or give the option there."
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
@@ -32,13 +33,6 @@ class Size:
     dimension: int
     size: int
     exact: bool = False  # whether the given size has to be this one: that padding is safe is not proven
-
-    def misfit(self, given: int) -> str:
-        """Say why a given size does not fit; "" if it does."""
-        if given <= self.size and not (self.exact and given != self.size):
-            return ""
-        beyond = "not" if self.exact else "more than"
-        return f"dimension {self.dimension} of input {self.input} is {given}, {beyond} {self.size}"
 
     def __str__(self) -> str:
         return f"{self.input}.{self.dimension}={'=' if self.exact else ''}{self.size}"
@@ -78,39 +72,26 @@ class Line:
         return "\t".join((self.method, *parts))
 
 
-Manifest = Mapping[str, tuple[Line, ...]]
-"""The lines of each family, by its name, in order of preference."""
-
-
 def split(method: str) -> tuple[str, tuple[str, ...]]:
     """Return the family of a method, "" if it is of none, and its tags."""
     family, *tags = method.split("@")
     return (family, tuple(tags)) if tags else ("", ())
 
 
-def group(lines: Iterable[Line]) -> Manifest:
-    """Return lines by family."""
-    found: dict[str, tuple[Line, ...]] = {}
-    for line in lines:
-        family, _ = split(line.method)
-        found[family] = (*found.get(family, ()), line)
-    return found
-
-
-def encode(manifest: Manifest) -> str:
+def encode(lines: Iterable[Line]) -> str:
     """Return the text that the constant method returns."""
-    return "\n".join((_HEADER, *(str(line) for lines in manifest.values() for line in lines))) + "\n"
+    return "".join(f"{line}\n" for line in (_HEADER, *lines))
 
 
-def read(methods: Mapping[str, MethodSpec]) -> Manifest:
-    """Return the families of a file with these methods; none if it has no manifest, or one of a later version.
+def read(methods: Mapping[str, MethodSpec]) -> tuple[Line, ...]:
+    """Return the lines of a file with these methods; none if it has no manifest, or one of a later version.
 
     Raise a CorruptError if the text does not describe these methods.
     """
     method = methods.get(METHOD)
     content = method.outputs[0].content if method is not None and len(method.outputs) == 1 else None
     if not isinstance(content, str) or not content.startswith(f"{_HEADER}\n"):
-        return {}
+        return ()
     lines: dict[str, Line] = {}
     text = ""
     try:
@@ -121,27 +102,23 @@ def read(methods: Mapping[str, MethodSpec]) -> Manifest:
                 raise ValueError("the method has two lines")
     except (ValueError, LookupError) as error:
         raise CorruptError(f"its manifest's line {text[:80]!r} is damaged: {error}") from None
-    return group(lines.values())
-
-
-_SIZE = re.compile(r"(\d{1,9})\.(\d{1,9})=(=?)(\d{1,18})", re.ASCII)
-_CROP = re.compile(r"(\d{1,9})\.(\d{1,9})=(\d{1,9})\.(\d{1,9})", re.ASCII)
+    return tuple(lines.values())
 
 
 def _line(text: str) -> Line:
     method, backends, sizes, crops = text.split("\t")
-    found = [_match(_SIZE, part) for part in sizes.split()]
-    bucket = Bucket(
-        tuple(Size(int(one[1]), int(one[2]), int(one[4]), bool(one[3])) for one in found),
-        tuple(Crop(*map(int, _match(_CROP, part).groups())) for part in crops.split()),
-    )
-    return Line(method, tuple(backends.split(" ")) if backends else (), bucket)
+    padded = tuple(Size(*[*_numbers(one, 3), "==" in one]) for one in sizes.split())
+    cropped = tuple(Crop(*_numbers(one, 4)) for one in crops.split())
+    line = Line(method, tuple(backends.split()), Bucket(padded, cropped))
+    if str(line) != text:
+        raise ValueError(f"expected {str(line)!r}")
+    return line
 
 
-def _match(pattern: re.Pattern[str], part: str) -> re.Match[str]:
-    found = pattern.fullmatch(part)
-    if found is None:
-        raise ValueError(f"{part!r} is neither a size nor a crop")
+def _numbers(text: str, count: int) -> list[Any]:
+    found = [int(number) for number in re.findall("[0-9]+", text)]
+    if len(found) != count:
+        raise ValueError(f"{text!r} has not {count} numbers")
     return found
 
 
@@ -152,14 +129,12 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
         raise ValueError("the file has no such method of a family")
     if set(line.backends) != set(method.backends):
         raise ValueError(f"the method needs {', '.join(method.backends) or 'no backend'}")
-    places: list[tuple[ValueSpec, int, int | None]] = [
-        (method.inputs[one.input], one.dimension, one.size) for one in line.bucket.sizes
-    ]
-    places += [(method.inputs[one.input], one.input_dimension, None) for one in line.bucket.crops]
-    places += [(method.outputs[one.output], one.dimension, None) for one in line.bucket.crops]
-    for value, dimension, size in places:
-        if not isinstance(value.content, Tensor):
-            raise ValueError("it gives a size to what is no tensor")
-        actual = value.content.sizes[dimension]
-        if size not in (None, actual):
-            raise ValueError(f"dimension {dimension} has {actual} elements, not {size}")
+    for size in line.bucket.sizes:
+        if (actual := _sizes(method.inputs[size.input])[size.dimension]) != size.size:
+            raise ValueError(f"dimension {size.dimension} has {actual} elements, not {size.size}")
+    for crop in line.bucket.crops:
+        _sizes(method.inputs[crop.input])[crop.input_dimension], _sizes(method.outputs[crop.output])[crop.dimension]
+
+
+def _sizes(value: ValueSpec) -> tuple[int, ...]:
+    return value.content.sizes if isinstance(value.content, Tensor) else ()

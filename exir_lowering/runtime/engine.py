@@ -16,7 +16,6 @@ from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime import choosing
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import TraceEvent
 
@@ -80,10 +79,13 @@ class Engine(ABC, Generic[Prepared]):
         """Make a method ready to run, in its initial state."""
 
     def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, except those that fail when run or another is run for."""
-        idle = choosing.never_chosen(self.file, self.missing)
+        """Set up the methods that call Python delegates, except those of families, of which one is chosen when run.
+
+        Those that lack a kernel fail when they are run.
+        """
+        chosen_from = {line.method for line in self.file.manifest}
         for method in self.file.methods.values():
-            if self.calls_delegates(method) and method.name not in idle and not missing_kernels(method):
+            if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):
                 self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:

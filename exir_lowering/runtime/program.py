@@ -29,7 +29,8 @@ What `load` takes:
   Delegates run there too, so that they are given as classes that can be imported, and what they print or keep stays
   there; so do operators: those of `torch.ops.load_library` are loaded there, those defined in Python are not.
 
-Methods are set up when they first run, those that call Python delegates when the file is loaded.
+Methods are set up when they first run, those that call Python delegates when the file is loaded, except those of
+families, such as forward@npu and forward@cpu: of them, the one that is chosen.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec, program_signatures
-from exir_lowering.pte.manifest import Bucket, split
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import choosing, debugging
@@ -91,6 +91,12 @@ class LoadedProgram:
         return program_signatures(self._file.methods)
 
     @property
+    def runnable(self) -> tuple[str, ...]:
+        """The methods whose backends are all available here, sorted; a family has at least one."""
+        missing = self._engine.missing.keys()
+        return tuple(name for name, method in self._file.methods.items() if missing.isdisjoint(method.backends))
+
+    @property
     def engine(self) -> str:
         """What runs the methods: "runtime", which is ExecuTorch's, or "interpreter"."""
         return self._engine.name
@@ -115,12 +121,12 @@ class LoadedProgram:
             BackendContractError: A Python delegate returned something other than the file says.
             LimitError: The program was loaded with limits, and went over one; the next run is in its initial state.
         """
-        found, bucket = self._method("run", method, inputs)
+        found = self._method("run", method, inputs)
         # Views of the inputs are made and released with the lock held: both release the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
         with self._engine.lock, self._engine.entered(found.name):
-            prepared = prepare(self._file.where(found.name), found, choosing.pad(bucket, inputs))
-            return choosing.crop(bucket, found, inputs, self._engine.run(found, prepared))
+            outputs = self._engine.run(found, self._prepare(found, inputs))
+            return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
         """Return values as `run` takes them, when they come from a source of plain numbers, such as a command line.
@@ -135,9 +141,9 @@ class LoadedProgram:
         Raises:
             InputError: There is no such method, or it does not take these inputs.
         """
-        found, bucket = self._method("as_inputs", method, values)
+        found = self._method("as_inputs", method, values)
         given = with_tensors(found, values)
-        prepare(self._file.where(found.name), found, choosing.pad(bucket, given))
+        self._prepare(found, given)
         return given
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
@@ -158,12 +164,11 @@ class LoadedProgram:
             InputError: As for `run`; or `runs` is not a number above 0.
             BackendFailure, BackendContractError, LimitError: As for `run`.
         """
-        found, bucket = self._method("profile", method, inputs)
+        found = self._method("profile", method, inputs)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
         with self._engine.lock:
-            prepared = prepare(self._file.where(found.name), found, choosing.pad(bucket, inputs))
-            events = self._engine.record(found, prepared, runs)
+            events = self._engine.record(found, self._prepare(found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
 
     def choose(self, method: str, *inputs: Any) -> Choice:
@@ -175,36 +180,34 @@ class LoadedProgram:
             inputs: The inputs, as for `run`.
 
         Returns:
-            The method, and why it is neither of those before it.
+            The method, and why it is not another one.
 
         Raises:
-            InputError: There is no such method or family, or it has no method for inputs of these sizes.
+            InputError: There is no such method or family, or it has no method for inputs of these sizes. What a
+                function of `load(choose=...)` raises passes through.
             BackendUnavailableError: No method of the variants that `load(choose=...)` names can run here.
         """
         return self._choose("choose", method, inputs)
 
     def _choose(self, who: str, name: object, inputs: Sequence[Any]) -> Choice:
+        known = ", ".join(map(repr, self.method_names))
         if not isinstance(name, str):
-            raise InputError(
-                f"{who}: got a {type(name).__name__} as the name of a method of {self._file.name}, expected one of "
-                f"{', '.join(map(repr, self.method_names))}."
-            )
+            got = f"got a {type(name).__name__} as the name of a method of {self._file.name}"
+            raise InputError(f"{who}: {got}, expected one of {known}.")
         if name in self._file.methods:
             return Choice(name, "it is named itself")
-        if self._file.family(name):
+        if name in self._file.families():
             return choosing.choose(self._file, name, inputs, self._engine.missing, self._preferred)
-        known = [*self.method_names, *(family for family in self._file.manifest if self._file.family(family))]
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name, [*self._file.families(), *self.method_names], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise InputError(
-            f"{who}: {self._file.name} has no method {name!r}; it has {', '.join(map(repr, self.method_names))}.{hint}"
-        )
+        raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
 
-    def _method(self, who: str, name: object, inputs: Sequence[Any]) -> tuple[MethodSpec, Bucket]:
-        """Return the method that runs, and the bucket that its inputs have to be brought to."""
-        chosen = self._choose(who, name, inputs).method
-        lines = self._file.family(split(chosen)[0]) if chosen != name else ()
-        return self._file.methods[chosen], next((one.bucket for one in lines if one.method == chosen), Bucket())
+    def _method(self, who: str, name: object, inputs: Sequence[Any]) -> MethodSpec:
+        return self._file.methods[self._choose(who, name, inputs).method]
+
+    def _prepare(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        padded = choosing.pad(self._file.bucket(method.name), inputs)
+        return prepare(self._file.where(method.name), method, padded)
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping, signatures
 from exir_lowering.pte.data_files import DataFiles
-from exir_lowering.pte.manifest import Line, Manifest, read as read_manifest
+from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
 from exir_lowering.runtime.debugging import DebugFile
@@ -26,7 +26,7 @@ class ProgramFile:
     data: DataFiles
     methods: Mapping[str, file_format.MethodSpec]  # what it says about them, by name
     debug: DebugFile
-    manifest: Manifest = field(default_factory=dict)  # the families of methods
+    manifest: tuple[Line, ...] = ()  # the methods of families
 
     @property
     def name(self) -> str:
@@ -58,14 +58,22 @@ class ProgramFile:
                 found.setdefault(backend, method.name)
         return found
 
-    def family(self, name: str) -> tuple[Line, ...]:
-        """Return the lines of a family, in order of preference, without those of methods that were left out."""
-        return tuple(line for line in self.manifest.get(name, ()) if line.method in self.methods)
+    def families(self) -> dict[str, list[Line]]:
+        """Return the lines of each family in order of preference, without those of methods that were left out."""
+        found: dict[str, list[Line]] = {}
+        for line in self.manifest:
+            if line.method in self.methods:
+                found.setdefault(split(line.method)[0], []).append(line)
+        return found
+
+    def bucket(self, method: str) -> Bucket:
+        """Return the sizes that a method was specialised for."""
+        return next((line.bucket for line in self.manifest if line.method == method), Bucket())
 
     def needed(self, missing: Collection[str]) -> list[str]:
         """Return those of the missing backends without which a method, or all of a family, cannot run."""
         runs = {name for name, method in self.methods.items() if not set(method.backends).intersection(missing)}
-        served = [lines for lines in self.manifest.values() if any(line.method in runs for line in lines)]
+        served = [lines for lines in self.families().values() if not runs.isdisjoint(line.method for line in lines)]
         spared = {line.method for lines in served for line in lines}
         wanted = {backend for name, one in self.methods.items() if name not in spared for backend in one.backends}
         return [backend for backend in missing if backend in wanted]
@@ -76,7 +84,7 @@ class ProgramFile:
         return signatures.sharing({name: method.arenas for name, method in self.methods.items()})
 
 
-def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], Manifest]:
+def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
     """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
     file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     methods = file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)

@@ -22,7 +22,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
-from exir_lowering.pte.manifest import Bucket, split
+from exir_lowering.pte.manifest import BUCKET, Bucket, split
 from exir_lowering.steps import families
 
 EDGE_DIALECT = "EDGE"
@@ -70,7 +70,7 @@ class Request:
 
     methods: tuple[RequestedMethod, ...]  # in the order in which they were given
     constant_methods: Mapping[str, Any]  # values that also become methods: those of an EdgeProgramManager
-    buckets: Mapping[str, Bucket]  # the sizes that methods were specialised for
+    buckets: Mapping[str, Bucket | None]  # the sizes that each method was specialised for, None for none
 
 
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
@@ -90,7 +90,7 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
             for name, program in methods.items()
         ]
     families.check_families([method.name for method in requested], constant_methods)
-    buckets = families.read_buckets({method.name: method.program for method in requested})
+    buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
     return Request(tuple(requested), constant_methods, buckets)
 
 
@@ -157,7 +157,7 @@ def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[s
     """Read what is given for all methods, or for those that a mapping has by their names, or that of their family."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(methods, read(who, value))
-    _check_methods(who, value, list(dict.fromkeys((*methods, *filter(None, (split(name)[0] for name in methods))))))
+    _check_methods(who, value, [*methods, *(family for name in methods if (family := split(name)[0]))])
     keys = {name: name if name in value else split(name)[0] for name in methods}
     return {name: read(f"{who}[{key!r}]", value[key]) for name, key in keys.items() if key in value}
 

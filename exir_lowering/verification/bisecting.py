@@ -269,7 +269,7 @@ class _Search:
 
     def _execute(self, file: ProgramFile) -> _Outcome:
         """Run a file and compare; an error of ours is raised if it says nothing of the file."""
-        subjects = match(self.programs, file.methods, file.name)
+        subjects = match(self.programs, file)
         given = None if self.inputs is None else read_inputs(subjects, self.inputs)
         comparison, process = None, None
 

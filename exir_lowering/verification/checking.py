@@ -24,7 +24,9 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files
 from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
+from exir_lowering.runtime.choosing import pad
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
@@ -69,7 +71,8 @@ def verify(
 
     Args:
         source: What `emit` returned, or the path of a `.pte` file, or its content.
-        programs: The programs that were lowered, by method; a single one is the method "forward".
+        programs: The programs that were lowered, by method; a single one is the method "forward". One that is named
+            like a family is compared with each method of the family that can run here.
         inputs: Calls to compare instead: a sequence of tuples of arguments, nested as at export, or of (args, kwargs);
             for several methods a mapping from their names to such sequences. "bundled" for those in the file, which
             `LoweredModule.save` puts there.
@@ -90,11 +93,13 @@ def verify(
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
     executed = check_arguments(delegates, engine, "error")
     file, debug = read(source, data)
-    subjects = match(programs, file.methods, file.name)
+    load = partial(open_file, file, delegates, engine)
+    opened = load()
+    subjects = match(programs, file, opened.runnable)
     bundled = isinstance(inputs, str) and inputs == "bundled"
     calls = None if inputs is None else read_bundled(subjects, file) if bundled else read_inputs(subjects, inputs)
     with torch.random.fork_rng(devices=()):
-        comparison = Comparison(file, subjects, lambda: open_file(file, delegates, engine), tolerance)
+        comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
         for name, tally in comparison.tallies.items():
             tally.locate(subjects, file, executed, debug(name))
@@ -105,7 +110,7 @@ def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: 
     """Return what a comparison found; it may have ended, incomplete, before it got to all methods."""
     file, tallies = comparison.file, comparison.tallies
     methods = {name: tally.result() for name, tally in tallies.items() if tally.calls or complete}
-    rest = tuple(name for name in file.methods if name not in tallies)
+    rest = tuple(name for name in file.methods if name not in tallies and not (file.manifest and name == METHOD))
     return Verification(file.name, engine, SEED if generated else None, MappingProxyType(methods), rest)
 
 
@@ -223,6 +228,7 @@ class Comparison:
         *,
         strict: bool = False,
         beside: Outputs | None = None,
+        opened: LoadedProgram | None = None,
     ) -> None:
         """Open the file; where it fails in a call, the error is noted, and raised if this is strict.
 
@@ -230,7 +236,7 @@ class Comparison:
         """
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
         self._beside = beside
-        self.program = load()
+        self.program = opened or load()
         self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
         self._fresh = True
         self._history: list[Call] = []  # those of this case so far
@@ -301,7 +307,8 @@ class Comparison:
         self._fresh = False
         for sizes in case.sizes:
             inputs = make(sizes)
-            prepare(self.file.where(name), self.subjects[name].spec, inputs, self.subjects[name].convention.labels)
+            subject = self.subjects[name]
+            prepare(self.file.where(name), subject.spec, pad(subject.bucket, inputs), subject.convention.labels)
             try:
                 expected = self.eager.run(name, inputs)
                 break

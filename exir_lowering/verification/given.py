@@ -10,6 +10,8 @@ from exir_lowering.lowered_module import record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
+from exir_lowering.pte.manifest import split
+from exir_lowering.runtime.choosing import pad
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.verification.subjects import Subject
@@ -23,8 +25,9 @@ _EXPECTED = (
 def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, list[list[Any]]]:
     """Return the calls of each method, flat; InputError if a call is not one that its method takes."""
     if isinstance(inputs, Mapping):
-        methods = dict(inputs)
-    elif len(subjects) == 1:
+        named = {name: [one for one in subjects if name in (one, split(one)[0])] or [name] for name in inputs}
+        methods = {one: inputs[name] for name, ones in named.items() for one in ones}
+    elif len({split(name)[0] or name for name in subjects}) == 1:
         methods = dict.fromkeys(subjects, inputs)
     else:
         raise InputError(f"verify: inputs: got a {type(inputs).__name__} for {len(subjects)} methods, {_EXPECTED}")
@@ -53,14 +56,19 @@ def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str
             "lowered.module() with bundled_inputs. Leave inputs out to have them generated."
         )
     for name, leaves in ((name, leaves) for name, found in calls.items() for leaves in found):
-        prepare(f"verify: a bundled call of {name!r}", subjects[name].spec, leaves, subjects[name].convention.labels)
+        prepare(
+            f"verify: a bundled call of {name!r}",
+            subjects[name].spec,
+            pad(subjects[name].bucket, leaves),
+            subjects[name].convention.labels,
+        )
     return calls
 
 
 def _read(subject: Subject, number: int, call: object) -> list[Any]:
     where = f"verify: call {number} of {subject.name!r}"
     leaves = bind_call(where, subject.convention, call)
-    prepare(where, subject.spec, leaves, subject.convention.labels)
+    prepare(where, subject.spec, pad(subject.bucket, leaves), subject.convention.labels)
     return leaves
 
 

@@ -33,6 +33,7 @@ class _Dimension:
 
     size: Any  # an expression of sympy
     bound: int  # the greatest size in the file
+    exact: bool  # whether it has to be that one
 
 
 class Sizing:
@@ -84,7 +85,7 @@ class Sizing:
     def _possible(self, sizes: Sizes) -> bool:
         for each in self._dimensions:
             size = each.size.subs(sizes)
-            if not size.is_Integer or not 0 <= int(size) <= each.bound:
+            if not size.is_Integer or not (each.bound if each.exact else 0) <= int(size) <= each.bound:
                 return False
         for expr, known in self._ranges.items():
             if expr.free_symbols and expr.free_symbols <= sizes.keys():
@@ -113,12 +114,14 @@ def _walk(low: int, high: int, end: str) -> Sequence[int]:
 
 
 def _dimensions(subject: Subject) -> Iterator[_Dimension]:
-    for node, value in zip(subject.inputs, subject.spec.inputs, strict=True):
+    exact = {(size.input, size.dimension) for size in subject.bucket.sizes if size.exact}
+    for index, (node, value) in enumerate(zip(subject.inputs, subject.spec.inputs, strict=True)):
         fake, tensor = node.meta.get("val"), value.content
         if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
-            for size, bound in zip(fake.shape, tensor.sizes, strict=True):
+            for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
                 if not isinstance(size, int):
-                    yield _Dimension(expression(size), _UNBOUND if tensor.unbound else bound)
+                    most = _UNBOUND if tensor.unbound else bound
+                    yield _Dimension(expression(size), most, (index, dimension) in exact)
 
 
 def _example_sizes(subject: Subject) -> dict[Any, int]:

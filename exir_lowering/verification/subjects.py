@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.manifest import Bucket
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime.inputs import describe
+from exir_lowering.runtime.source import ProgramFile
 
 _QUANTIZED = ("quantized_decomposed", "torchao")
 _HALF = (torch.float16, torch.bfloat16)
@@ -35,10 +37,14 @@ class Subject:
     inputs: tuple[Node, ...]  # the placeholders of the values in its arguments
     quantized: bool
     coarsest: torch.dtype  # the floating-point type of the fewest digits that it computes with
+    bucket: Bucket  # the sizes that the method was specialised for
 
 
-def match(programs: object, methods: Mapping[str, MethodSpec], file: str) -> dict[str, Subject]:
-    """Return what is compared, in the order of the programs; InputError if a program is not that of its method."""
+def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -> dict[str, Subject]:
+    """Return what is compared, in the order of the programs; InputError if a program is not that of its method.
+
+    A program that is named like a family is compared with those of its methods that are runnable.
+    """
     given = programs if isinstance(programs, Mapping) else {"forward": programs}
     if not given:
         raise InputError("verify: programs: got an empty mapping, expected a program for at least one method.")
@@ -49,20 +55,23 @@ def match(programs: object, methods: Mapping[str, MethodSpec], file: str) -> dic
                 f"verify: programs: got a {type(program).__name__} for {name!r}, expected the ExportedProgram that was "
                 "lowered, or a mapping from the names of methods to ExportedPrograms."
             )
-        if name not in methods:
-            close = difflib.get_close_matches(name, methods, n=1)
+        family = [line.method for line in file.families().get(name, ()) if line.method in runnable]
+        if name not in file.methods and not family:
+            close = difflib.get_close_matches(name, file.methods, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else " Pass a mapping from methods to programs."
-            known = ", ".join(map(repr, methods))
-            raise InputError(f"verify: {file} has no method {name!r}; it has {known}.{hint}")
-        found[name] = _subject(name, program, methods[name], file)
+            known = ", ".join(map(repr, file.methods))
+            raise InputError(f"verify: {file.name} has no method {name!r}; it has {known}.{hint}")
+        for method in [name] if name in file.methods else family:
+            found[method] = _subject(method, program, file)
     return found
 
 
-def _subject(name: str, program: ExportedProgram, spec: MethodSpec, file: str) -> Subject:
+def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
+    spec = file.methods[name]
     specs = program.graph_signature.input_specs
     nodes = program.graph.find_nodes(op="placeholder")
     inputs = tuple(node for node, one in zip(nodes, specs, strict=True) if one.kind is InputKind.USER_INPUT)
-    where = f"verify: method {name!r} of {file}"
+    where = f"verify: method {name!r} of {file.name}"
     if len(inputs) != len(spec.inputs):
         raise InputError(
             f"{where} takes {len(spec.inputs)} inputs, but its program takes {len(inputs)}: the file was made from "
@@ -76,7 +85,9 @@ def _subject(name: str, program: ExportedProgram, spec: MethodSpec, file: str) -
                 f"{where}: {label} is {describe(value)} in the file, and {problem} in the program: the file was made "
                 "from another program. Pass the one that was lowered."
             )
-    return Subject(name, program, spec, called, inputs, _is_quantized(program, spec), _coarsest(program))
+    return Subject(
+        name, program, spec, called, inputs, _is_quantized(program, spec), _coarsest(program), file.bucket(name)
+    )
 
 
 def _misfit(value: Any, expected: Any) -> str:

@@ -41,15 +41,17 @@ int main(int count, char** words) {
 """
 
 
-def build(folder: Path) -> Path:
-    """Compile the program, and return its path."""
+LIBRARIES = ("", "_backend_xnnpack", "_kernels_optimized", "_threadpool")
+
+
+def build(folder: Path, code: str = SOURCE, libraries: Sequence[str] = LIBRARIES) -> Path:
+    """Compile a program with libraries of the wheel, and return its path."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     root, source, program = Path(executorch.__path__[0]), folder / "client.cpp", folder / "client"
-    source.write_text(SOURCE)
+    source.write_text(code)
     include = (root / "include", root / "include/executorch/runtime/core/portable_type/c10")
-    libraries = ("", "_backend_xnnpack", "_kernels_optimized", "_threadpool")
     subprocess.run(
         [
             *(compiler, "-w", "-std=c++17", "-DC10_USING_CUSTOM_GENERATED_MACROS", *(f"-I{path}" for path in include)),
@@ -66,3 +68,8 @@ def run(program: Path, file: Path, size: int, calls: Sequence[tuple[str, float |
     words = [word for method, number in calls for word in (method, "-" if number is None else str(number))]
     done = subprocess.run([program, file, str(size), *words], check=True, capture_output=True, text=True)
     return [torch.tensor([float(word) for word in line.split()]) for line in done.stdout.splitlines()]
+
+
+def output(program: Path, *words: object) -> str:
+    """Return what a program prints."""
+    return subprocess.run([program, *map(str, words)], check=True, capture_output=True, text=True).stdout
