@@ -18,7 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
-from exir_lowering._upstream.sizes import expression, names_of_symbols, solve
+from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest, solve
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
@@ -167,20 +167,23 @@ class _Dimensions:
 
     def describe(self, numbers: Mapping[Any, Any], kept: Kept | None) -> Bucket:
         """Return the bucket of these numbers; without what is kept, one that takes its own sizes only."""
-        sizes = [
-            Size(index, dim, int(each.xreplace(numbers)), exact=kept is None)
-            for (index, dim), each in self._places.items()
-        ]
+        first = {each: place for place, each in reversed(self._places.items())}
+        sizes = []
+        for place, each in self._places.items():
+            size = Size(*place, int(each.xreplace(numbers)), exact=kept is None)
+            if kept is not None:
+                least, like = max(1, smallest(each, self._ranges)), first[each] if first[each] != place else None
+                size = replace(size, least=least, like=like)
+            sizes.append(size)
         crops = []
         for output, shape in enumerate(kept.outputs if kept is not None else ()):
             for dim, each in shape.items():
-                where = next((place for place, other in self._places.items() if other == each), None)
-                if where is None:
+                if each not in first:
                     raise InputError(
                         f"buckets: dimension {dim} of output {output} has the size {each}, which is no input's, so that "
                         "it cannot be cut after padding. Give exact=True."
                     )
-                crops.append(Crop(output, dim, *where))
+                crops.append(Crop(output, dim, *first[each]))
         return Bucket(tuple(sizes), tuple(crops))
 
 

@@ -7,6 +7,9 @@ from typing import Any
 import sympy
 import torch
 
+# Says between which numbers an expression of sizes lies.
+from torch.utils._sympy.value_ranges import bound_sympy
+
 
 def expression(size: Any) -> Any:
     """Return the expression of a size; of a number, that number."""
@@ -38,3 +41,9 @@ def solve(size: Any, number: int) -> dict[Any, Any] | None:
     except NotImplementedError:
         return None
     return {symbol: found[0]} if len(found) == 1 else None
+
+
+def smallest(size: Any, ranges: Any) -> int:
+    """Return the least number that a size can be in a program with these range constraints."""
+    least = bound_sympy(size, {symbol: ranges[symbol] for symbol in size.free_symbols if symbol in ranges}).lower
+    return int(least) if least.is_Integer else 0

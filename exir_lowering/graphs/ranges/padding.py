@@ -23,7 +23,7 @@ from exir_lowering._upstream.sizes import expression
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges import padding_rules
+from exir_lowering.graphs.ranges import assumptions, padding_rules
 from exir_lowering.graphs.ranges.analysis import ValueRanges
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, settle, union, whole
 from exir_lowering.graphs.ranges.masks import Rows
@@ -75,7 +75,7 @@ def follow(program: ExportedProgram, symbols: Collection[Any], assume: Mapping[s
     Raises:
         InputError: There is no such input, or no such promise.
     """
-    ValueRanges(program, assume)
+    assumptions.check(program, assume)
     functional = program.run_decompositions({})
     unknown = {node.target for node in functional.graph.nodes if node.op == "call_function" and _is_unknown(node)}
     if unknown:
@@ -148,6 +148,12 @@ class Positions:
             return bool(value.node.expr.free_symbols & self._symbols)
         return False
 
+    def _is_size(self, node: Node) -> bool:
+        """Return whether a value is a number that depends on nothing but the padded sizes."""
+        value = node.meta.get("val")
+        symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        return symbolic and value.node.expr.free_symbols <= self._symbols
+
     def whole(self, node: Any) -> Range:
         """Return the range of all elements of a value."""
         found = self._whole.get(node, TOP)
@@ -184,8 +190,10 @@ class Positions:
         value = node.meta.get("val")
         if node.op != "call_function" or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return next((self._mixed[each] for each in inputs if each in self._mixed), None)
-        if target_name(node.target) == "aten._assert_tensor_metadata.default":
-            return None
+        if target_name(node.target) == "aten._assert_tensor_metadata.default" or (
+            value is None and all(map(self._is_size, inputs))
+        ):
+            return None  # a check that holds for each size of the program
         if blamed := next((self._mixed[each] for each in inputs if each in self._mixed), None):
             return blamed
         if node.target is operator.getitem:
@@ -249,7 +257,8 @@ class Positions:
             found = settle(found, call.dtype)
         known = found.low == found.low and found.high == found.high
         found = meet(found, whole(call.dtype)) if known else TOP
-        return found if not found.nan or not self._is_number(call) else Range(found.low, found.high, False)
+        number = found.nan and found.finite and self._is_number(call)
+        return Range(found.low, found.high, False) if number else found
 
     def _is_number(self, call: Call) -> bool:
         """Return whether a normalisation or a softmax, of which `ValueRanges` says less, gives no NaN."""

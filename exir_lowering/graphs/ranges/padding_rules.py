@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.operators.names import argument, target_name
-from exir_lowering.graphs.ranges.intervals import Range, multiply, total, union
+from exir_lowering.graphs.ranges.intervals import Range, multiply, point, total, union
 from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 
 if TYPE_CHECKING:
@@ -209,16 +209,6 @@ def _expand(at: Positions, node: Node) -> Pads:
     return {dim: at.aligned(source, dim - rank) for dim in at.dims(node)}
 
 
-@_rule("repeat")
-def _repeat(at: Positions, node: Node) -> Pads:
-    source: Any = node.args[0]
-    shift = len(shape_of(node) or ()) - len(shape_of(source) or ())
-    for dim in at.dims(source):
-        if node.args[1][dim + shift] != 1:  # type: ignore[index]
-            raise MixedError("it repeats what is padded between what is kept")
-    return {dim + shift: at.pad(source, dim) for dim in at.dims(source)}
-
-
 @_rule("slice", sized=True)
 def _slice(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
@@ -272,17 +262,6 @@ def _cat(at: Positions, node: Node) -> Pads:
         dim: at.pad(tensors[-1], dim) if dim == along else union(at.pad(each, place(dim)) for each in tensors)
         for dim in at.dims(node)
     }
-
-
-@_rule("constant_pad_nd")
-def _constant_pad(at: Positions, node: Node) -> Pads:
-    source, widths = node.args[0], list(node.args[1])  # type: ignore[arg-type]
-    rank = len(shape_of(node) or ())
-    behind = {rank - 1 - number // 2: width for number, width in enumerate(widths) if number % 2}
-    ahead = {rank - 1 - number // 2: width for number, width in enumerate(widths) if number % 2 == 0}
-    if any(behind.get(dim) or ahead.get(dim, 0) < 0 for dim in at.dims(node)):
-        raise MixedError("it puts something behind what is padded")
-    return {dim: at.transfer(node, lambda each, dim=dim: at.pad(source, dim)) for dim in at.dims(node)}
 
 
 @_rule("tril", "triu")
@@ -430,7 +409,7 @@ def _check_neutral(at: Positions, node: Node, base: str, padded: Sequence[int]) 
         raise MixedError(what, advice)
     if base == "sum" and found != ZERO and not found.nan:
         raise MixedError(f"{what} with other numbers than 0", "Multiply by the mask before.")
-    if base in _NEUTRAL and found == _NEUTRAL[base]:
+    if base in _NEUTRAL and found == _NEUTRAL[base] and (argument(node, "ord") or 1) > 0:
         return
     if base == "amax" and not found.nan and found.high <= at.whole(source).low:
         return
@@ -483,15 +462,9 @@ def _running(at: Positions, node: Node) -> Pads | list[Pads]:
     return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
 
 
-@_rule("sort", "topk", "flip", "roll")
-def _reordered(at: Positions, node: Node) -> Pads | list[Pads]:
-    dims: Any = argument(node, "dim") if argument(node, "dim") is not None else argument(node, "dims")
-    rank = len(shape_of(node.args[0]) or ())
-    dims = [-1] if dims is None else [dims] if isinstance(dims, int) else dims
-    if not dims or any(dim % rank in at.dims(node.args[0]) for dim in dims):
-        raise MixedError("it reorders a padded dimension")
-    values = node.meta["val"]
-    return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
+@_rule("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter", "index_add", sized=True)
+def _write(at: Positions, node: Node) -> Pads:
+    raise MixedError("it writes what is padded, too")
 
 
 # -- products of matrices, attention, convolutions ---------------------------------------------------------------------
@@ -503,7 +476,7 @@ def _product(at: Positions, node: Node) -> Pads:
     one, other = node.args[1:3] if base in ("addmm", "baddbmm") else node.args[:2]
     bias = node.args[0] if base in ("addmm", "baddbmm") else argument(node, "bias") if base == "linear" else None
     ranks = [len(shape_of(each) or ()) for each in (one, other)]
-    if min(ranks) < 2 or one is other:
+    if min(ranks) < 2 or one is other or bias in (one, other):
         raise MixedError("it multiplies what is not two matrices")
     inner, columns = (ranks[1] - 1, ranks[1] - 2) if base == "linear" else (ranks[1] - 2, ranks[1] - 1)
     summed = at.dims(one).get(ranks[0] - 1)
@@ -558,7 +531,8 @@ def _attention(at: Positions, node: Node) -> Pads:
         low = hidden == ZERO if dtype_of(mask) is torch.bool else (hidden.high == -math.inf and not hidden.nan)
         if len(shape_of(mask) or ()) < 1 or at.dims(mask).get(len(shape_of(mask) or ()) - 1) != size or not low:
             raise MixedError("its mask is not known to hide padded positions")
-    scores = total(multiply(at.whole(query), at.pad(key, rank - 2)), 1e6, torch.float32)
+    scale = float(argument(node, "scale") or 1.0)
+    scores = multiply(total(multiply(at.whole(query), at.pad(key, rank - 2)), 1e6, torch.float32), point(scale))
     values = at.pad(value, rank - 2)
     if not scores.finite or scores.nan or not values.finite or values.nan:
         raise MixedError(
