@@ -139,6 +139,8 @@ class _Dimensions:
         read: dict[str, list[tuple[int, dict[Any, Any]]]] = {}
         covered: set[Any] = set()
         for key, sizes in given.items():
+            if not self.names and len(self.symbols) == 1 and str(key).isidentifier():
+                self._keys[key] = next(iter(self.symbols))  # a program of a file has no names
             if key not in self._keys:
                 raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
             if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence) or not sizes:
@@ -172,7 +174,7 @@ class _Dimensions:
         for place, each in self._places.items():
             size = Size(*place, int(each.xreplace(numbers)), exact=kept is None)
             if kept is not None:
-                least, like = max(1, smallest(each, self._ranges)), first[each] if first[each] != place else None
+                least, like = smallest(each, self._ranges), first[each] if first[each] != place else None
                 size = replace(size, least=least, like=like)
             sizes.append(size)
         crops = []
@@ -249,9 +251,10 @@ class _Specialisation:
                     inner, operands[node] = self._graph(inner, nested=True)
                 root[str(node.target)] = inner
             if node.op == "output":
-                graph.output(map_arg(node.args[0], env.__getitem__)).meta.update(node.meta)
-                continue
-            env[node] = copied = graph.node_copy(node, env.__getitem__)
+                copied = graph.output(map_arg(node.args[0], env.__getitem__))
+                copied.meta.update(node.meta)
+            else:
+                env[node] = copied = graph.node_copy(node, env.__getitem__)
             if before is not None:
                 copied.meta["val"] = value
             _drop(copied, next((operands[each] for each in node.args if each in operands), None))

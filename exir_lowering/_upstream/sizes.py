@@ -8,7 +8,7 @@ import sympy
 import torch
 
 # Says between which numbers an expression of sizes lies.
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 def expression(size: Any) -> Any:
@@ -44,6 +44,8 @@ def solve(size: Any, number: int) -> dict[Any, Any] | None:
 
 
 def smallest(size: Any, ranges: Any) -> int:
-    """Return the least number that a size can be in a program with these range constraints."""
-    least = bound_sympy(size, {symbol: ranges[symbol] for symbol in size.free_symbols if symbol in ranges}).lower
+    """Return the least number that a size can be with these range constraints, where each symbol is at least 1."""
+    positive = ValueRanges(1, sympy.oo)
+    known = {symbol: ranges.get(symbol, positive) & positive for symbol in size.free_symbols}
+    least = bound_sympy(size, known).lower
     return int(least) if least.is_Integer else 0

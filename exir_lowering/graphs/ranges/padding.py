@@ -19,7 +19,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from exir_lowering._upstream.sizes import expression
+from exir_lowering._upstream.sizes import expression, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
@@ -147,6 +147,10 @@ class Positions:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return bool(value.node.expr.free_symbols & self._symbols)
         return False
+
+    def least(self, size: Any) -> int:
+        """Return the smallest number that a padded size can be; no dimension is given without elements."""
+        return smallest(size, self._program.range_constraints)
 
     def _is_size(self, node: Node) -> bool:
         """Return whether a value is a number that depends on nothing but the padded sizes."""

@@ -146,6 +146,11 @@ def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
 @_rule("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", sized=True)
 def _view(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
+    if target_name(node.target).startswith("aten.squeeze."):
+        given: Any = [*range(len(shape_of(source) or ()))] if len(node.args) < 2 else node.args[1]
+        rank = len(shape_of(source) or ())
+        if any(dim % rank in at.dims(source) for dim in ([given] if isinstance(given, int) else given)):
+            raise MixedError("it drops a dimension that is padded where its size is 1")
     before, after = ([expression(size) for size in shape_of(each) or ()] for each in (source, node))
     found: Pads = {}
     counts = {}
@@ -215,9 +220,11 @@ def _slice(at: Positions, node: Node) -> Pads:
     cut = _dim(node, "dim", source)
     start, step = argument(node, "start"), argument(node, "step")
     start, step = 0 if start is None else start, 1 if step is None else step
-    given, left = at.dims(source).get(cut), at.dims(node).get(cut)
+    given, left, fixed = at.dims(source).get(cut), at.dims(node).get(cut), (shape_of(node) or ())[cut]
     if not isinstance(start, int) or not isinstance(step, int) or (start < 0 and (given is not None or left)):
         raise MixedError("it begins at a place that depends on the padded size")
+    if given is not None and left is None and start + (fixed - 1) * step >= at.least(given):
+        raise MixedError("it takes elements that a small input does not have")
     found = {dim: at.pad(source, dim) for dim in at.dims(source) if dim != cut}
     if left is not None and given is not None:  # what is behind a smaller end is kept in the source
         rest = step == 1 and sympy.expand(given - start - left) == 0
@@ -231,8 +238,8 @@ def _slice(at: Positions, node: Node) -> Pads:
 def _select(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     cut, index = _dim(node, "dim", source), argument(node, "index")
-    if cut in at.dims(source) and not (isinstance(index, int) and index >= 0):
-        raise MixedError("it takes an element counted from the end, which is padded")
+    if (size := at.dims(source).get(cut)) is not None and not (isinstance(index, int) and 0 <= index < at.least(size)):
+        raise MixedError("it takes an element that is padded, or that a small input does not have")
     return {dim - (dim > cut): at.pad(source, dim) for dim in at.dims(source) if dim != cut}
 
 
