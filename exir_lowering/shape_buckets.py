@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArgument
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, SymIntArgument
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
@@ -24,8 +23,6 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
 from exir_lowering.steps.arguments import check_program
-
-_WRITTEN_INPUT = OutputKind.USER_INPUT_MUTATION
 
 
 def buckets(
@@ -127,7 +124,8 @@ class _Dimensions:
         for symbol in self.symbols:
             keys = [key for key, each in self._keys.items() if each == symbol or symbol in each.free_symbols]
             where = ", ".join(repr(key) for key in sorted(keys, key=lambda key: key not in self.names))
-            listed.append(f"{where} ({_between(self._ranges.get(symbol))})")
+            between = self._ranges.get(symbol)
+            listed.append(f"{where} ({'any size' if between is None else f'{between.lower} to {between.upper}'})")
         return f"The dynamic dimensions are {'; '.join(listed)}." if listed else "No dimension of it is dynamic."
 
     def read(self, given: object) -> dict[str, list[tuple[int, dict[Any, Any]]]]:
@@ -178,19 +176,15 @@ class _Dimensions:
                 size = replace(size, least=least, like=like)
             sizes.append(size)
         crops = []
-        for output, shape in enumerate(kept.outputs if kept is not None else ()):
+        for output, shape in enumerate(kept or ()):
             for dim, each in shape.items():
                 if each not in first:
                     raise InputError(
-                        f"buckets: dimension {dim} of output {output} has the size {each}, which is no input's, so that "
-                        "it cannot be cut after padding. Give exact=True."
+                        f"buckets: dimension {dim} of output {output} has the size {each}, which is no input's: it "
+                        "cannot be cut after padding. Give exact=True."
                     )
                 crops.append(Crop(output, dim, *first[each]))
         return Bucket(tuple(sizes), tuple(crops))
-
-
-def _between(found: Any) -> str:
-    return "of any size" if found is None else f"{found.lower} to {found.upper}"
 
 
 class _Specialisation:
@@ -205,16 +199,13 @@ class _Specialisation:
         program = self._program
         module, _ = self._graph(program.graph_module, nested=False)
         results: Any = module.graph.output_node().args[0]
-        inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in program.graph_signature.input_specs]
-        outputs = [
-            replace(spec, arg=copy.copy(spec.arg))
-            if isinstance(result, Node) or not isinstance(spec.arg, SymIntArgument)
-            else replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
-            for spec, result in zip(program.graph_signature.output_specs, results, strict=True)
-        ]
-        made = assemble_program(
+        signature = graphs.copy_signature(program)
+        for index, (spec, result) in enumerate(zip(signature.output_specs, results, strict=True)):
+            if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
+                signature.output_specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
+        return assemble_program(
             graph_module=module,
-            signature=ExportGraphSignature(input_specs=inputs, output_specs=outputs),
+            signature=signature,
             state_dict=dict(program.state_dict),
             constants=dict(program.constants),
             range_constraints={
@@ -226,7 +217,6 @@ class _Specialisation:
             verifiers=program.verifiers,
             guards_code=guards_code_of(program),
         )
-        return made
 
     def _graph(self, module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
         """Copy a graph, and say which of its inputs are left: numbers need no input any more in a nested one."""

@@ -249,28 +249,22 @@ keeps("aten.copy")(lambda call: call.operand(1, "src"))
 
 def _comparison(call: Call) -> Range:
     """Return the range of a comparison: known if every number is on one side of the other ones."""
-    name = target_name(call.node.target).split(".")[1]
-    one, other = call.range(call.get(0)), call.range(call.get(1, "other"))
-    if not _comparable(call.get(0), call.get(1, "other")) or one.nan or other.nan:
-        return BOOL
-    if name in ("gt", "ge"):
-        one, other, name = other, one, {"gt": "lt", "ge": "le"}[name]
-    apart = one.high < other.low or other.high < one.low
-    same = one.low == one.high == other.low == other.high
-    if name in ("eq", "ne"):
-        return BOOL if not apart and not same else point(float((name == "eq") is same))
-    strict = name == "lt"
-    if one.high < other.low or (not strict and one.high == other.low):
-        return point(1)
-    return point(0) if other.high < one.low or (strict and other.high == one.low) else BOOL
-
-
-def _comparable(one: object, other: object) -> bool:
-    """Return whether no rounding or wrapping comes before a comparison: a number may be converted to the other type."""
-    dtype = dtype_of(one)
-    if isinstance(other, (bool, int, float)):
-        return dtype is not None and float(other) == float(torch.tensor(other, dtype=dtype)) and abs(other) < 2**52
-    return dtype is not None and dtype is dtype_of(other)
+    name, other = target_name(call.node.target).split(".")[1], call.get(1, "other")
+    dtype, given = dtype_of(call.get(0)), call.range(other)
+    exact, possible = dtype is dtype_of(other), whole(dtype)
+    if isinstance(other, (int, float)):
+        exact = abs(other) < 2**24 and other == int(other) and possible.low <= other <= possible.high
+    one = call.range(call.get(0))
+    if dtype is None or not exact or one.nan or given.nan:
+        return BOOL  # what is compared is rounded before
+    one, given = (given, one) if name in ("gt", "ge") else (one, given)
+    if one.high < given.low or given.high < one.low:
+        return point(name == "ne" or (name != "eq" and one.high < given.low))
+    if one.low == one.high == given.low == given.high:
+        return point(name in ("eq", "le", "ge"))
+    if name in ("le", "ge"):
+        return point(1) if one.high == given.low else BOOL
+    return point(0) if name in ("lt", "gt") and given.high == one.low else BOOL
 
 
 keeps(*(f"aten.{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")))(

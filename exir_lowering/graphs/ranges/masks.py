@@ -31,8 +31,8 @@ _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 class Rows:
     """Answers about the rows of the values of a graph."""
 
-    def __init__(self, ranges: ValueRanges, enough: float = -INF) -> None:
-        self._ranges, self._enough = ranges, enough  # a lower bound above `enough` is taken as it is
+    def __init__(self, ranges: ValueRanges) -> None:
+        self._ranges = ranges
         self._floors: dict[tuple[Node, int], float | Doubt] = {}
         self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
 
@@ -53,17 +53,12 @@ class Rows:
         known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
         return cause if found.advice == doubts.NOTHING and known else found
 
-    def floor(self, node: Node, dim: int) -> float | None:
-        """Return a number that every row along `dim`, counted from the last, reaches (or holds NaN), None if unclear."""
-        found = self._floor(node, dim, 0)
-        return None if isinstance(found, Doubt) else found
-
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
         if not isinstance(node, Node):
             return float(node)
         low = self._ranges.of(node).low
-        if low > self._enough:
+        if low > -INF:
             return low
         if depth > _DEEPEST:
             return doubts.too_deep(node)

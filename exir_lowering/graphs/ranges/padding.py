@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
@@ -26,54 +26,32 @@ from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import assumptions, padding_rules
 from exir_lowering.graphs.ranges.analysis import ValueRanges
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, settle, union, whole
-from exir_lowering.graphs.ranges.masks import Rows
 from exir_lowering.graphs.ranges.padding_rules import MixedError
-from exir_lowering.graphs.ranges.transfers import Call, Result, dtype_of, shape_of, transfer_of
+from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transfer_of
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
-_FAR = 1000.0
-"""A score that is so much less than another one of its row has a weight of exactly zero after softmax."""
-
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SQUARED = 1e12
 """Sums of squares of numbers up to this do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """Why padding may change what is kept.
+    """Why padding may change what is kept."""
 
-    Attributes:
-        node: The node that mixes positions.
-        reason: What it does.
-        advice: What to do about it.
-    """
-
-    node: Node
+    node: Node  # the one that mixes positions
     reason: str
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of the outputs of a program in which padding is safe.
-
-    Attributes:
-        outputs: For each output of the file's method its padded dimensions, with the expressions of their sizes.
-    """
-
-    outputs: tuple[Mapping[int, Any], ...]
+Kept: TypeAlias = "tuple[Mapping[int, Any], ...]"
+"""For each output of the file's method its padded dimensions, with the expressions of their sizes."""
 
 
 def follow(program: ExportedProgram, symbols: Collection[Any], assume: Mapping[str, str]) -> Kept | Mixing:
     """Prove that padding the dimensions whose sizes have some symbols is safe, or say why it may not be.
 
-    Args:
-        program: The program, of ATen. It is not changed.
-        symbols: The symbols.
-        assume: What is promised about inputs: see `ValueRanges`.
-
-    Raises:
-        InputError: There is no such input, or no such promise.
+    An InputError says that there is no such input or promise in `assume`, of which `ValueRanges` has more.
     """
     assumptions.check(program, assume)
     functional = program.run_decompositions({})
@@ -100,7 +78,6 @@ class Positions:
         broken = {node.name for node in self._users if any(dim + 1 < node.meta["val"].dim() for dim in self.dims(node))}
         kept = {name: what for name, what in assume.items() if what != "finite_rows" or name not in broken}
         self.ranges = ValueRanges(program, kept, volatile=written_state(program))
-        self.rows = Rows(self.ranges, enough=-1e30)
         self._whole: dict[Node, Result] = {}
         self._pads: dict[Node, list[dict[int, Range]]] = {}  # for each result of the node
         self.counts: dict[Node, dict[int, Any]] = {}
@@ -115,7 +92,7 @@ class Positions:
                 self._mixed[node] = found
                 if not node.users and node.meta.get("val") is None:
                     return found  # a check, which would be of other values
-        outputs = []
+        outputs: list[Mapping[int, Any]] = []
         results: Any = self._program.graph.output_node().args[0]
         for spec, value in zip(self._program.graph_signature.output_specs, results, strict=True):
             if not isinstance(value, Node):
@@ -127,7 +104,7 @@ class Positions:
                 return Mixing(value, "the program returns the padded size itself")
             if spec.kind in _RETURNED:
                 outputs.append(self.dims(value))
-        return Kept(tuple(outputs))
+        return tuple(outputs)
 
     # -- what rules ask ------------------------------------------------------------------------------------------------
 
@@ -144,7 +121,7 @@ class Positions:
     def sized(self, argument: Any) -> bool:
         """Return whether an argument is a number that depends on the padded sizes."""
         value = argument.meta.get("val") if isinstance(argument, Node) else argument
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, _NUMBERS):
             return bool(value.node.expr.free_symbols & self._symbols)
         return False
 
@@ -155,7 +132,7 @@ class Positions:
     def _is_size(self, node: Node) -> bool:
         """Return whether a value is a number that depends on nothing but the padded sizes."""
         value = node.meta.get("val")
-        symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        symbolic = isinstance(value, _NUMBERS)
         return symbolic and value.node.expr.free_symbols <= self._symbols
 
     def whole(self, node: Any) -> Range:
@@ -169,18 +146,14 @@ class Positions:
         return found[0].get(dim % max(1, len(shape_of(node) or ())), self.whole(node))
 
     def aligned(self, node: Any, back: int) -> Range:
-        """Return the range of those elements of an operand that meet what is padded in a dimension of the result.
-
-        Args:
-            node: The operand, which is broadcast.
-            back: The dimension, counted from the last one (-1).
-        """
+        """Return the range of what meets, in an operand, the padding of the result's dimension `back`, such as -1."""
         dim = len(shape_of(node) or ()) + back
         return self.pad(node, dim) if dim in self.dims(node) else self.whole(node)
 
-    def transfer(self, node: Node, lookup: Callable[[Node], Range], *, related: bool = False) -> Range:
+    def transfer(self, node: Node, lookup: Callable[[Node], Range]) -> Range:
         """Return the range of a call's results (of the first one, if there are several) for ranges of its operands."""
-        return _first(self._transfer(node, lookup, related))
+        found = self._transfer(node, lookup)
+        return found if isinstance(found, Range) else found[0]
 
     # -- the walk ------------------------------------------------------------------------------------------------------
 
@@ -192,13 +165,11 @@ class Positions:
             return None
         inputs = node.all_input_nodes
         value = node.meta.get("val")
-        if node.op != "call_function" or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return next((self._mixed[each] for each in inputs if each in self._mixed), None)
-        if target_name(node.target) == "aten._assert_tensor_metadata.default" or (
-            value is None and all(map(self._is_size, inputs))
-        ):
+        metadata = target_name(node.target) == "aten._assert_tensor_metadata.default"
+        if metadata or (value is None and all(map(self._is_size, inputs))):
             return None  # a check that holds for each size of the program
-        if blamed := next((self._mixed[each] for each in inputs if each in self._mixed), None):
+        blamed = next((self._mixed[each] for each in inputs if each in self._mixed), None)
+        if blamed or node.op != "call_function" or isinstance(value, _NUMBERS):
             return blamed
         if node.target is operator.getitem:
             several = self._pads.get(node.args[0]) or []  # type: ignore[call-overload]
@@ -245,7 +216,7 @@ class Positions:
         found = self._transfer(node, self.whole, related=True)
         return found if isinstance(found, tuple) else meet(found, self.ranges.of(node))
 
-    def _transfer(self, node: Node, lookup: Callable[[Node], Range], related: bool) -> Result:
+    def _transfer(self, node: Node, lookup: Callable[[Node], Range], related: bool = False) -> Result:
         transfer = transfer_of(node.target)
         call = Call(node, lookup, related=related)
         if transfer is None:
@@ -276,17 +247,3 @@ class Positions:
             affine = [call.range(each) for each in (call.get(2), call.get(3)) if each is not None]
             return given.magnitude < _SQUARED and all(each.finite and not each.nan for each in affine)
         return name == "aten._safe_softmax.default"
-
-    def is_far(self, node: Node, dim: int, padded: Range) -> bool:
-        """Return whether padded scores are so low that softmax gives them no weight at all."""
-        if padded.nan:
-            return False
-        if padded.high == -INF:
-            return True
-        rank = len(shape_of(node) or ())
-        floor = self.rows.floor(node, dim % rank - rank)
-        return floor is not None and floor - padded.high > _FAR
-
-
-def _first(found: Result) -> Range:
-    return found if isinstance(found, Range) else found[0]

@@ -431,11 +431,10 @@ def _softmax(at: Positions, node: Node) -> Pads:
     dim = _dim(node, "dim", source)
     if dim not in at.dims(source):
         return {each: at.transfer(node, lambda _, each=each: at.pad(source, each)) for each in at.dims(source)}
-    if not at.is_far(source, dim, at.pad(source, dim)):
+    if at.pad(source, dim).high != -math.inf or at.pad(source, dim).nan:
         raise MixedError(
-            f"it goes over dimension {dim}, which is padded with scores that are not known to be masked",
-            "Mask what is padded, with a mask that is an input; if that is done with a finite number, assume="
-            '{"mask": "finite_rows"} says that no row of the mask is entirely masked.',
+            f"it goes over dimension {dim}, which is padded with scores that are not known to be -inf",
+            "Mask what is padded by -inf, with a mask that is an input, or use scaled_dot_product_attention.",
         )
     # Where the kept part of a row is NaN, or -inf, the padded part is NaN too.
     return {} if "log" in target_name(node.target) else {dim: Range(0.0, 0.0, at.whole(node).nan)}
