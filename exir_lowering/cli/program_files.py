@@ -59,8 +59,8 @@ def add_buckets(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIMENSION=SIZE,...",
-        help="make programs with dynamic dimensions methods of fixed sizes, METHOD@DIMENSION=SIZE: seq=16,64 if there is "
-        "one such dimension, else input.number=16,64, as .pt2 files have no names of dimensions; repeatable",
+        help="make methods of fixed sizes, METHOD@DIMENSION=SIZE, of programs with dynamic dimensions: seq=16,64 if "
+        "there is one, else input.number=16,64, as .pt2 files have no names of dimensions; repeatable",
     )
     command.add_argument("--exact", action="store_true", help="take inputs of exactly these sizes: pad nothing")
 

@@ -84,14 +84,15 @@ class Program(torch.nn.Module):
         return values[4:]
 
 
-def _inputs(seed: int, size: int, special: bool) -> list[torch.Tensor]:
+def _inputs(seed: int, size: int, special: bool, batch: int = 3) -> list[torch.Tensor]:
     torch.manual_seed(seed + size)
-    x, c = torch.randn(1, size, 4), torch.randn(4)
+    batch = batch if seed % 2 else 1  # every other program has a dynamic batch too
+    x, c = torch.randn(batch, size, 4), torch.randn(4)
     if special:
         for each in (x.view(-1), c):
             spots = torch.randint(0, each.numel(), (2,))
             each[spots] = torch.tensor([INF, float("nan")])[torch.randperm(2)]
-    return [x, torch.randint(0, 2, (1, size)), torch.randint(0, 4, (1, size)), c]
+    return [x, torch.randint(0, 2, (batch, size)), torch.randint(0, 4, (batch, size)), c]
 
 
 def _works(program: Program, step: int, seed: int) -> bool:
@@ -113,11 +114,11 @@ def make(seed: int) -> ExportedProgram | None:
     """Export a random program."""
     program = Program(seed)
     program.skip = {step for step in range(program.steps) if not _works(program, step, seed)}
-    size = Dim("s", min=1, max=64)
+    dims = {0: Dim("b", min=1, max=8), 1: Dim("s", min=1, max=64)} if seed % 2 else {1: Dim("s", min=1, max=64)}
     try:
         exported = export(
             program, tuple(_inputs(seed, 7, False)), strict=False,
-            dynamic_shapes={"x": {1: size}, "m": {1: size}, "i": {1: size}, "c": None},
+            dynamic_shapes={"x": dims, "m": dims, "i": dims, "c": None},
         )  # fmt: skip
         return exported.run_decompositions({})
     except Exception:
@@ -158,19 +159,21 @@ def check(seed: int) -> int:
     if program is None:
         return 0
     x = next(node for node in program.graph.nodes if node.name == "x")
-    symbols = x.meta["val"].shape[1].node.expr.free_symbols
+    sizes = x.meta["val"].shape[:2] if seed % 2 else x.meta["val"].shape[1:2]
+    symbols = {symbol for each in sizes for symbol in each.node.expr.free_symbols}
     compared = 0
     for assume in ({}, {"x": "finite", "c": "finite"}, {"m": "finite_rows"}):
         at = Positions(program, frozenset(symbols), assume)
         at.outputs()
         for size, padded in ((1, 4), (3, 8), (7, 8), (6, 17)):
-            given = _inputs(seed, size, special=not assume or "m" in assume)
+            given = _inputs(seed, size, special=not assume or "m" in assume, batch=1 + size % 3)
             if "m" in assume:
                 given[1][..., 0] = 1
             larger = [each.clone() for each in given]
             for number in range(3):
-                larger[number] = torch.zeros(1, padded, *given[number].shape[2:], dtype=given[number].dtype)
-                larger[number][:, :size] = given[number]
+                more = (given[0].shape[0] + (1 if seed % 2 else 0), padded, *given[number].shape[2:])
+                larger[number] = torch.zeros(more, dtype=given[number].dtype)
+                larger[number][: given[0].shape[0], :size] = given[number]
             real, run = _run(program, given), _run(program, larger)
             for node in program.graph.nodes:
                 if node is real.failed:

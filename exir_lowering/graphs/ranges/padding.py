@@ -30,6 +30,7 @@ from exir_lowering.graphs.ranges.padding_rules import MixedError
 from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transfer_of
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
+_COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.alias.default")
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SQUARED = 1e12
 """Sums of squares of numbers up to this do not overflow."""
@@ -149,6 +150,16 @@ class Positions:
         """Return the range of what meets, in an operand, the padding of the result's dimension `back`, such as -1."""
         dim = len(shape_of(node) or ()) + back
         return self.pad(node, dim) if dim in self.dims(node) else self.whole(node)
+
+    def padding(self, node: Any) -> list[Range]:
+        """Return ranges that all padded elements of a value are in, those that are padded in several dimensions too."""
+        dims = self.dims(node)
+        found = [self.pad(node, dim) for dim in dims]
+        if len(dims) > 1:
+            while isinstance(node, Node) and target_name(node.target) in _COPIES:
+                node = node.args[0]
+            found.append(Range(0.0, 0.0, False) if node in self._users else self.whole(node))
+        return found
 
     def transfer(self, node: Node, lookup: Callable[[Node], Range]) -> Range:
         """Return the range of a call's results (of the first one, if there are several) for ranges of its operands."""

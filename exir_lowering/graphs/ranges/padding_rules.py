@@ -100,8 +100,7 @@ def _pointwise(at: Positions, node: Node) -> Pads:
                 raise MixedError("its operands have different sizes")
     found = {dim: at.transfer(node, lambda each, back=dim - rank: at.aligned(each, back)) for dim in dims}
     if name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node):
-        divisor = node.args[1]
-        if isinstance(divisor, Node) and any(at.aligned(divisor, dim - rank).has_zero for dim in dims):
+        if any(found.has_zero for found in at.padding(node.args[1])):
             raise MixedError("it may divide integers by zero where the input is padded")
     if name in _LESS and len(operands) == 2:
         found.update(_compared(at, node, name, rank))
@@ -188,7 +187,7 @@ def _ends(sizes: Sequence[Any], start: int) -> list[int]:
     return ends
 
 
-@_rule("permute", "transpose", "t", "numpy_T", "movedim")
+@_rule("permute", "transpose", "t")
 def _permute(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
@@ -198,10 +197,8 @@ def _permute(at: Positions, node: Node) -> Pads:
     elif base == "transpose":
         one, other = (dim % rank for dim in node.args[1:3])  # type: ignore[operator]
         order[one], order[other] = other, one
-    elif base in ("t", "numpy_T"):
-        order.reverse()
     else:
-        raise MixedError("nothing is known about it")
+        order.reverse()
     at.counts[node] = {order.index(dim): size for dim, size in at.counts.get(source, {}).items()}
     return {place: at.pad(source, dim) for place, dim in enumerate(order)}
 
@@ -274,7 +271,7 @@ def _cat(at: Positions, node: Node) -> Pads:
 @_rule("tril", "triu")
 def _triangle(at: Positions, node: Node) -> Pads:
     source, rank = node.args[0], len(shape_of(node) or ())
-    found = {dim: at.pad(source, dim) if dim < rank - 2 else union((at.pad(source, dim), ZERO)) for dim in range(rank)}
+    found = {dim: union((at.pad(source, dim), ZERO)) for dim in range(rank)}
     dims, diagonal = at.dims(node), argument(node, "diagonal") or 0
     rows, columns = dims.get(rank - 2), dims.get(rank - 1)
     if not isinstance(diagonal, int):
@@ -317,10 +314,11 @@ def _check_indices(at: Positions, index: Any, source: Any, dim: int, *, negative
     padded = at.dims(source).get(dim)
     if padded is not None and not at.whole(index).low >= 0:
         raise MixedError("an index may count from the end, which is padded")
-    for place in at.dims(index):
-        found = at.pad(index, place)
-        inside = isinstance(size, int) and -size * negative <= found.low and found.high < size and not found.nan
-        if not inside and not (padded is not None and _is_count(at, index, place, padded)):
+    counted = padded is not None and list(at.counts.get(index, {}).items()) == list(at.dims(index).items())
+    if counted and set(at.dims(index).values()) == {padded}:
+        return  # it is its own place
+    for found in at.padding(index):
+        if not isinstance(size, int) or found.low < -size * negative or found.high >= size or found.nan:
             raise MixedError("where it is padded, an index may be outside of what it looks up")
 
 
@@ -341,6 +339,8 @@ def _gather(at: Positions, node: Node) -> Pads:
     select = "index_select" in target_name(node.target)
     if not select and any(at.dims(index).get(d) != e for d, e in at.dims(source).items() if d != dim):
         raise MixedError("its index has other sizes than what it looks up")
+    if dim in at.dims(source):  # an index that is padded may point to what is padded in two dimensions
+        return {}
     return {place: at.pad(source, place) for place in at.dims(node) if place != dim}
 
 
