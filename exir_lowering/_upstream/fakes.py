@@ -101,7 +101,7 @@ class FakeCopies:
             return None
         found = value.node.expr.xreplace(self._sizes)
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-        return None if found.free_symbols else kind(found)  # type: ignore[no-any-return]
+        return None if found.free_symbols else kind(found)
 
     def _node(self, node: Any) -> Any:
         copied = copy.copy(node)

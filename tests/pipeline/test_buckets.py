@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lowering_support import TagPartitioner
 from torch import nn
 from torch.export import Dim, export
 
-from exir_lowering import InputError, buckets, inspect, load, lower, plan, verify
+from exir_lowering import InputError, buckets, cli, inspect, load, lower, plan, verify
 from exir_lowering.pte.manifest import BUCKET
 
 ENGINES = ("runtime", "interpreter")
@@ -293,7 +294,7 @@ def test_wrong_sizes(sizes: Any, why: str) -> None:
 
 def test_dimensions_that_are_left_or_not_dynamic() -> None:
     program = export(Relu(), (torch.ones(2, 5),), dynamic_shapes=({0: Dim("batch"), 1: SEQ},))
-    with pytest.raises(InputError, match="no sizes are given for .tokens.0., which stays dynamic"):
+    with pytest.raises(InputError, match=r"no sizes are given for .tokens\.0., which stays dynamic"):
         buckets(program, {"seq": [4]})
     with pytest.raises(InputError, match="No dimension of it is dynamic"):
         buckets(export(Relu(), (torch.ones(2, 5),)), {"seq": [4]})
@@ -303,3 +304,17 @@ def test_dimensions_that_are_left_or_not_dynamic() -> None:
     torch.export.save(export(Relu(), (torch.ones(1, 5),), dynamic_shapes=({1: SEQ},)), file)
     file.seek(0)  # a file has no names of dimensions
     assert list(buckets(torch.export.load(file), {"seq": [4]})) == ["forward@seq=4"]
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, source = export(Relu(), (torch.ones(1, 5),), dynamic_shapes=({1: SEQ},)), str(tmp_path / "relu.pt2")
+    torch.export.save(program, source)
+    for name, more in (("padded.pte", []), ("exact.pte", ["--exact"])):
+        assert cli.main(["lower", source, "--bucket", "seq=4,8", *more, "-o", str(tmp_path / name)]) == 0
+    tokens = torch.randn(1, 3)
+    assert load(tmp_path / "padded.pte").run("forward", tokens)[0].equal(tokens.relu())
+    with pytest.raises(InputError, match="is 3, not 4"):
+        load(tmp_path / "exact.pte").run("forward", tokens)
+    for text in ("seq", "seq=", "=4", "seq=4,x"):
+        assert cli.main(["plan", source, "--bucket", text]) != 0
+        assert f"--bucket {text!r}: expected DIMENSION=SIZE" in capsys.readouterr().err

@@ -122,9 +122,8 @@ class Positions:
     def sized(self, argument: Any) -> bool:
         """Return whether an argument is a number that depends on the padded sizes."""
         value = argument.meta.get("val") if isinstance(argument, Node) else argument
-        if isinstance(value, _NUMBERS):
-            return bool(value.node.expr.free_symbols & self._symbols)
-        return False
+        symbols: set[Any] = value.node.expr.free_symbols if isinstance(value, _NUMBERS) else set()
+        return bool(symbols & self._symbols)
 
     def least(self, size: Any) -> int:
         """Return the smallest number that a padded size can be; no dimension is given without elements."""
@@ -132,9 +131,8 @@ class Positions:
 
     def _is_size(self, node: Node) -> bool:
         """Return whether a value is a number that depends on nothing but the padded sizes."""
-        value = node.meta.get("val")
-        symbolic = isinstance(value, _NUMBERS)
-        return symbolic and value.node.expr.free_symbols <= self._symbols
+        value: Any = node.meta.get("val")
+        return isinstance(value, _NUMBERS) and bool(value.node.expr.free_symbols <= self._symbols)
 
     def whole(self, node: Any) -> Range:
         """Return the range of all elements of a value."""
@@ -183,8 +181,8 @@ class Positions:
         if blamed or node.op != "call_function" or isinstance(value, _NUMBERS):
             return blamed
         if node.target is operator.getitem:
-            several = self._pads.get(node.args[0]) or []  # type: ignore[call-overload]
-            self._pads[node] = [several[node.args[1]]] if several else [{}]  # type: ignore[index]
+            source, index = node.args
+            self._pads[node] = [self._pads[source][index]] if source in self._pads else [{}]  # type: ignore[index]
             return None
         results = value if isinstance(value, (tuple, list)) else [value]
         if not any(map(self.dims, inputs)) and not any(map(self.sized, inputs)) and not any(map(self.padded, results)):
@@ -206,10 +204,11 @@ class Positions:
             let_through(error)
             return Mixing(node, f"{name}: its arguments are not understood ({type(error).__name__}: {error})")
         several = found if isinstance(found, list) else [found]
-        ranges = self._whole[node] if isinstance(self._whole[node], tuple) else (self._whole[node],) * len(several)
+        known = self._whole[node]
+        ranges = known if isinstance(known, tuple) else (known,) * len(several)
         self._pads[node] = [
             {dim: meet(one.get(dim, all_), all_) for dim in self.padded(result)}
-            for one, result, all_ in zip(several, results, ranges, strict=True)  # type: ignore[arg-type]
+            for one, result, all_ in zip(several, results, ranges, strict=True)
         ]
         return None
 

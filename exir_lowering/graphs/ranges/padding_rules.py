@@ -7,7 +7,7 @@ raises a `MixedError` if what is kept could change. A list has these for each of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -75,6 +75,15 @@ def _dim(node: Node, name: str, operand: Any, default: int = 0) -> int:
     return int(default if found is None else found) % max(1, len(shape_of(operand) or ()))
 
 
+def _map(at: Positions, node: Node, dims: Iterable[int], region: Callable[[Any, int], Range]) -> Pads:
+    """Return the ranges of a call for those that its operands have where each dimension is padded."""
+
+    def lookup(dim: int) -> Callable[[Node], Range]:
+        return lambda each: region(each, dim)
+
+    return {dim: at.transfer(node, lookup(dim)) for dim in dims}
+
+
 def _is_count(at: Positions, node: Any, dim: int, size: Any) -> bool:
     return bool(at.counts.get(node, {}).get(dim) == size)
 
@@ -98,10 +107,10 @@ def _pointwise(at: Positions, node: Node) -> Pads:
         for dim, size in at.dims(each).items():
             if dims.get(dim - len(shape_of(each) or ()) + rank) != size:
                 raise MixedError("its operands have different sizes")
-    found = {dim: at.transfer(node, lambda each, back=dim - rank: at.aligned(each, back)) for dim in dims}
-    if name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node):
-        if any(found.has_zero for found in at.padding(node.args[1])):
-            raise MixedError("it may divide integers by zero where the input is padded")
+    found = _map(at, node, dims, lambda each, dim: at.aligned(each, dim - rank))
+    divides = name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node)
+    if divides and any(each.has_zero for each in at.padding(node.args[1])):
+        raise MixedError("it may divide integers by zero where the input is padded")
     if name in _LESS and len(operands) == 2:
         found.update(_compared(at, node, name, rank))
     if name in _SAME and _keeps_count(node, name):
@@ -120,7 +129,7 @@ def _keeps_count(node: Node, name: str) -> bool:
     other = {"add": 0, "sub": 0, "mul": 1}.get(name)
     if dtype_of(node) not in (torch.int64, torch.int32) or dtype_of(node.args[0]) not in (torch.int64, torch.int32):
         return False
-    return other is None or (len(node.args) == 2 and node.args[1] == other and not node.kwargs)
+    return other is None or (len(node.args) == 2 and bool(node.args[1] == other) and not node.kwargs)
 
 
 def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
@@ -128,11 +137,12 @@ def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
 
     `k <= q` of a causal mask is False for padded k and kept q.
     """
-    one, other = node.args[:2]
+    args: Any = node.args
+    one, other = args[:2]
     found: Pads = {}
     for first, second, number in ((one, other, 1), (other, one, 0)):
-        for dim, size in at.counts.get(first, {}).items():  # type: ignore[call-overload]
-            against = at.counts.get(second, {}).items()  # type: ignore[call-overload]
+        for dim, size in at.counts.get(first, {}).items():
+            against = at.counts.get(second, {}).items()
             place = dim + rank - len(shape_of(first) or ())
             if any(e == size and d + rank - len(shape_of(second) or ()) != place for d, e in against):
                 found[place] = (ZERO, ONE)[_LESS[name][number]]
@@ -189,13 +199,14 @@ def _ends(sizes: Sequence[Any], start: int) -> list[int]:
 
 @_rule("permute", "transpose", "t")
 def _permute(at: Positions, node: Node) -> Pads:
-    source: Any = node.args[0]
+    args: Any = node.args
+    source = args[0]
     rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
     order = list(range(rank))
     if base == "permute":
-        order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+        order = [dim % rank for dim in args[1]]
     elif base == "transpose":
-        one, other = (dim % rank for dim in node.args[1:3])  # type: ignore[operator]
+        one, other = (dim % rank for dim in args[1:3])
         order[one], order[other] = other, one
     else:
         order.reverse()
@@ -430,7 +441,7 @@ def _softmax(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     dim = _dim(node, "dim", source)
     if dim not in at.dims(source):
-        return {each: at.transfer(node, lambda _, each=each: at.pad(source, each)) for each in at.dims(source)}
+        return _each(at, node, source)
     if at.pad(source, dim).high != -math.inf or at.pad(source, dim).nan:
         raise MixedError(
             f"it goes over dimension {dim}, which is padded with scores that are not known to be -inf",
@@ -450,10 +461,7 @@ def _layer_norm(at: Positions, node: Node) -> Pads:
 
 
 def _each(at: Positions, node: Node, source: Any) -> Pads:
-    return {
-        dim: at.transfer(node, lambda each, dim=dim: at.pad(source, dim) if each is source else at.whole(each))
-        for dim in at.dims(source)
-    }
+    return _map(at, node, at.dims(source), lambda each, dim: at.pad(each, dim) if each is source else at.whole(each))
 
 
 @_rule("cumsum", "cumprod", "cummax", "cummin", "diff")
@@ -502,7 +510,7 @@ def _product(at: Positions, node: Node) -> Pads:
             return at.pad(each, columns)
         return at.whole(each) if back == -2 or base == "linear" else at.aligned(each, back)
 
-    return {dim: at.transfer(node, lambda each, back=dim - rank: region(each, back)) for dim in at.dims(node)}
+    return _map(at, node, at.dims(node), lambda each, dim: region(each, dim - rank))
 
 
 def _check_terms(one: Range, other: Range) -> None:
