@@ -69,16 +69,22 @@ def buckets(
     made = []
     for combination in itertools.product(*chosen.values()):
         tag = ",".join(f"{key}={size}" for key, (size, _) in zip(chosen, combination, strict=True))
-        numbers: dict[Any, Any] = {}
-        for key, (size, symbols) in zip(chosen, combination, strict=True):
-            for symbol, number in symbols.items():
-                if numbers.setdefault(symbol, number) != number:
-                    raise InputError(f"buckets: {key!r} says {size}, but another name of the same dimension does not.")
+        numbers = _join(dict(zip(chosen, combination, strict=True)))
         specialised = _Specialisation(program, numbers, f"{method}@{tag}").program()
         specialised.graph_module.meta[BUCKET] = dims.describe(numbers, kept)
         elements = sum(each.numel() for _, each in _user_tensors(specialised))
         made.append((elements, f"{method}@{tag}", specialised))
     return {name: specialised for _, name, specialised in sorted(made, key=lambda one: one[0])}
+
+
+def _join(combination: Mapping[str, tuple[int, Mapping[Any, Any]]]) -> dict[Any, Any]:
+    """Return the numbers of all symbols in a combination of sizes."""
+    numbers: dict[Any, Any] = {}
+    for key, (size, symbols) in combination.items():
+        for symbol, number in symbols.items():
+            if numbers.setdefault(symbol, number) != number:
+                raise InputError(f"buckets: {key!r} says {size}, but another name of the same dimension does not.")
+    return numbers
 
 
 def _explain(found: Mixing) -> str:

@@ -55,6 +55,7 @@ PUBLIC = [
     "WeightRef",
     "WeightStore",
     "bisect",
+    "buckets",
     "inspect",
     "load",
     "lower",

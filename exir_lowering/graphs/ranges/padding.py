@@ -23,12 +23,13 @@ from exir_lowering._upstream.sizes import expression, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges import assumptions, padding_rules
+from exir_lowering.graphs.ranges import assumptions, padding_rules, padding_sums
 from exir_lowering.graphs.ranges.analysis import ValueRanges
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, settle, union, whole
 from exir_lowering.graphs.ranges.padding_rules import MixedError
 from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transfer_of
 
+_RULES = (padding_rules, padding_sums)  # importing them registers their rules
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 _COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.alias.default")
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)

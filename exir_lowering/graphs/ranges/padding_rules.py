@@ -6,7 +6,6 @@ raises a `MixedError` if what is kept could change. A list has these for each of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ from torch.fx import Node
 
 from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.operators.names import argument, target_name
-from exir_lowering.graphs.ranges.intervals import Range, multiply, point, total, union
+from exir_lowering.graphs.ranges.intervals import Range, union
 from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
-def _rule(*names: str, sized: bool = False) -> Callable[[_Apply], _Apply]:
+def rule(*names: str, sized: bool = False) -> Callable[[_Apply], _Apply]:
+    """Register the rule of operators."""
+
     def register(function: _Apply) -> _Apply:
         _RULES.update(dict.fromkeys(names, Rule(function, sized)))
         return function
@@ -69,13 +70,13 @@ def rule_of(target: Any) -> Rule | None:
     return _RULES.get(base) or (_RULES[""] if plain else None)
 
 
-def _dim(node: Node, name: str, operand: Any, default: int = 0) -> int:
+def dim_of(node: Node, name: str, operand: Any, default: int = 0) -> int:
     """Return a dimension that a node passes, as a number from 0 on."""
     found = argument(node, name)
     return int(default if found is None else found) % max(1, len(shape_of(operand) or ()))
 
 
-def _map(at: Positions, node: Node, dims: Iterable[int], region: Callable[[Any, int], Range]) -> Pads:
+def by_dimension(at: Positions, node: Node, dims: Iterable[int], region: Callable[[Any, int], Range]) -> Pads:
     """Return the ranges of a call for those that its operands have where each dimension is padded."""
 
     def lookup(dim: int) -> Callable[[Node], Range]:
@@ -95,11 +96,12 @@ _LESS = {"lt": (1, 0), "le": (1, 0), "gt": (0, 1), "ge": (0, 1), "eq": (0, 0), "
 """What a comparison gives where the first operand is kept and the second padded, and the other way around."""
 
 
-@_rule(
+@rule(
     "", "clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "__and__", "__or__", "masked_fill", "where", "copy",
     "quantize_per_tensor", "dequantize_per_tensor", "type_as",
 )  # fmt: skip
-def _pointwise(at: Positions, node: Node) -> Pads:
+def pointwise(at: Positions, node: Node) -> Pads:
+    """Apply the rule of operators that compute each element from those at the same place."""
     rank, name = len(shape_of(node) or ()), target_name(node.target).split(".")[1]
     operands = [each for each in node.all_input_nodes if shape_of(each) is not None]
     dims = at.dims(node)
@@ -107,7 +109,7 @@ def _pointwise(at: Positions, node: Node) -> Pads:
         for dim, size in at.dims(each).items():
             if dims.get(dim - len(shape_of(each) or ()) + rank) != size:
                 raise MixedError("its operands have different sizes")
-    found = _map(at, node, dims, lambda each, dim: at.aligned(each, dim - rank))
+    found = by_dimension(at, node, dims, lambda each, dim: at.aligned(each, dim - rank))
     divides = name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node)
     if divides and any(each.has_zero for each in at.padding(node.args[1])):
         raise MixedError("it may divide integers by zero where the input is padded")
@@ -152,7 +154,7 @@ def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
 # -- views -------------------------------------------------------------------------------------------------------------
 
 
-@_rule("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", sized=True)
+@rule("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", sized=True)
 def _view(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     if target_name(node.target).startswith("aten.squeeze."):
@@ -197,7 +199,7 @@ def _ends(sizes: Sequence[Any], start: int) -> list[int]:
     return ends
 
 
-@_rule("permute", "transpose", "t")
+@rule("permute", "transpose", "t")
 def _permute(at: Positions, node: Node) -> Pads:
     args: Any = node.args
     source = args[0]
@@ -214,7 +216,7 @@ def _permute(at: Positions, node: Node) -> Pads:
     return {place: at.pad(source, dim) for place, dim in enumerate(order)}
 
 
-@_rule("expand", sized=True)
+@rule("expand", sized=True)
 def _expand(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     rank, shift = len(shape_of(node) or ()), len(shape_of(node) or ()) - len(shape_of(source) or ())
@@ -222,10 +224,10 @@ def _expand(at: Positions, node: Node) -> Pads:
     return {dim: at.aligned(source, dim - rank) for dim in at.dims(node)}
 
 
-@_rule("slice", sized=True)
+@rule("slice", sized=True)
 def _slice(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
-    cut = _dim(node, "dim", source)
+    cut = dim_of(node, "dim", source)
     start, step = argument(node, "start"), argument(node, "step")
     start, step = 0 if start is None else start, 1 if step is None else step
     given, left, fixed = at.dims(source).get(cut), at.dims(node).get(cut), (shape_of(node) or ())[cut]
@@ -242,19 +244,19 @@ def _slice(at: Positions, node: Node) -> Pads:
     return found
 
 
-@_rule("select")
+@rule("select")
 def _select(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
-    cut, index = _dim(node, "dim", source), argument(node, "index")
+    cut, index = dim_of(node, "dim", source), argument(node, "index")
     if (size := at.dims(source).get(cut)) is not None and not (isinstance(index, int) and 0 <= index < at.least(size)):
         raise MixedError("it takes an element that is padded, or that a small input does not have")
     return {dim - (dim > cut): at.pad(source, dim) for dim in at.dims(source) if dim != cut}
 
 
-@_rule("split", "split_with_sizes", "unbind", "chunk")
+@rule("split", "split_with_sizes", "unbind", "chunk")
 def _split(at: Positions, node: Node) -> list[Pads]:
     source: Any = node.args[0]
-    cut = _dim(node, "dim", source)
+    cut = dim_of(node, "dim", source)
     if cut in at.dims(source):
         raise MixedError("it splits a padded dimension")
     gone = "unbind" in target_name(node.target)
@@ -262,10 +264,10 @@ def _split(at: Positions, node: Node) -> list[Pads]:
     return [dict(pads) for _ in node.meta["val"]]
 
 
-@_rule("cat", "stack")
+@rule("cat", "stack")
 def _cat(at: Positions, node: Node) -> Pads:
     tensors: Any = node.args[0]
-    along = _dim(node, "dim", node)
+    along = dim_of(node, "dim", node)
     stacked = "stack" in target_name(node.target)
     if not stacked and any(along in at.dims(each) for each in tensors[:-1]):
         raise MixedError("it puts something behind what is padded")
@@ -279,7 +281,7 @@ def _cat(at: Positions, node: Node) -> Pads:
     }
 
 
-@_rule("tril", "triu")
+@rule("tril", "triu")
 def _triangle(at: Positions, node: Node) -> Pads:
     source, rank = node.args[0], len(shape_of(node) or ())
     found = {dim: union((at.pad(source, dim), ZERO)) for dim in range(rank)}
@@ -299,14 +301,14 @@ def _triangle(at: Positions, node: Node) -> Pads:
 # -- made of sizes -----------------------------------------------------------------------------------------------------
 
 
-@_rule("full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like", sized=True)
+@rule("full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like", sized=True)
 def _filled(at: Positions, node: Node) -> Pads:
     if at.sized(argument(node, "fill_value")):
         raise MixedError("it computes with the padded size itself")
     return {}
 
 
-@_rule("arange", sized=True)
+@rule("arange", sized=True)
 def _arange(at: Positions, node: Node) -> Pads:
     start, step = argument(node, "start") or 0, argument(node, "step")
     if not isinstance(start, (int, float)) or not (step is None or isinstance(step, (int, float))):
@@ -333,7 +335,7 @@ def _check_indices(at: Positions, index: Any, source: Any, dim: int, *, negative
             raise MixedError("where it is padded, an index may be outside of what it looks up")
 
 
-@_rule("embedding")
+@rule("embedding")
 def _embedding(at: Positions, node: Node) -> Pads:
     weight, index = node.args[:2]
     if at.dims(weight):
@@ -342,10 +344,10 @@ def _embedding(at: Positions, node: Node) -> Pads:
     return {}
 
 
-@_rule("index_select", "gather")
+@rule("index_select", "gather")
 def _gather(at: Positions, node: Node) -> Pads:
     source, _, index = node.args[:3]
-    dim = _dim(node, "dim", source)
+    dim = dim_of(node, "dim", source)
     _check_indices(at, index, source, dim)
     select = "index_select" in target_name(node.target)
     if not select and any(at.dims(index).get(d) != e for d, e in at.dims(source).items() if d != dim):
@@ -355,7 +357,7 @@ def _gather(at: Positions, node: Node) -> Pads:
     return {place: at.pad(source, place) for place in at.dims(node) if place != dim}
 
 
-@_rule("index")
+@rule("index")
 def _index(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     indices: Any = node.args[1]
@@ -383,191 +385,3 @@ def _index(at: Positions, node: Node) -> Pads:
         if dim not in given:
             found[dim if dim < given[0] else dim - len(given) + width] = at.pad(source, dim)
     return found
-
-
-# -- sums and what is like them ----------------------------------------------------------------------------------------
-
-_NEUTRAL = {"sum": ZERO, "any": ZERO, "linalg_vector_norm": ZERO, "all": ONE, "prod": ONE}
-
-
-@_rule(
-    "sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "var", "std", "argmax", "argmin", "logsumexp",
-    "linalg_vector_norm",
-)  # fmt: skip
-def _reduce(at: Positions, node: Node) -> Pads | list[Pads]:
-    source: Any = node.args[0]
-    rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
-    if base in ("max", "min") and isinstance(argument(node, "other"), Node):
-        return _pointwise(at, node)
-    given = argument(node, "dim")
-    given = range(rank) if given is None or given == [] else [given] if isinstance(given, int) else given
-    reduced = {dim % rank for dim in given}
-    padded = [dim for dim in at.dims(source) if dim in reduced]
-    if padded:
-        _check_neutral(at, node, base, padded)
-    values = node.meta["val"]
-    several = values if isinstance(values, (tuple, list)) else [values]
-    kept = len(several[0].shape) == rank
-    places = {dim: dim if kept else dim - sum(each < dim for each in reduced) for dim in at.dims(source)}
-    found: Pads = {}
-    if not padded:  # else what is padded in two dimensions is among the terms
-        found = {places[dim]: each for dim, each in _each(at, node, source).items()}
-    return [found, *({} for _ in several[1:])] if isinstance(values, (tuple, list)) else found
-
-
-def _check_neutral(at: Positions, node: Node, base: str, padded: Sequence[int]) -> None:
-    """Check that what is padded does not count in a reduction."""
-    source: Any = node.args[0]
-    what = f"it goes over dimension {padded[0]}, which is padded"
-    if len(padded) > 1:
-        raise MixedError("it goes over several padded dimensions")
-    found = at.pad(source, padded[0])
-    if base in ("mean", "var", "std"):
-        advice = "Divide a sum by the number of what counts, such as the sum of the mask, instead of taking the mean."
-        raise MixedError(what, advice)
-    if base == "sum" and found != ZERO and not found.nan:
-        raise MixedError(f"{what} with other numbers than 0", "Multiply by the mask before.")
-    if base in _NEUTRAL and found == _NEUTRAL[base] and (argument(node, "ord") or 1) > 0:
-        return
-    if base == "amax" and not found.nan and found.high <= at.whole(source).low:
-        return
-    if base == "amin" and not found.nan and found.low >= at.whole(source).high:
-        return
-    raise MixedError(f"{what} with numbers that may count")
-
-
-@_rule("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
-def _softmax(at: Positions, node: Node) -> Pads:
-    source: Any = node.args[0]
-    dim = _dim(node, "dim", source)
-    if dim not in at.dims(source):
-        return _each(at, node, source)
-    if at.pad(source, dim).high != -math.inf or at.pad(source, dim).nan:
-        raise MixedError(
-            f"it goes over dimension {dim}, which is padded with scores that are not known to be -inf",
-            "Mask what is padded by -inf, with a mask that is an input, or use scaled_dot_product_attention.",
-        )
-    # Where the kept part of a row is NaN, or -inf, the padded part is NaN too.
-    return {} if "log" in target_name(node.target) else {dim: Range(0.0, 0.0, at.whole(node).nan)}
-
-
-@_rule("layer_norm")
-def _layer_norm(at: Positions, node: Node) -> Pads:
-    source, shape = node.args[:2]
-    first = len(shape_of(source) or ()) - len(shape)  # type: ignore[arg-type]
-    if any(dim >= first for dim in at.dims(source)):
-        raise MixedError("it normalises over a padded dimension")
-    return _each(at, node, source)
-
-
-def _each(at: Positions, node: Node, source: Any) -> Pads:
-    return _map(at, node, at.dims(source), lambda each, dim: at.pad(each, dim) if each is source else at.whole(each))
-
-
-@_rule("cumsum", "cumprod", "cummax", "cummin", "diff")
-def _running(at: Positions, node: Node) -> Pads | list[Pads]:
-    """Each element depends on those before it."""
-    if "diff" in target_name(node.target):
-        dim = _dim(node, "dim", node, -1)
-        ahead, n = argument(node, "prepend"), argument(node, "n")
-        if n not in (None, 1) or argument(node, "append") is not None or dim in at.dims(ahead):
-            raise MixedError("it puts something behind what is padded")
-    values = node.meta["val"]
-    return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
-
-
-@_rule("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter", "index_add", sized=True)
-def _write(at: Positions, node: Node) -> Pads:
-    raise MixedError("it writes what is padded, too")
-
-
-# -- products of matrices, attention, convolutions ---------------------------------------------------------------------
-
-
-@_rule("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
-def _product(at: Positions, node: Node) -> Pads:
-    base = target_name(node.target).split(".")[1]
-    one, other = node.args[1:3] if base in ("addmm", "baddbmm") else node.args[:2]
-    bias = node.args[0] if base in ("addmm", "baddbmm") else argument(node, "bias") if base == "linear" else None
-    ranks = [len(shape_of(each) or ()) for each in (one, other)]
-    if min(ranks) < 2 or one is other or bias in (one, other):
-        raise MixedError("it multiplies what is not two matrices")
-    inner, columns = (ranks[1] - 1, ranks[1] - 2) if base == "linear" else (ranks[1] - 2, ranks[1] - 1)
-    summed = at.dims(one).get(ranks[0] - 1)
-    if summed != at.dims(other).get(inner):
-        raise MixedError("it sums over dimensions of different sizes")
-    if summed is not None:
-        _check_terms(at.pad(one, ranks[0] - 1), at.pad(other, inner))
-        return {}
-    rank = len(shape_of(node) or ())
-
-    def region(each: Any, back: int) -> Range:
-        if each is bias:
-            return at.aligned(each, back)
-        if each is one:
-            return at.whole(each) if back == -1 else at.aligned(each, back)
-        if back == -1:
-            return at.pad(each, columns)
-        return at.whole(each) if back == -2 or base == "linear" else at.aligned(each, back)
-
-    return _map(at, node, at.dims(node), lambda each, dim: region(each, dim - rank))
-
-
-def _check_terms(one: Range, other: Range) -> None:
-    """Check that products of padded elements are 0."""
-    for zero, factor in ((one, other), (other, one)):
-        if zero == ZERO and factor.finite and not factor.nan:
-            return
-    if ZERO in (one, other):
-        raise MixedError(
-            "it sums over a padded dimension, where 0 meets what may be infinite or NaN",
-            'assume={"input": "finite"} says that an input is finite.',
-        )
-    raise MixedError("it sums over a padded dimension")
-
-
-@_rule("scaled_dot_product_attention")
-def _attention(at: Positions, node: Node) -> Pads:
-    query, key, value = node.args[:3]
-    mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
-    rank = len(shape_of(query) or ())
-    if any(rank - 1 in at.dims(each) for each in (query, key)) or argument(node, "dropout_p"):
-        raise MixedError("it sums over a padded dimension")
-    size = at.dims(key).get(rank - 2)
-    if size is None:
-        return {}
-    if mask is None and not (causal and at.dims(query).get(rank - 2) == size):
-        raise MixedError(
-            "it attends to padded positions, as it has no mask", "Give the model a mask that is an input, or is_causal."
-        )
-    if mask is not None:
-        hidden = at.aligned(mask, -1)
-        low = hidden == ZERO if dtype_of(mask) is torch.bool else (hidden.high == -math.inf and not hidden.nan)
-        if len(shape_of(mask) or ()) < 1 or at.dims(mask).get(len(shape_of(mask) or ()) - 1) != size or not low:
-            raise MixedError("its mask is not known to hide padded positions")
-    scale = float(argument(node, "scale") or 1.0)
-    scores = multiply(total(multiply(at.whole(query), at.pad(key, rank - 2)), 1e6, torch.float32), point(scale))
-    values = at.pad(value, rank - 2)
-    if not scores.finite or scores.nan or not values.finite or values.nan:
-        raise MixedError(
-            "what it hides, where it is padded, may be infinite or NaN",
-            'assume={"input": "finite"} says that an input is finite.',
-        )
-    return {}
-
-
-@_rule(
-    "convolution", "conv1d", "conv2d", "conv3d", "max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d", "group_norm",
-    "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool2d_with_indices", "batch_norm",
-    "_native_batch_norm_legit_no_training", "native_group_norm",
-)  # fmt: skip
-def _by_sample(at: Positions, node: Node) -> Pads | list[Pads]:
-    """Samples of a batch are apart; positions are not."""
-    source: Any = node.args[0]
-    others = [each for each in node.all_input_nodes if each is not source]
-    if set(at.dims(source)) - {0} or any(map(at.dims, others)):
-        raise MixedError("it mixes positions of an image or a sequence")
-    if argument(node, "training"):
-        raise MixedError("it normalises over the batch, which is padded")
-    values = node.meta["val"]
-    return [{} for _ in values] if isinstance(values, (tuple, list)) else _each(at, node, source)
