@@ -53,7 +53,6 @@ from exir_lowering.steps.tag import make_fake_state, retag, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
-Variants = Mapping[str, PartitionerLike] | None
 PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
 LowerGroup = Callable[[BackendGroup], list[LoweredPartition]]
 
@@ -65,7 +64,7 @@ def lower(
     backends: Backends | None = None,
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
-    variants: Variants = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
 ) -> LoweredMethods:
     """Lower programs from `torch.export`, or in Edge dialect, to delegates.
 
@@ -113,7 +112,7 @@ def lower_in(
     *,
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
-    variants: Variants = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
     recovery: Recovery | None = None,
 ) -> LoweredMethods:
@@ -132,7 +131,7 @@ def plan(
     *,
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
-    variants: Variants = None,
+    variants: Mapping[str, PartitionerLike] | None = None,
 ) -> LoweringPlan:
     """Return what `lower` would do with these programs and partitioners, without calling a backend.
 

@@ -72,7 +72,7 @@ def read_calls(option: str, path: Path) -> Any:
 
 def choose_method(wanted: str | None, program: LoadedProgram, source: Path) -> str:
     """Choose the method, or family, to run; InputError if the file does not have it, or it has to be named."""
-    names = [*program.method_names, *dict.fromkeys(name.partition("@")[0] for name in program.method_names)]
+    names = [*dict.fromkeys(part for name in program.method_names for part in (name, name.partition("@")[0]))]
     if wanted is None and "forward" not in names and len(names) == 1:
         return names[0]
     if (wanted or "forward") in names:

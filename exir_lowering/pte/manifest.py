@@ -15,6 +15,7 @@ from typing import Any
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
+from exir_lowering.pte.values import check_memory
 
 METHOD = "get_manifest"
 """The name of the constant method: a part of the file format, as is the text."""
@@ -149,4 +150,7 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
 
 
 def _sizes(value: ValueSpec) -> tuple[int, ...]:
-    return value.content.sizes if isinstance(value.content, Tensor) else ()
+    if not isinstance(value.content, Tensor):
+        return ()
+    check_memory([value.content.size])  # that padding takes
+    return value.content.sizes

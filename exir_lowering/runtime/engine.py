@@ -79,10 +79,7 @@ class Engine(ABC, Generic[Prepared]):
         """Make a method ready to run, in its initial state."""
 
     def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, except those of families, of which one is chosen when run.
-
-        Those that lack a kernel fail when they are run.
-        """
+        """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
         chosen_from = {line.method for line in self.file.manifest}
         for method in self.file.methods.values():
             if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):
@@ -97,10 +94,9 @@ class Engine(ABC, Generic[Prepared]):
         if method.name in self.ready:
             return self.ready[method.name]
         for backend in self.missing.keys() & set(method.backends):
-            reason = self.missing[backend]
             raise BackendUnavailableError(
-                f"{self.file.where(method.name)} cannot run: it needs the backend {backend!r}, and {reason.reason}. "
-                f"{reason.advice}".rstrip()
+                f"{self.file.where(method.name)} cannot run: it needs the backend {backend!r}, and "
+                f"{self.missing[backend].reason}. {self.missing[backend].advice}"
             )
         missing = missing_kernels(method)
         if missing:

@@ -30,10 +30,7 @@ _FALLBACK = (
 def find_delegates(
     file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable
 ) -> tuple[dict[str, Delegate], dict[str, Missing]]:
-    """Find a delegate for each backend that the runtime does not have itself; those given, by id, come first.
-
-    Also return the backends that are missing, where each method that needs them has another of its family that runs.
-    """
+    """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed."""
     found: dict[str, Delegate] = {}
     missing: dict[str, Missing] = {}
     errors: dict[str, LoweringError] = {}
@@ -41,7 +38,7 @@ def find_delegates(
         try:
             executor = availability.executor(backend, given)
         except LoweringError as error:
-            errors[backend], executor = error, Missing(str(error).removesuffix("."), "")
+            errors[backend], executor = error, Missing(str(error).removesuffix("."), "Repair its plug-in.")
         if isinstance(executor, Missing):
             missing[backend] = executor
         elif executor is not None:

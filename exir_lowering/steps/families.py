@@ -41,8 +41,7 @@ def check_families(methods: Collection[str], constant_methods: Collection[str]) 
             raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
         for other in (family, manifest.METHOD) if tags else ():
             if other in methods or other in constant_methods:
-                what = "the name of its family" if other == family else "made for the families of the file"
-                raise InputError(f"programs: there are methods {name!r} and {other!r}, which is {what}. Rename one.")
+                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
 
 
 def describe_families(programs: Mapping[str, ExportedProgram], buckets: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +55,6 @@ def describe_families(programs: Mapping[str, ExportedProgram], buckets: Mapping[
         for backend in lines[-1].backends:
             if not backend.isprintable() or " " in backend:
                 raise InputError(
-                    f"Method {name!r} is for the backend {backend!r}: with a space or control character in its id, no "
-                    "method of a family can be described. Give the backend another id."
+                    f"Method {name!r} is for the backend {backend!r}: ids in a manifest have no spaces. Rename it."
                 )
     return {manifest.METHOD: manifest.encode(lines)} if lines else {}

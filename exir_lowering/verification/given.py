@@ -55,13 +55,9 @@ def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str
             f"verify: {file.name} has no bundled inputs for {', '.join(subjects)}: a file has them that was saved by a "
             "lowered.module() with bundled_inputs. Leave inputs out to have them generated."
         )
-    for name, leaves in ((name, leaves) for name, found in calls.items() for leaves in found):
-        prepare(
-            f"verify: a bundled call of {name!r}",
-            subjects[name].spec,
-            pad(subjects[name].bucket, leaves),
-            subjects[name].convention.labels,
-        )
+    for subject, leaves in ((subjects[name], leaves) for name, found in calls.items() for leaves in found):
+        where = f"verify: a bundled call of {subject.name!r}"
+        prepare(where, subject.spec, pad(subject.bucket, leaves), subject.convention.labels)
     return calls
 
 

@@ -41,10 +41,7 @@ class Subject:
 
 
 def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -> dict[str, Subject]:
-    """Return what is compared, in the order of the programs; InputError if a program is not that of its method.
-
-    A program that is named like a family is compared with those of its methods that are runnable.
-    """
+    """Return what is compared, of a family each runnable method; InputError if a program is not that of its method."""
     given = programs if isinstance(programs, Mapping) else {"forward": programs}
     if not given:
         raise InputError("verify: programs: got an empty mapping, expected a program for at least one method.")
@@ -85,9 +82,8 @@ def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
                 f"{where}: {label} is {describe(value)} in the file, and {problem} in the program: the file was made "
                 "from another program. Pass the one that was lowered."
             )
-    return Subject(
-        name, program, spec, called, inputs, _is_quantized(program, spec), _coarsest(program), file.bucket(name)
-    )
+    kinds = _is_quantized(program, spec), _coarsest(program)
+    return Subject(name, program, spec, called, inputs, *kinds, file.bucket(name))
 
 
 def _misfit(value: Any, expected: Any) -> str:

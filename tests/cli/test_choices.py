@@ -211,9 +211,8 @@ def test_compile_specs_come_from_texts_and_files(folder: Path) -> None:
     option = "./mine.py:Sines:level=2,compile_specs={mode:fast}"
     arguments = type("Arguments", (), {"partitioner": [option], "rules": [f"pin {given}"]})
     made = partitioning.read_choice(arguments, ["forward"]).make()
-    assert made is not None
-    (ruled,) = made["forward"]
-    specs = ruled.rules[0].compile_specs  # type: ignore[attr-defined]
+    (ruled,) = made["partitioners"]["forward"]
+    specs = ruled.rules[0].compile_specs
     assert specs == (CompileSpec("device", b"CPU"), CompileSpec("level", b"2"), CompileSpec("table", b"\xff\0"))
 
 
@@ -271,3 +270,29 @@ def test_any_text_comes_back_from_a_file(folder: Path, name: str, capsys: pytest
     assert cli.main(["plan", f"m={odd}", "--save-config", "s.toml"]) == 0
     assert tomllib.loads((folder / "s.toml").read_text(encoding="utf-8")) == {"models": [f"m={odd}"]}
     assert cli.main(["plan", "--config", "s.toml"]) == 0
+
+
+def test_variants(plan: Plan, told: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    mine = "npu=./mine.py:Sines:level=2,backend=reference"
+    methods = plan("model.pt2", "--variant", f"{mine},xnnpack", "--variant", "cpu=xnnpack", "--variant", "host=")
+    assert [(one["name"], sorted(set(backends(one)))) for one in methods] == [
+        ("forward@npu", ["XnnpackBackend", "reference"]),
+        ("forward@cpu", ["XnnpackBackend"]),
+        ("forward@host", []),
+    ]
+    (method,) = plan("model.pt2", "--variant", mine, "--variant", "npu=forward=xnnpack", "--deny", "op=aten.relu")
+    assert sorted(set(backends(method))) == ["XnnpackBackend", "reference"]
+    assert "takes the place of -p" in told("plan", "model.pt2", "-p", "xnnpack", "--variant", "cpu=xnnpack")
+    assert "expected NAME=PARTITIONER" in told("plan", "model.pt2", "--variant", "cpu")
+    assert "got the name 'a@b'" in told("plan", "model.pt2", "--variant", "a@b=xnnpack")
+    assert "there is no method 'x'" in told("plan", "model.pt2", "--variant", "cpu=x=xnnpack")
+    lowering = ("lower", "model.pt2", "--variant", f"{mine},xnnpack", "--variant", "cpu=xnnpack", "-o", "m.pte")
+    assert cli.main([*lowering, "--save-config", "s.toml"]) == 0
+    assert "would run code that a file names" in told("plan", "--config", "s.toml")
+    assert [one["name"] for one in plan("--config", "s.toml", "--trust")] == ["forward@npu", "forward@cpu"]
+    capsys.readouterr()
+    for engine in ("runtime", "interpreter"):
+        assert cli.main(["run", "m.pte", "--input", "ones:2x8", "--compare", "model.pt2", "--engine", engine]) == 0
+        assert "forward is forward@npu: the first whose backends are available." in capsys.readouterr().out
+    assert cli.main(["run", "m.pte", "--method", "forward@cpu", "--input", "ones:2x8"]) == 0
+    assert "forward@npu" not in capsys.readouterr().out

@@ -15,6 +15,7 @@ PUBLIC = [
     "BackendFailure",
     "BackendUnavailableError",
     "BackendUnavailableWarning",
+    "Choice",
     "CompileSpec",
     "CoverageError",
     "Culprit",
@@ -87,6 +88,7 @@ def test_the_signatures() -> None:
         "backends",
         "options",
         "transform_passes",
+        "variants",
     ]
     assert [p.name for p in inspect.signature(exir_lowering.to_backend).parameters.values()] == [
         "method_to_program",
@@ -105,6 +107,7 @@ def test_the_signatures() -> None:
         "partitioners",
         "options",
         "transform_passes",
+        "variants",
     ]
     assert parameters(exir_lowering.load).startswith("(source")
 

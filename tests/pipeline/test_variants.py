@@ -12,7 +12,17 @@ from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize
 from torchao.quantization.granularity import PerGroup
 from torchao.utils import unwrap_tensor_subclass
 
-from exir_lowering import BackendUnavailableWarning, InputError, load, lower, plan, quantize, to_backend, verify
+from exir_lowering import (
+    BackendUnavailableError,
+    BackendUnavailableWarning,
+    InputError,
+    load,
+    lower,
+    plan,
+    quantize,
+    to_backend,
+    verify,
+)
 from exir_lowering.backends.xnnpack import xnnpack
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
 
@@ -107,9 +117,9 @@ def test_wrong_names(program):
     for name in ("@a", "forward@", "forward@@a"):
         with pytest.raises(InputError, match=f"got the method name '{name}', expected a name and tags"):
             lower({name: program})
-    with pytest.raises(InputError, match="'forward@a' and 'forward', which is the name of its family"):
+    with pytest.raises(InputError, match="beside 'forward@a', 'forward' names its family"):
         lower({"forward": program, "forward@a": program})
-    with pytest.raises(InputError, match="'get_manifest', which is made for the families"):
+    with pytest.raises(InputError, match="'get_manifest' names its family or the manifest"):
         lower({"get_manifest": program, "forward@a": program})
     assert list(lower({"get_manifest": program})) == ["get_manifest"]
     lowered = lower({"forward@a": program})
@@ -119,7 +129,7 @@ def test_wrong_names(program):
     class Spaced(ScriptBackend):
         backend_id = "a b"
 
-    with pytest.raises(InputError, match="is for the backend 'a b': with a space"):
+    with pytest.raises(InputError, match="is for the backend 'a b': ids in a manifest have no spaces"):
         lower(program, variants={"x": TagPartitioner(backend="a b")}, backends={"a b": Spaced})
 
 
@@ -173,5 +183,7 @@ def test_a_family_is_verified_where_it_runs_at_each_size_of_a_bucket():
     assert found.ok
     assert list(found.methods) == ["forward@n=2@cpu", "forward@n=4@cpu", "forward@n=6@cpu"]
     assert [name for name in found.unverified if name.endswith("@npu")] == list(found.unverified)
+    with pytest.raises(BackendUnavailableError, match=r"'forward@n=2@npu' of .* cannot run"):
+        verify(artifact, {"forward@n=2@npu": programs["forward@n=2"]})
     sizes = [any("least" in case for case in method.cases) for method in found.methods.values()]
     assert sizes == [True, True, False]

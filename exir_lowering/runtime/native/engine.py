@@ -101,7 +101,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         try:
             _register(sorted(found))
         except BackendUnavailableError as error:
-            missing.update(dict.fromkeys(found, Missing(str(error).removesuffix("."), "")))
+            missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
             if file.needed(missing):
                 raise
             found = {}
