@@ -51,6 +51,7 @@ from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope,
 from .quantization import Quantized as Quantized, quantize as quantize
 from .refitting import RefittedFile as RefittedFile, refit as refit
 from .runtime import Choice as Choice, Limits as Limits, LoadedProgram as LoadedProgram, load as load
+from .shape_buckets import buckets as buckets
 from .steps.emit import Artifact as Artifact
 from .verification import Culprit as Culprit, Verification as Verification, bisect as bisect, verify as verify
 from .verification.repro import save_repro as save_repro

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 
 # Distinguishes tensors without memory; what a mode has made from real tensors belongs to it.
@@ -15,6 +17,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorConverter,
     FakeTensorMode as FakeTensorMode,
 )
+
+# Symbols belong to an environment; its class has no public name.
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exir_lowering._upstream.decisions import note_copy
 
@@ -58,11 +63,14 @@ class FakeCopies:
     """Copies of fake tensors and symbolic numbers, in modes and shape environments of their own.
 
     What the values of a program share, their copies share too. torch's deepcopy of a fake tensor keeps its mode and its
-    environment.
+    environment. Symbols for which `sizes` has numbers are replaced by these; `shape_env` is where they are from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[Any, int] = MappingProxyType({}), shape_env: Any = None) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id is not reused
+        self._sizes = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+        if sizes and not has_symbols(shape_env, unbacked=True):
+            self._made[id(shape_env)] = (shape_env, ShapeEnv())  # no symbol is left
 
     @staticmethod
     def possible(value: Any) -> bool:
@@ -76,7 +84,10 @@ class FakeCopies:
     def copy(self, value: Any) -> Any:
         """Return the copy of a value; the value itself if it is neither a tensor nor symbolic."""
         if isinstance(value, _SYMBOLIC):
-            return type(value)(self._of(value.node, self._node)) if value.node.shape_env is not None else value
+            number = self._number(value)
+            if number is not None or value.node.shape_env is None:
+                return value if number is None else number
+            return type(value)(self._of(value.node, self._node))
         return self._of(value, self._tensor) if isinstance(value, FakeTensor) else value
 
     def _of(self, original: Any, make: Callable[[Any], Any]) -> Any:
@@ -84,9 +95,19 @@ class FakeCopies:
             self._made[id(original)] = (original, make(original))
         return self._made[id(original)][1]
 
+    def _number(self, value: Any) -> int | float | bool | None:
+        """Return the number that a symbolic one is with these sizes, None if it is none yet."""
+        if not self._sizes:
+            return None
+        found = value.node.expr.xreplace(self._sizes)
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        return None if found.free_symbols else kind(found)
+
     def _node(self, node: Any) -> Any:
         copied = copy.copy(node)
         copied.shape_env = self._of(node.shape_env, _copy_shape_env)
+        if self._sizes:
+            copied._expr = node.expr.xreplace(self._sizes)
         return copied
 
     def _mode(self, mode: FakeTensorMode) -> FakeTensorMode:

@@ -34,9 +34,13 @@ class Size:
     dimension: int
     size: int
     exact: bool = False  # whether the given size has to be this one: that padding is safe is not proven
+    least: int = 1  # the smallest size that may be given
+    like: tuple[int, int] | None = None  # an input and its dimension, which has to be given with the same size
 
     def __str__(self) -> str:
-        return f"{self.input}.{self.dimension}={'=' if self.exact else ''}{self.size}"
+        more = f"={self.like[0]}.{self.like[1]}" if self.like is not None else ""
+        more += f">={self.least}" if self.least > 1 else ""
+        return f"{self.input}.{self.dimension}{more}={'=' if self.exact else ''}{self.size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,18 @@ def read(methods: Mapping[str, MethodSpec]) -> tuple[Line, ...]:
 
 def _line(text: str) -> Line:
     method, backends, sizes, crops = text.split("\t")
-    padded = tuple(Size(*[*_numbers(one, 3), "==" in one]) for one in sizes.split())
+    padded = tuple(map(_size, sizes.split()))
     cropped = tuple(Crop(*_numbers(one, 4)) for one in crops.split())
     line = Line(method, tuple(backends.split()), Bucket(padded, cropped))
     if str(line) != text:
         raise ValueError(f"expected {str(line)!r}")
     return line
+
+
+def _size(text: str) -> Size:
+    like, least = text.count(".") > 1, ">" in text
+    index, dimension, *more, size = _numbers(text, 3 + 2 * like + least)
+    return Size(index, dimension, size, "==" in text, more[-1] if least else 1, (more[0], more[1]) if like else None)
 
 
 def _numbers(text: str, count: int) -> list[Any]:
@@ -133,6 +143,8 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
     for size in line.bucket.sizes:
         if (actual := _sizes(method.inputs[size.input])[size.dimension]) != size.size:
             raise ValueError(f"dimension {size.dimension} has {actual} elements, not {size.size}")
+        if size.like is not None:
+            _sizes(method.inputs[size.like[0]])[size.like[1]]
     for crop in line.bucket.crops:
         _sizes(method.inputs[crop.input])[crop.input_dimension], _sizes(method.outputs[crop.output])[crop.dimension]
 

@@ -86,9 +86,13 @@ def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inpu
             return f"the backend {backend!r} is missing: {missing[backend].reason}"
     for size in line.bucket.sizes:
         for given in _shape(inputs, size.input)[size.dimension : size.dimension + 1]:
-            if given > size.size or (size.exact and given < size.size):
-                beyond = "not" if size.exact else "more than"
-                return f"dimension {size.dimension} of input {size.input} is {given}, {beyond} {size.size}"
+            where = f"dimension {size.dimension} of input {size.input} is {given}"
+            least = size.size if size.exact else size.least
+            if not least <= given <= size.size:
+                return f"{where}, not {least} to {size.size}" if least < size.size else f"{where}, not {size.size}"
+            same, place = size.like or (size.input, size.dimension)
+            if any(other != given for other in _shape(inputs, same)[place : place + 1]):
+                return f"{where}, and dimension {place} of input {same}, which has the same size, is another one"
     return ""
 
 

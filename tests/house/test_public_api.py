@@ -58,6 +58,7 @@ PUBLIC = [
     "WeightRef",
     "WeightStore",
     "bisect",
+    "buckets",
     "inspect",
     "load",
     "lower",

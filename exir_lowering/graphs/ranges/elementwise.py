@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import relations
 from exir_lowering.graphs.ranges.intervals import (
     BOOL,
@@ -14,11 +15,13 @@ from exir_lowering.graphs.ranges.intervals import (
     TOP,
     Range,
     add,
+    convert,
     divide,
     invert,
     meet,
     multiply,
     negate,
+    point,
     settle,
     symmetric,
     union,
@@ -234,13 +237,42 @@ def _where(call: Call) -> Range:
     return union((call.operand(1), call.operand(2)))
 
 
-keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")(lambda call: union((call.operand(0), call.operand(2))))
+@keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(call: Call) -> Range:
+    mask = _as_bool(call, 1)
+    kept = [call.operand(0)] if mask.low < 1 else []
+    return union((*kept, *([call.operand(2)] if mask.high > 0 else [])))
+
+
 keeps("aten.copy")(lambda call: call.operand(1, "src"))
 
 
+def _comparison(call: Call) -> Range:
+    """Return the range of a comparison: known if every number is on one side of the other ones."""
+    name, other = target_name(call.node.target).split(".")[1], call.get(1, "other")
+    dtype, given = dtype_of(call.get(0)), call.range(other)
+    exact, possible = dtype is dtype_of(other), whole(dtype)
+    if isinstance(other, (int, float)):
+        exact = abs(other) < 2**24 and other == int(other) and possible.low <= other <= possible.high
+    one = call.range(call.get(0))
+    if dtype is None or not exact or one.nan or given.nan:
+        return BOOL  # what is compared is rounded before
+    one, given = (given, one) if name in ("gt", "ge") else (one, given)
+    if one.high < given.low or given.high < one.low:
+        return point(name == "ne" or (name != "eq" and one.high < given.low))
+    if one.low == one.high == given.low == given.high:
+        return point(name in ("eq", "le", "ge"))
+    if name in ("le", "ge"):
+        return point(1) if one.high == given.low else BOOL
+    return point(0) if name in ("lt", "gt") and given.high == one.low else BOOL
+
+
+keeps(*(f"aten.{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")))(
+    _comparison
+)
+
+
 @keeps(
-    "aten.eq.Scalar", "aten.eq.Tensor", "aten.ne.Scalar", "aten.ne.Tensor", "aten.lt.Scalar", "aten.lt.Tensor",
-    "aten.le.Scalar", "aten.le.Tensor", "aten.gt.Scalar", "aten.gt.Tensor", "aten.ge.Scalar", "aten.ge.Tensor",
     "aten.logical_xor", "aten.isnan", "aten.isinf", "aten.any", "aten.any.dim", "aten.any.dims", "aten.all",
     "aten.all.dim", "aten.all.dims",
 )  # fmt: skip
@@ -251,7 +283,7 @@ def _truth(call: Call) -> Range:
 def _as_bool(call: Call, position: int) -> Range:
     argument = call.get(position)
     found = call.range(argument)
-    return BOOL if found.has_zero or found.nan or dtype_of(argument) is None else Range(1.0, 1.0, False)
+    return convert(found, torch.float64, torch.bool) if dtype_of(argument) is not None else BOOL
 
 
 @keeps("aten.logical_not")
@@ -277,6 +309,6 @@ def _bitwise(of_bools: Transfer) -> Transfer:
     return lambda call: of_bools(call) if call.dtype is torch.bool else whole(call.dtype)
 
 
-keeps("aten.bitwise_and.Tensor")(_bitwise(_both))
-keeps("aten.bitwise_or.Tensor")(_bitwise(_either))
+keeps("aten.bitwise_and.Tensor", "aten.__and__.Tensor")(_bitwise(_both))
+keeps("aten.bitwise_or.Tensor", "aten.__or__.Tensor")(_bitwise(_either))
 keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")(_bitwise(_truth))

@@ -159,7 +159,8 @@ def convert(range_: Range, source: torch.dtype | None, target: torch.dtype | Non
     if source is None or target is None or source.is_complex or target.is_complex:
         return TOP if target is None or target.is_complex else whole(target)
     if target is torch.bool:
-        return BOOL if range_.has_zero or range_.nan else Range(1.0, 1.0, False)
+        zero = range_.low == range_.high == 0 and not range_.nan
+        return range_ if zero else BOOL if range_.has_zero or range_.nan else Range(1.0, 1.0, False)
     if target.is_floating_point:
         # NaN and infinities of some eight-bit types are missing or saturate: nothing is said about these types.
         return settle(range_, target) if target.itemsize > 1 else TOP

@@ -14,9 +14,9 @@ from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product
     "aten.permute_copy", "aten.permute", "aten.transpose_copy.int", "aten.transpose.int", "aten.t_copy", "aten.t",
     "aten.expand_copy", "aten.expand", "aten.repeat", "aten.flip", "aten.roll", "aten.alias_copy", "aten.alias",
     "aten.detach_copy", "aten.detach", "aten.lift_fresh_copy", "aten.contiguous", "aten.slice_copy.Tensor",
-    "aten.slice.Tensor", "aten.select_copy.int", "aten.select.int", "aten.as_strided_copy", "aten.unfold_copy",
-    "aten.diagonal_copy", "aten.narrow_copy", "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.gather",
-    "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_select", "aten.embedding",
+    "aten.slice.Tensor", "aten.select_copy.int", "aten.select.int", "aten.squeeze", "aten.as_strided_copy",
+    "aten.unfold_copy", "aten.diagonal_copy", "aten.narrow_copy", "aten.pixel_shuffle", "aten.pixel_unshuffle",
+    "aten.gather", "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_select", "aten.embedding",
     "aten.upsample_nearest2d.vec", "aten.upsample_nearest2d", "aten.amax", "aten.amin", "aten.max", "aten.min",
     "aten.replication_pad2d", "aten.reflection_pad2d", "aten.replication_pad1d", "aten.reflection_pad1d",
     "aten.channel_shuffle",
@@ -26,7 +26,10 @@ def _pick(call: Call) -> Range:
     return call.range(call.get(0))
 
 
-@keeps("aten.split_copy.Tensor", "aten.split_with_sizes_copy", "aten.unbind_copy.int", "aten.chunk")
+@keeps(
+    "aten.split_copy.Tensor", "aten.split_with_sizes_copy", "aten.unbind_copy.int", "aten.chunk", "aten.split.Tensor",
+    "aten.split_with_sizes", "aten.unbind.int",
+)  # fmt: skip
 def _pieces(call: Call) -> Result:
     value = call.node.meta.get("val")
     return (call.range(call.get(0)),) * (len(value) if isinstance(value, (list, tuple)) else 0)
@@ -114,9 +117,11 @@ def _filled(call: Call) -> Range:
 
 @keeps("aten.arange.start_step", "aten.arange.start", "aten.arange")
 def _arange(call: Call) -> Range:
-    """From the start up to the end, which rounding may reach."""
+    """From the start up to the end, which rounding may reach, but not with integers."""
     ends = [call.range(argument) for argument in call.node.args[:2]] or [TOP]
     if len(ends) == 1:
         ends.append(Range(0.0, 0.0, False))
     found = union(ends)
+    if call.dtype is not None and not call.dtype.is_floating_point and len(call.node.args) < 3:
+        found = Range(found.low, max(found.low, found.high - 1), found.nan)
     return convert(found, None, call.dtype) if not found.finite else settle(found, call.dtype)

@@ -33,8 +33,10 @@ def _terms(call: Call, dims: Any) -> float:
     return product(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
 
 
-def _may_be_empty(call: Call) -> bool:
+def _may_be_empty(call: Call, dims: Any) -> bool:
     shape = call.shape(0)
+    if shape is not None and dims:
+        shape = tuple(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
     return shape is None or any(not isinstance(size, int) or size == 0 for size in shape)
 
 
@@ -46,7 +48,7 @@ def _sum(call: Call) -> Range:
 @rounds("aten.mean.dim", "aten.mean")
 def _mean(call: Call) -> Range:
     found = _average(call, _terms(call, call.get(1, "dim")))
-    return Range(found.low, found.high, found.nan or _may_be_empty(call))
+    return Range(found.low, found.high, found.nan or _may_be_empty(call, call.get(1, "dim")))
 
 
 def _average(call: Call, terms: float) -> Range:
@@ -118,6 +120,18 @@ def _addmm(call: Call) -> Range:
 @rounds("aten.linear")
 def _linear(call: Call) -> Range:
     return _biased(call, _matmul(call, call.get(0), call.get(1, "weight")), call.get(2, "bias"))
+
+
+@rounds("aten.scaled_dot_product_attention")
+def _attention(call: Call) -> Range:
+    """Each element is a mean of values, or 0 where everything is masked."""
+    query, key, value = (call.range(call.get(position)) for position in range(3))
+    mask = call.range(call.get(3, "attn_mask", 0.0) or 0.0)
+    scores = total(multiply(query, key), 1e6, torch.float32)
+    if not value.finite or call.get(4, "dropout_p", 0.0):
+        return TOP
+    nan = value.nan or scores.nan or not scores.finite or mask.nan or mask.high == INF
+    return Range(min(0.0, 1.02 * value.low), max(0.0, 1.02 * value.high), nan)
 
 
 def _biased(call: Call, found: Range, bias: Any) -> Range:
