@@ -344,8 +344,9 @@ def test_the_report_shows_equal_reasons_once_wherever_it_is_shown(programs: dict
                 x = torch.sin(x)
             return x
 
-    lowered = exir_lowering.lower(export(Repeated(), (X,)), TagPartitioner(by_operator("aten.cos.default")))
-    planned = exir_lowering.plan(export(Repeated(), (X,)), TagPartitioner(by_operator("aten.cos.default")))
+    partitioner, options = TagPartitioner(by_operator("aten.cos.default")), LoweringOptions(require_memory="1 GB")
+    lowered = exir_lowering.lower(export(Repeated(), (X,)), partitioner, options=options)  # which plans the memory too
+    planned = exir_lowering.plan(export(Repeated(), (X,)), partitioner)
     assert str(planned) == repr(planned)
     assert str(lowered.report) == repr(lowered.report)
     assert str(lowered.report).startswith(str(planned))
