@@ -17,7 +17,7 @@ from torch.export import export
 
 from exir_lowering import InputError, cli, lower
 from exir_lowering.inspection.compatibility import check, chosen_verdicts
-from exir_lowering.inspection.releases import Target, find_release, known_releases, read_targets
+from exir_lowering.inspection.releases import Target, Verdict, find_release, known_releases, read_targets
 from exir_lowering.pte.manifest import Bucket, Line, Size
 
 
@@ -115,7 +115,12 @@ def test_each_bucket_counts() -> None:
         return Line(method, backends, Bucket((Size(0, 1, size),)))
 
     lines = [line("f@npu@s=4", 4, "Npu"), line("f@npu@s=8", 8, "Npu"), line("f@cpu@s=8", 8)]
-    verdicts = {"f@npu@s=4": "runs", "f@npu@s=8": "does not run", "f@cpu@s=8": "runs", "g@x": "runs"}
+    verdicts: dict[str, Verdict] = {
+        "f@npu@s=4": "runs",
+        "f@npu@s=8": "does not run",
+        "f@cpu@s=8": "runs",
+        "g@x": "runs",
+    }
     assert [*chosen_verdicts(verdicts, lines, ["Npu"])].count("does not run") == 2  # 8 on the NPU, though the CPU can
     assert {*chosen_verdicts(verdicts, lines, [])} == {"runs"}
     assert "does not run" in {*chosen_verdicts(verdicts, lines[:2], [])}
