@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import find_file, make_console
@@ -35,18 +36,19 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InputError("no runtime was given; expected --runtime 1.4.1, --target targets.json, or both.")
     path = None if arguments.target is None else find_file(arguments.target)
 
-    from exir_lowering.inspection.compatibility import check
+    from exir_lowering.inspection.compatibility import check, worst
+    from exir_lowering.inspection.data import as_data
     from exir_lowering.inspection.releases import Target, find_release, read_targets
 
     names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
     targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]
     found = check(source, targets + ([] if path is None else read_targets(path)))
     if arguments.json:
-        print(found.to_json())
+        print(json.dumps(as_data({"name": str(source), "runtimes": found}), indent=2))
     else:
-        make_console().print(found.to_text(), end="", soft_wrap=True)
+        make_console().print("".join(each.to_text() for each in found), end="", soft_wrap=True)
     accepted = ("runs", "unknown") if arguments.allow_unknown else ("runs",)
-    return OK if found.verdict in accepted else MISTAKE
+    return OK if worst(each.verdict for each in found) in accepted else MISTAKE
 
 
 COMMAND = Command("check", "say whether shipped runtimes run a .pte file", add_arguments, execute, _EXAMPLES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from exir_lowering.plugins.payload import find_checks
+from exir_lowering.pte import slots
 from exir_lowering.pte.code import Code, Payload
-from exir_lowering.pte.container import Data
+from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.payloads import check_payload, describe
 from exir_lowering.pte.slots import KernelTypes as K
@@ -29,6 +31,14 @@ class Form:
     types: str = ""  # the element types of its tensors
     ranks: str = ""  # how many dimensions its first tensor has, and the one with most: "2.4"
     rest: str = ""  # the kinds of its other arguments, bools and strings themselves; orders of dimensions
+    of: Literal["kernel", "backend", "feature"] = "feature"
+
+
+def table_forms(content: memoryview) -> set[Form]:
+    """Return what a file asks of a runtime's schema: the fields of its tables that it uses."""
+    program, _ = open_program(content)
+    tables = [("Program", program), *(("ExecutionPlan", each) for each in program.tables(slots.Program.EXECUTION_PLAN))]
+    return {Form(f"field {slot} of {name}") for name, table in tables for slot in range(16) if table.has(slot)}
 
 
 def method_forms(code: Code, data: Data) -> Iterator[tuple[int | None, Form]]:
@@ -76,8 +86,9 @@ def _kernel_form(code: Code, target: int, arguments: tuple[int, ...]) -> Form:
     orders = {"".join(map(str, each.dim_order)) for each in tensors if list(each.dim_order) != sorted(each.dim_order)}
     name = ".".join(filter(None, code.operators[target]))
     if name.startswith("executorch_prim::"):  # of any types and ranks
-        return Form(name, rest="".join(rest))
-    return Form(name, " ".join(types), _ranks([len(each.sizes) for each in tensors]), "".join(rest + sorted(orders)))
+        return Form(name, rest="".join(rest), of="kernel")
+    ranks = _ranks([len(each.sizes) for each in tensors])
+    return Form(name, " ".join(types), ranks, "".join(rest + sorted(orders)), "kernel")
 
 
 def _repeats(code: Code, arguments: tuple[int, ...]) -> bool:
@@ -98,16 +109,17 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _payload_forms(payload: Payload, data: Data) -> Iterator[Form]:
-    """Yield the forms of a payload's operators; only that it is unread if no installed plug-in can read it."""
+    """Yield the forms of a payload's operators; only its backend if no installed plug-in can read it."""
     checked = check_payload(payload.backend, payload.content, find_checks)
     operators = describe(payload.backend, checked) if checked is not None else ()
     if checked is None or not operators:
-        yield Form(payload.backend, "an unread payload")
+        yield Form(payload.backend, of="backend")
         return
     for operator in operators:
         found = [match for each in (*operator.inputs, *operator.outputs) if (match := _OPERAND.match(each))]
         ranks = _ranks([len(match[2].split(",")) if match[2] else 0 for match in found])
         rest = "named data" if checked.weights and any("constant" in each for each in operator.inputs) else ""
-        yield Form(f"{payload.backend}/{operator.name}", " ".join(match[1] for match in found), ranks, rest)
+        types = " ".join(match[1] for match in found)
+        yield Form(f"{payload.backend}/{operator.name}", types, ranks, rest, "backend")
     if not set(checked.weights) <= set(data.named):
         yield Form(_DATA_FILE)

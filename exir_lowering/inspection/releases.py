@@ -21,11 +21,10 @@ Verdict = Literal["runs", "unknown", "does not run"]
 
 _FACTORS = ("the element types {}", "the numbers of dimensions {}", "the arguments {}")
 _RANKS_ENOUGH = 3  # a kernel that takes so many combinations of ranks, and refuses none, takes all
-_LARGEST = 16_000_000  # bytes of a file of targets
 _KEYS = frozenset({"name", "runtime", "operators", "backends", "max_memory"})
 _HELP = (
-    'expected {"name", "runtime": "1.4.1", "operators": null, ["aten::add.out", ...] or {"aten::add.out": ["float32", '
-    '...] or null}, "backends": null or ["XnnpackBackend", ...], "max_memory": null or bytes}, or a list of these'
+    'Expected {"name": "watch", "runtime": "1.4.1"}, or a list of these, with some of "operators": ["aten::add.out"] '
+    'or {"aten::add.out": ["float32"] or null}, "backends": ["XnnpackBackend"], "max_memory": bytes.'
 )
 
 
@@ -36,7 +35,6 @@ class Release:
     name: str
     kernels: Mapping[str, str]  # with the library that has to be loaded for each; "" for none
     backends: frozenset[str]
-    schema: Mapping[str, int]  # how many fields the tables of a program have
     evidence: Mapping[str, Mapping[str, Any]]  # by the name of a form
 
     def judge(self, form: Form) -> tuple[Verdict, str]:
@@ -70,55 +68,55 @@ class Target:
     backends: frozenset[str] | None = None
     max_memory: int | None = None  # bytes of planned memory that a method can have
 
-
-@cache
-def _table() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(resources.files(__package__).joinpath("releases.json").read_bytes())
-    return found
-
-
-def known_releases() -> list[str]:
-    """Return the releases that are known, the oldest first."""
-    return sorted(_table()["releases"], key=lambda name: [int(part) for part in name.split(".")])
+    @property
+    def available(self) -> frozenset[str]:
+        """The backends that it has."""
+        return self.release.backends if self.backends is None else self.backends
 
 
 @cache
+def known_releases() -> Mapping[str, Release]:
+    """Return the releases that are known, by name, the oldest first."""
+    table = json.loads(resources.files(__package__).joinpath("releases.json").read_bytes())
+    releases: dict[str, Release] = {}
+    for name, found in sorted(table["releases"].items(), key=lambda item: [int(part) for part in item[0].split(".")]):
+        kernels = {each: library for library, names in found["kernels"].items() for each in names}
+        seen = {key: each[1] for key, groups in table["evidence"].items() for each in groups if name in each[0]}
+        fields = (f"field {slot} of {kind}" for kind, count in found["schema"].items() for slot in range(count))
+        seen.update({field: {"yes": [[""]] * 3} for field in fields})
+        releases[name] = Release(name, kernels, frozenset(found["backends"]), seen)
+    return releases
+
+
 def find_release(name: str) -> Release:
     """Return a release; an InputError if nothing is known of it."""
     if name not in known_releases():
-        raise InputError(f"check: nothing is known of ExecuTorch {name!r}, only of {', '.join(known_releases())}.")
-    found, evidence = _table()["releases"][name], _table()["evidence"]
-    kernels = {each: library for library, names in found["kernels"].items() for each in names}
-    seen = {key: each[1] for key, groups in evidence.items() for each in groups if name in each[0]}
-    return Release(name, kernels, frozenset(found["backends"]), found["schema"], seen)
+        known = ", ".join(known_releases())
+        raise InputError(f"nothing is known of ExecuTorch {name!r}, only of {known}. Give one of these.")
+    return known_releases()[name]
 
 
 def read_targets(path: Path) -> list[Target]:
     """Read a file of targets; an InputError if it is something else."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST)
-        found = json.loads(content)
+        found = json.loads(path.read_bytes())
         return [_target(each) for each in (found if isinstance(found, list) else [found])]
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"check: the targets {str(path)!r} cannot be read: {error}; {_HELP}.") from None
+        raise InputError(f"the targets {str(path)!r} cannot be read: {error}\n{_HELP}") from None
 
 
 def _target(given: Any) -> Target:
     if not isinstance(given, dict) or not given.keys() <= _KEYS:
-        raise ValueError(f"got the target {shown.middle(str(given), 60)}")
+        raise ValueError(f"got the target {shown.middle(ascii(given), 60)}.")
     name, runtime, memory, operators = (given.get(key) for key in ("name", "runtime", "max_memory", "operators"))
     if not isinstance(name, str) or not isinstance(runtime, str) or type(memory) not in (int, type(None)):
-        raise ValueError(f"got name {name!r}, runtime {runtime!r}, max_memory {memory!r}")
-    kernels: dict[str, frozenset[str] | None] | None = None
-    if isinstance(operators, dict):
-        kernels = {kernel: _words(kernel, types) for kernel, types in operators.items()}
-    elif operators is not None:
-        kernels = dict.fromkeys(_words("operators", operators) or ())
+        raise ValueError(f"got name {name!a}, runtime {runtime!a}, max_memory {memory!a}.")
+    types = operators if isinstance(operators, dict) else dict.fromkeys(_words("operators", operators) or ())
+    kernels = {kernel: _words(kernel, words) for kernel, words in types.items()} if operators is not None else None
     return Target(name, find_release(runtime), kernels, _words("backends", given.get("backends")), memory)
 
 
 def _words(key: str, given: Any) -> frozenset[str] | None:
     if given is not None and not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
-        raise ValueError(f"got {key} {shown.middle(str(given), 60)}")
+        raise ValueError(f"got {key!a}: {shown.middle(ascii(given), 60)}.")
     return None if given is None else frozenset(given)

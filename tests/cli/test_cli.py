@@ -179,7 +179,8 @@ def test_version_names_what_it_stands_on(main: Main) -> None:
         assert metadata.version(name) in out
 
 
-COMMANDS = ["lower", "plan", "run", "inspect", "verify", "bench", "plugins", "cache", "doctor", "demo"]
+COMMANDS = ["lower", "plan", "quantize", "refit", "run", "inspect", "check", "verify", "bisect", "bench"]
+COMMANDS += ["plugins", "cache", "doctor", "demo"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

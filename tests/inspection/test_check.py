@@ -16,8 +16,9 @@ from release_probes import Case
 from torch.export import export
 
 from exir_lowering import InputError, cli, lower
-from exir_lowering.inspection.compatibility import check
-from exir_lowering.inspection.releases import Target, find_release, known_releases, read_targets
+from exir_lowering.inspection.compatibility import check, chosen_verdicts
+from exir_lowering.inspection.releases import Target, Verdict, find_release, known_releases, read_targets
+from exir_lowering.pte.manifest import Bucket, Line, Size
 
 
 class Images(torch.nn.Module):
@@ -47,7 +48,7 @@ def _verdicts(cases: list[Case], release: str, outcomes: list[str]) -> dict[str,
     counts = dict.fromkeys(("runs", "unknown", "does not run"), 0)
     target = Target(release, find_release(release))
     for (content, *_), outcome in zip(cases, outcomes, strict=True):
-        found = check(content, [target])
+        [found] = check(content, [target])
         counts[found.verdict] += 1
         assert found.verdict != "runs" or outcome == "pass", (outcome, found.to_text())
         assert found.verdict != "does not run" or outcome != "pass", found.to_text()
@@ -77,9 +78,9 @@ def test_what_runs_in_other_releases(release: str, tmp_path: Path) -> None:
 
 
 def test_the_line_and_what_to_do(folder: Path) -> None:
-    found = check(folder / "images.pte", [Target("old", find_release("1.4.1"))])
+    [found] = check(folder / "images.pte", [Target("old", find_release("1.4.1"))])
     assert found.verdict == "does not run"
-    [finding] = [each for each in found.runtimes[0].findings if each.verdict == "does not run"]
+    [finding] = [each for each in found.findings if each.verdict == "does not run"]
     assert finding.what == "aten::convolution.out" and "5.5" in finding.why and "4.4" in finding.why
     assert finding.where[0] == "deep" and "self.deep(self.flat(x)" in finding.where[1]
 
@@ -95,9 +96,35 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "only of " in " ".join(capsys.readouterr().err.split())
 
 
-def test_families_run_if_one_of_their_methods_does(folder: Path) -> None:
-    found = check(folder / "family.pte", [Target("no backend", find_release("1.5.1"), backends=frozenset())])
-    assert found.runtimes[0].methods == {"forward@a": "does not run", "forward@b": "runs"} and found.verdict == "runs"
+def test_of_a_family_the_method_that_its_manifest_chooses_counts(folder: Path) -> None:
+    for backends, verdicts in (
+        ([], {"forward@a": "does not run", "forward@b": "runs", "get_manifest": "runs"}),
+        (["XnnpackBackend"], {"forward@a": "runs", "forward@b": "runs", "get_manifest": "runs"}),
+    ):
+        target = Target("mine", find_release("1.5.1"), backends=frozenset(backends))
+        [found] = check(folder / "family.pte", [target])
+        assert found.methods == verdicts and found.verdict == "runs"
+    kernels = dict.fromkeys(find_release("1.5.1").kernels.keys() - {"aten::addmm.out", "aten::linear.out"})
+    assert check(folder / "family.pte", [Target("a", find_release("1.5.1"), kernels)])[0].verdict == "runs"
+    target = Target("b", find_release("1.5.1"), kernels, frozenset())
+    assert check(folder / "family.pte", [target])[0].verdict == "does not run"  # b is chosen, which lacks a kernel
+
+
+def test_each_bucket_counts() -> None:
+    def line(method: str, size: int, *backends: str) -> Line:
+        return Line(method, backends, Bucket((Size(0, 1, size),)))
+
+    lines = [line("f@npu@s=4", 4, "Npu"), line("f@npu@s=8", 8, "Npu"), line("f@cpu@s=8", 8)]
+    verdicts: dict[str, Verdict] = {
+        "f@npu@s=4": "runs",
+        "f@npu@s=8": "does not run",
+        "f@cpu@s=8": "runs",
+        "g@x": "runs",
+    }
+    assert [*chosen_verdicts(verdicts, lines, ["Npu"])].count("does not run") == 2  # 8 on the NPU, though the CPU can
+    assert {*chosen_verdicts(verdicts, lines, [])} == {"runs"}
+    assert "does not run" in {*chosen_verdicts(verdicts, lines[:2], [])}
+    assert "unknown" in {*chosen_verdicts({**verdicts, "g@x": "unknown"}, lines, [])}  # not of a family: no line
 
 
 def _targets(folder: Path, content: object) -> list[Target]:
@@ -117,7 +144,7 @@ def test_targets(folder: Path) -> None:
         ({"max_memory": 8}, "does not run"),
         ({"max_memory": 4096, "backends": []}, "runs"),
     ):
-        found = check(folder / "linear.pte", _targets(folder, [{**base, **changes}]))
+        [found] = check(folder / "linear.pte", _targets(folder, [{**base, **changes}]))
         assert found.verdict == verdict, (changes, found.to_text())
 
 
@@ -128,13 +155,21 @@ def test_targets(folder: Path) -> None:
     ids=range(11),
 )
 def test_hostile_targets(tmp_path: Path, content: str) -> None:
-    with pytest.raises(InputError, match="check: "):
+    with pytest.raises(InputError, match=r"the targets (?s:.*)Expected"):
         _targets(tmp_path, content)
+
+
+def test_hostile_files(folder: Path) -> None:
+    content, target = (folder / "family.pte").read_bytes(), Target("mine", find_release("1.5.1"))
+    assert content.count(b"forward@a\t") == 1
+    for damaged in (b"", content[:200], content.replace(b"forward@a\t", b"forward@c\t"), bytes(len(content))):
+        with pytest.raises(InputError, match="cannot be loaded"):
+            check(damaged, [target])
 
 
 def test_the_table_has_what_this_release_has() -> None:
     from exir_lowering._upstream import installed
 
-    assert known_releases()[-1] == "1.5.1"
+    assert [*known_releases()][-1] == "1.5.1"
     release = find_release("1.5.1")
     assert installed.kernels() <= release.kernels.keys() and installed.own_backends() <= release.backends

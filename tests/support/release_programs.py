@@ -3,6 +3,7 @@ branches, loops and dynamic sizes."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -115,6 +116,19 @@ class Counter(nn.Module):
         return self.total * 2
 
 
+class Cache(nn.Module):
+    """Has state of any type and shape, of which a call writes a part."""
+
+    def __init__(self, start: torch.Tensor, write: Callable[..., object]) -> None:
+        super().__init__()
+        self.register_buffer("kept", start)
+        self.write = write
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        self.write(self.kept, x, place)
+        return self.kept.clone()
+
+
 class Branches(nn.Module):
     """Takes one of two ways."""
 
@@ -135,6 +149,24 @@ def _dynamic() -> Iterator[tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     yield Calls(lambda x: x.unsqueeze(0).expand(3, -1, -1).sum(0) / (x.shape[0] // 2 + 1)), (x,)
 
 
+def _write_slice(kept: torch.Tensor, x: torch.Tensor, place: torch.Tensor) -> None:
+    kept[:1] = x
+
+
+def _write_at(kept: torch.Tensor, x: torch.Tensor, place: torch.Tensor) -> None:
+    kept[place] = x
+
+
+def state_cases() -> Iterator[Case]:
+    """Yield programs with state, as caches are."""
+    for dtype in (torch.float32, torch.float16, torch.int64, torch.int32, torch.int8, torch.bool):
+        for shape in ((3,), (3, 4), (3, 2, 4), (3, 2, 1, 4)):
+            x, place = torch.ones(1, *shape[1:]).to(dtype), torch.tensor([1])
+            for start in (torch.zeros(shape).to(dtype), torch.rand(shape).mul(9).to(dtype)):
+                for write in (_write_slice, _write_at, lambda kept, x, place: kept.copy_(x.expand_as(kept))):
+                    yield from _case(Cache(start.clone(), write), (x, place), None)
+
+
 def _lowered(programs: Any, method: str, partitioners: Any, inputs: Any, expected: Any) -> Iterator[Case]:
     try:
         content = lower(programs, partitioners).emit().buffer
@@ -146,7 +178,7 @@ def _lowered(programs: Any, method: str, partitioners: Any, inputs: Any, expecte
 def _case(module: nn.Module, inputs: Any, partitioners: Any, **options: Any) -> Iterator[Case]:
     try:
         program = export(module.eval(), inputs, **options)
-        expected = program.module()(*(one.clone() for one in inputs))
+        expected = copy.deepcopy(module)(*(one.clone() for one in inputs))  # state is to stay as it is
     except Exception:  # torch itself does not compute it in this type
         return
     results = [one.detach() for one in (expected if isinstance(expected, (tuple, list)) else [expected])]
@@ -169,6 +201,11 @@ def _quantised() -> Iterator[Case]:
             expected = [program.module()(*inputs).detach()]
             for partitioners in ("xnnpack", None):
                 yield from _lowered(program, "forward", partitioners, inputs, expected)
+    for change in (lambda x: x.flatten(1), lambda x: x.permute(0, 2, 3, 1), lambda x: x.reshape(1, 2, -1)):
+        program = quantize(nn.Sequential(_IMAGES["conv relu"](), Calls(change)), (torch.rand(1, 4, 8, 8),), False)
+        for partitioners in ("xnnpack", None):
+            x = torch.rand(1, 4, 8, 8)
+            yield from _lowered(program, "forward", partitioners, [x], [program.module()(x).detach()])
     from torchao.quantization.granularity import PerGroup
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig, quantize_
 
@@ -200,3 +237,4 @@ def program_cases() -> Iterator[Case]:
     for module, inputs in ((Counter(), (torch.ones(2),)), (Branches(), (torch.ones(3),))):
         yield from _case(module, inputs, None)
     yield from _quantised()
+    yield from state_cases()
