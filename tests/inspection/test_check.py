@@ -15,7 +15,7 @@ from release_cases import model_cases, operator_cases
 from release_probes import Case
 from torch.export import export
 
-from exir_lowering import InputError, cli, lower
+from exir_lowering import InputError, cli, inspect, lower
 from exir_lowering.inspection.compatibility import check
 from exir_lowering.inspection.releases import Target, find_release, known_releases, read_targets
 
@@ -97,7 +97,17 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_families_run_if_one_of_their_methods_does(folder: Path) -> None:
     found = check(folder / "family.pte", [Target("no backend", find_release("1.5.1"), backends=frozenset())])
-    assert found.runtimes[0].methods == {"forward@a": "does not run", "forward@b": "runs"} and found.verdict == "runs"
+    methods = {"forward@a": "does not run", "forward@b": "runs", "get_manifest": "runs"}
+    assert found.runtimes[0].methods == methods and found.verdict == "runs"
+
+
+def test_inspect_shows_the_families_of_a_file(folder: Path) -> None:
+    report = inspect(folder / "family.pte")
+    assert [(line.method, line.backends) for line in report.families] == [
+        ("forward@a", ("XnnpackBackend",)),
+        ("forward@b", ()),
+    ]
+    assert "families of methods, in order of preference" in report.to_text() and 'id="families"' in report.to_html()
 
 
 def _targets(folder: Path, content: object) -> list[Target]:
