@@ -122,7 +122,7 @@ def facts(known: Provenance) -> list[tuple[str, str]]:
 
 def family_rows(report: FileReport) -> list[tuple[str, ...]]:
     """Return a row for each method of a family, in order of preference, with the columns of `FAMILY`."""
-    found, rows = {method.name: method for method in report.methods}, []
+    found, rows = {method.name: method for method in report.methods}, list[tuple[str, ...]]()
     for line in report.families:
         method = found[line.method]
         inputs, payloads = method.signature.inputs, sum(one.payload_bytes for one in method.delegates)
