@@ -19,8 +19,8 @@ _WORDS = {MOVE: "move", JUMP: "jump", FREE: "free"}
 
 def list_calls(
     code: Code, spec: MethodSpec, shown: MethodSignature, modules: Modules
-) -> tuple[tuple[Call, ...], tuple[Flow, ...]]:
-    """Return the instructions of a method with their modules, and what flows between them in their order.
+) -> tuple[tuple[Call, ...], tuple[Flow, ...], dict[int, int]]:
+    """Return a method's instructions with their modules, what flows between them, and since when values have memory.
 
     What a view is of, which no instruction makes, is known by its memory. What a value is given after another one had
     written it, as in a branch, comes from both, one through the other.
@@ -30,6 +30,7 @@ def list_calls(
     flows: dict[tuple[int, int, Hashable], Flow] = {}
     made: dict[Hashable, int] = {}  # the last call that wrote to some memory, or made a value without memory
     seen: set[int] = set()  # the values that were written
+    given, begun = {_place(code, value) for value in code.inputs}, dict[int, int]()
     for number, instruction in enumerate(each for chain in code.chains for each in chain):
         read, written = (_with_items(code, values) for values in _ends(code, spec, instruction))
         for value in (*read, *(value for value in written if value in seen)):
@@ -38,13 +39,15 @@ def list_calls(
                 tensor = code.values[value].content
                 size = tensor.size if isinstance(tensor, Tensor) and not tensor.unbound else 0
                 flows.setdefault((made[place], number, place), Flow(made[place], number, value, size))
+            begun.setdefault(value, made.get(place, 0 if place in given else number))
+        begun.update((value, number) for value in written if value not in begun)
         made.update((_place(code, value), number) for value in written)
         seen.update(written)
         places = ([_place(code, value) for value in values] for values in (read, written))
         kept = (tuple(dict.fromkeys(state[place] for place in known if place in state)) for known in places)
         origin, called = modules.find(number, instruction), instruction[1] if instruction[0] == DELEGATE else None
         calls.append(Call(number, *_name(code, instruction), instruction[2], origin, called, *kept))
-    return tuple(calls), tuple(flows.values())
+    return tuple(calls), tuple(flows.values()), begun
 
 
 def _name(code: Code, instruction: PlanInstruction) -> tuple[str, str]:

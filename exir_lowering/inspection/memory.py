@@ -17,14 +17,14 @@ _VALUE, _TENSOR, _DIMENSION, _CALL, _ARGUMENT = 24, 64, 9, 16, 8
 """Bytes that ExecuTorch's runtime takes for each, about; see `Memory.heap`."""
 
 
-def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Memory:
-    """Return what a method takes at run time; `state` are the values that are state."""
+def measure(code: Code, signature: MethodSignature, state: Sequence[int], begun: Mapping[int, int]) -> Memory:
+    """Return what a method takes at run time: `state` are values that are state, `begun` is that of `list_calls`."""
     instructions: list[PlanInstruction] = []
     for chain in code.chains:  # a jump names an instruction of its chain
         begin = len(instructions)
         instructions += [(kind, target + begin * (kind == JUMP), arguments) for kind, target, arguments in chain]
-    names = _names(code, signature, state, instructions)
-    spans = _spans(code, instructions, state)
+    names = _names(code, signature, state, instructions, begun)
+    spans = _spans(code, instructions, state, begun)
     tensors: list[PlannedTensor] = []
     by_arena: dict[int, list[PlannedTensor]] = defaultdict(list)
     for value, (spec, storage) in enumerate(zip(code.values, code.storage, strict=True)):
@@ -41,28 +41,35 @@ def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Mem
 
 
 def _names(
-    code: Code, signature: MethodSignature, state: Sequence[int], instructions: Sequence[PlanInstruction]
+    code: Code,
+    signature: MethodSignature,
+    state: Sequence[int],
+    instructions: Sequence[PlanInstruction],
+    begun: Mapping[int, int],
 ) -> dict[int, str]:
-    """Return what values are called; those of no name by the last value of a call that they are."""
+    """Return what values are called; those of no name, and views of them, by the call that makes them."""
     found: dict[int, str] = {}
-    for number, (kind, target, arguments) in enumerate(instructions):
-        if kind in (KERNEL, DELEGATE) and arguments:
+    for value, number in begun.items():
+        kind, target, _ = instructions[number]
+        if kind in (KERNEL, DELEGATE):
             maker = code.operators[target][0].rpartition("::")[2] if kind == KERNEL else code.payloads[target].backend
-            found.setdefault(arguments[-1], f"value {arguments[-1]} of {number} {maker}")
+            found[value] = f"value {value} of {number} {maker}"
     named = (*zip(code.outputs, signature.outputs, strict=True), *zip(code.inputs, signature.inputs, strict=True))
     found.update({index: value.name for index, value in named})
     found.update({index: value.name for index, value in zip(state, signature.state, strict=True)})
     return found
 
 
-def _spans(code: Code, instructions: Sequence[PlanInstruction], state: Sequence[int]) -> Mapping[int, tuple[int, int]]:
-    """Return the first and the last instruction that uses each value."""
+def _spans(
+    code: Code, instructions: Sequence[PlanInstruction], state: Sequence[int], begun: Mapping[int, int]
+) -> Mapping[int, tuple[int, int]]:
+    """Return the first and the last instruction that uses each value; a view begins with its base."""
     end = len(instructions)
     spans = {**dict.fromkeys(code.inputs, (0, 0)), **dict.fromkeys(state, (0, end))}
     for number, (_, _, arguments) in enumerate(instructions):
         for value in arguments:
-            for index in (value, *items(code.values, value)):
-                first, last = spans.get(index, (number, number))
+            for index in items(code.values, value):
+                first, last = spans.get(index, (begun[index], number))
                 spans[index] = first, max(last, number)
     for index in code.outputs:
         spans[index] = spans.get(index, (end, end))[0], end

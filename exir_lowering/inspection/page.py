@@ -48,6 +48,8 @@ def to_html(report: FileReport) -> str:
         colours=drawing.colours(map(printable, report.backends)),
         summary=report.summary(width=10_000).splitlines(),
         facts=text.facts(report.provenance) if report.provenance is not None else [],
+        families=text.family_rows(report),
+        columns=text.FAMILY,
         boxes=_treemap(report),
         memories={method.name: _memories(method) for method in report.methods},
         names={

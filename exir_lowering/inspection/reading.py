@@ -27,6 +27,7 @@ from exir_lowering.pte import (
     format as file_format,
     header,
     kinds,
+    manifest,
     mapping,
     payloads,
     provenance,
@@ -125,6 +126,7 @@ class _Reader:
             account.cover(len(self.file), self.parts),
             self.known,
             digests.KEY in self.data.named,
+            families=manifest.read({name: spec for name, (_, spec) in methods.items()}),
         )
 
     def _add_outline(self) -> None:
@@ -165,9 +167,9 @@ class _Reader:
         names.update(made.values if made else {})
         weights = [[self._name(key) for key in one.weights] for one in delegates]
         origin = modules.Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
-        calls, flows = list_calls(code, spec, signature, origin)
+        calls, flows, begun = list_calls(code, spec, signature, origin)
         kernels = Counter(call.name for call in calls if call.kind == "kernel")
-        used = memory.measure(code, signature, spec.state)
+        used = memory.measure(code, signature, spec.state, begun)
         return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, calls, flows)
 
     def _add_tensors(self, code: Code, known: MethodProvenance) -> None:

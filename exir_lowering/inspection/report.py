@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exir_lowering.inspection import data, text
+from exir_lowering.pte.manifest import Line
 from exir_lowering.pte.payloads import PayloadOperator
 from exir_lowering.pte.printing import in_notebook
 from exir_lowering.pte.provenance import Provenance
@@ -239,6 +240,7 @@ class FileReport:
         provenance: How the file was made, according to itself; None if it does not say.
         sealed: Whether the file has digests of its parts. They are not compared here: `load(verify="full")` does.
         data: The reports of the data files that were given.
+        families: The methods of families in order of preference, with the backends and the sizes that they are for.
     """
 
     name: str
@@ -250,6 +252,7 @@ class FileReport:
     provenance: Provenance | None = None
     sealed: bool = False
     data: tuple[FileReport, ...] = field(default=())
+    families: tuple[Line, ...] = ()
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST = 30
 """How many rows of a list are shown; the others are counted."""
 
+FAMILY = ("method", "backends", "sizes", "payloads ", "planned memory ")
+
 _FEW = 3
 _MADE_BY = ("exir-lowering", "torch", "executorch")
 
@@ -94,6 +96,7 @@ def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], m
 
 
 def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
+    yield from section("families of methods, in order of preference", FAMILY, family_rows(report))
     for method in report.methods:
         yield from _method(method)
     if report.methods or report.stored:
@@ -114,6 +117,21 @@ def facts(known: Provenance) -> list[tuple[str, str]]:
     for name, method in known.methods.items():
         rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
         rows += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in method.rewrites.items()]
+    return rows
+
+
+def family_rows(report: FileReport) -> list[tuple[str, ...]]:
+    """Return a row for each method of a family, in order of preference, with the columns of `FAMILY`."""
+    found, rows = {method.name: method for method in report.methods}, list[tuple[str, ...]]()
+    for line in report.families:
+        method = found[line.method]
+        inputs, payloads = method.signature.inputs, sum(one.payload_bytes for one in method.delegates)
+        sizes = (
+            f"{inputs[size.input].name}.{size.dimension} {f'{size.least} to ' * (not size.exact)}{size.size}"
+            for size in line.bucket.sizes
+        )
+        planned = f"{method.memory.heap['planned memory']:,}"
+        rows.append((line.method, ", ".join(line.backends) or "none", ", ".join(sizes), f"{payloads:,}", planned))
     return rows
 
 

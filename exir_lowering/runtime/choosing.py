@@ -91,8 +91,9 @@ def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inpu
             if not least <= given <= size.size:
                 return f"{where}, not {least} to {size.size}" if least < size.size else f"{where}, not {size.size}"
             same, place = size.like or (size.input, size.dimension)
-            if any(other != given for other in _shape(inputs, same)[place : place + 1]):
-                return f"{where}, and dimension {place} of input {same}, which has the same size, is another one"
+            for other in _shape(inputs, same)[place : place + 1]:
+                if other != given:
+                    return f"{where}, but dimension {place} of input {same}, which has to be the same, is {other}"
     return ""
 
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from pte_files import FILES, OURS, made
+from torch.export import export
+from wide_models import Experts, build
 
-from exir_lowering import FileReport, InputError, inspect
+from exir_lowering import FileReport, InputError, inspect, lower, plan
 from exir_lowering.cli import main
 from exir_lowering.inspection import compare, memory
 from exir_lowering.inspection.report import PlannedTensor
@@ -86,6 +89,19 @@ def test_tensors_that_live_at_the_same_time_have_memory_of_their_own() -> None:
             for arena in method.memory.arenas:
                 assert 0 < arena.peak <= arena.bytes and arena.tensors
             assert method.memory.heap["planned memory"] == sum(arena.bytes for arena in method.memory.arenas)
+
+
+class ViewOfAnInput(torch.nn.Module):
+    def forward(self, x):
+        made = x.sum((1, 2)).exp().sqrt()
+        return made, x.view(8, 64).abs()
+
+
+@pytest.mark.parametrize("case", [build(Experts), (ViewOfAnInput(), (torch.ones(4, 2, 64),))])
+def test_the_peak_is_that_of_the_plan_as_a_view_keeps_the_memory_of_what_it_is_of(case) -> None:
+    program = export(*case)
+    (arena,) = inspect(lower(program).emit().buffer).methods[0].memory.arenas
+    assert arena.peak == plan(program).methods[0].memory.peak
 
 
 def test_kernels_are_what_executorchs_selective_build_takes(tmp_path: Path) -> None:
