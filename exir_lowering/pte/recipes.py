@@ -102,9 +102,11 @@ def decode(content: memoryview, size: int) -> Recipes:
         place["recipes"] = tuple(Recipe(tuple(sources), tuple(calls)) for sources, calls in read)
     places = [Place(**place) for place in tree["places"]]
     work = sum((1 + len(recipe.calls)) * place.size for place in places for recipe in place.recipes)
-    if min((place.size for place in places), default=0) < 0 or work > 4 * _GROWTH * size:
-        raise CorruptError("its recipes are for content that it does not have")
+    once = len({(place.kind, place.number) for place in places}) == len(places)
     weights = {name: Weight(**{**one, "shape": tuple(one["shape"])}) for name, one in tree["weights"].items()}
+    known = weights.keys() >= {name for place in places for name in place.names}
+    if not once or not known or min((place.size for place in places), default=0) < 0 or work > 4 * _GROWTH * size:
+        raise CorruptError("its recipes are for content that it does not have")
     return Recipes(weights, places)
 
 

@@ -97,19 +97,15 @@ def refit(
     file, files, debug = _open(source, data)
     seal = verifying.check_program(file, "full")
     verifying.check_all(file, seal, files, frozenset(files.named), "full")
-    _, content = container.open_program(file.content)
-    written = content.named.get(recipes.KEY)
+    written = container.open_program(file.content)[1].named.get(recipes.KEY)
     if seal is None or written is None:
         raise InputError(
             f"refit: {file.name} does not say how it is made of weights. Lower the model with "
             "LoweringOptions(refit=True), or `exir-lower lower --refit`."
         )
     who = f"refit: {file.name}"
-    names = {found: name for name, found in seal.data.items()}
-    if any(Path(name).name != name or "\\" in name for name in seal.data):
-        raise InputError(f"{who}: its data files have names with folders: {_list([*seal.data])}. It was damaged.")
     try:
-        opened = {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
+        opened = _contents(who, seal.data, files)
         known = recipes.decode(written, sum(map(len, (file.content, *opened.values()))))
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing, copying and torch let other threads run
             values = _read_values(who, state_dict, known.weights, strict, pool)
@@ -122,6 +118,14 @@ def refit(
         raise InputError(f"{who} cannot be refitted: {what}. Lower the model again.") from error
     old, new = (digests.identity(each).encode() for each in (file.content, program))
     return RefittedFile(program, more, debug.replace(old, new) if old in debug else b"")
+
+
+def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str, memoryview]:
+    """Return the data files by the names that the program has for them, with which they are saved."""
+    if any(Path(name).name != name or "\\" in name for name in sealed):
+        raise InputError(f"{who}: its data files have names with folders: {_list([*sealed])}. It was damaged.")
+    names = {found: name for name, found in sealed.items()}
+    return {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
 
 
 def _open(source: Any, data: Given) -> tuple[MappedFile, DataFiles, bytes]:
