@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TypeAlias
@@ -35,7 +34,7 @@ class _File:
         extent = header.read_pte(old) if is_program else header.read_ptd(old)
         of = slots.Program if is_program else slots.FlatTensor
         self.tables = root(old[: extent.tables])
-        self.old, self.new, self.base = old, _allocate(len(old)), extent.base
+        self.old, self.new, self.base = old, memoryview(bytearray(len(old))), extent.base
         self._ranges = list(container.segment_ranges(self.tables.tables(of.SEGMENTS)))
         self.named = list(self.tables.tables(of.NAMED_DATA))
         self.filled: dict[int, _Filled] = {}  # by where it starts
@@ -114,14 +113,6 @@ class _File:
         """Replace digests in keys."""
         start, end = area
         self.new[start:end] = substitute(self.new[start:end], replaced)
-
-
-def _allocate(size: int) -> memoryview:
-    """Return memory, in large pages where there are any: to get the pages takes longer than to write to them."""
-    made = mmap.mmap(-1, max(size, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        made.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(made)[:size]
 
 
 def _same(one: memoryview, other: memoryview) -> bool:

@@ -30,7 +30,7 @@ BUDGETS = {
     "exir_lowering/plugins": 2460,
     "exir_lowering/pte": 4950,
     "exir_lowering/quantization": 956,
-    "exir_lowering/refitting": 440,
+    "exir_lowering/refitting": 432,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3915,
     "exir_lowering/steps": 6374,
