@@ -52,7 +52,7 @@ def written() -> str:
     return str(content.named[recipes.KEY], "utf-8")
 
 
-def calls(*given: Any) -> Callable[[Any], None]:
+def calls(*given: Any) -> Callable[[Any], Any]:
     def change(tree: Any) -> None:
         for place in tree["places"]:
             place["recipes"] = [{"sources": [["weight", [16, 1]]], "calls": list(given)}]
@@ -60,11 +60,11 @@ def calls(*given: Any) -> Callable[[Any], None]:
     return change
 
 
-def every(**fields: Any) -> Callable[[Any], None]:
+def every(**fields: Any) -> Callable[[Any], Any]:
     return lambda tree: [place.update(fields) for place in tree["places"]]
 
 
-def weights(**fields: Any) -> Callable[[Any], None]:
+def weights(**fields: Any) -> Callable[[Any], Any]:
     return lambda tree: [weight.update(fields) for weight in tree["weights"].values()]
 
 
