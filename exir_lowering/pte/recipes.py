@@ -1,7 +1,8 @@
 """How a file's content is made of a model's weights: a named datum that nothing reads when the file runs.
 
 Each place has recipes, one for each weight or computation that had its content. A recipe is calls of operators of the
-closed list, whose operands are views of memory: of weights, of what the recipe has itself, and of earlier results.
+closed list, which only move elements or compute with each; their operands are views of memory by number: first the
+sources, then what each call returned.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -17,7 +19,7 @@ import torch
 import xxhash
 
 from exir_lowering.graphs.operators import pure
-from exir_lowering.graphs.operators.budget import check_memory, extent_of
+from exir_lowering.graphs.operators.budget import extent_of
 from exir_lowering.graphs.operators.calls import CheckedCall
 from exir_lowering.graphs.ranges.analysis import REPLACED_BOUND
 from exir_lowering.graphs.serialized.plain import PlainReader
@@ -30,7 +32,9 @@ RESERVED: Final = b"exir_lowering: reserved for refit"
 """What is emitted in its place."""
 
 _VERSION = 1
-_SAME_SIZE = frozenset({"aten._to_copy.default", "aten.clone.default", "aten.zeros_like.default"})
+_MOST = 1 << 24  # bytes of recipes
+_GROWTH, _SLACK = 16, 1 << 12  # a step takes so many times the bytes of the result, and these more
+_MOVING = frozenset({"_to_copy", "clone", "zeros_like", "full_like", "constant_pad_nd", "cat", "flip"})
 _PACKING = "aten.__lshift__.Scalar"  # of two numbers into a byte
 
 
@@ -47,9 +51,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the bytes of a piece are made; they are those of the last memory."""
+    """How content is made: it is the last memory. Without sources, it stays what it is."""
 
-    sources: tuple[tuple[Any, Any], ...]  # a name and strides; or None and content in base64
+    sources: tuple[tuple[Any, Any], ...] = ()  # a name and strides; or None and content in base64
     calls: tuple[tuple[Any, ...], ...] = ()  # operator, arguments as JSON, and which result is the next memory
 
     @property
@@ -66,7 +70,7 @@ class Place:
     number: int
     size: int  # in bytes
     prefix: str | None = None  # what comes before the SHA-256 of the content in its key; None for another key
-    recipes: tuple[Recipe, ...] = ()  # none for what no weight is in
+    recipes: tuple[Recipe, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -86,25 +90,23 @@ class Recipes:
         return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
 
 
-def decode(content: memoryview) -> Recipes:
-    """Read recipes; raise a CorruptError when they are damaged, or of another version."""
-    try:
-        tree = json.loads(str(content, "utf-8"))
-        if tree["version"] != _VERSION:
-            raise ValueError(f"version {tree['version']!r}, expected {_VERSION}")
-        weights = {name: Weight(**{**one, "shape": tuple(one["shape"])}) for name, one in tree["weights"].items()}
-        for place in tree["places"]:
-            made = (
-                Recipe(tuple(map(tuple, one["sources"])), tuple(map(tuple, one["calls"]))) for one in place["recipes"]
-            )
-            place["recipes"] = tuple(made)
-        places = [Place(**place) for place in tree["places"]]
-        if any(type(number) is not int or number < 0 for place in places for number in (place.number, place.size)):
-            raise ValueError("a place has no number or size")
-        if not weights.keys() >= {name for place in places for name in place.names}:
-            raise ValueError("a recipe takes what is not a weight")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"its recipes are damaged: {type(error).__name__}: {error}") from None
+def decode(content: memoryview, size: int) -> Recipes:
+    """Read the recipes of files of so many bytes; a CorruptError, or what Python raises, if they are damaged."""
+    if len(content) > _MOST:
+        raise CorruptError(f"its recipes have more than {_MOST:,} bytes")
+    tree = json.loads(str(content, "utf-8"))
+    if tree["version"] != _VERSION:
+        raise CorruptError(f"its recipes are of the version {tree['version']!r}, expected {_VERSION}")
+    for place in tree["places"]:
+        read = ((map(tuple, one["sources"]), map(tuple, one["calls"])) for one in place["recipes"])
+        place["recipes"] = tuple(Recipe(tuple(sources), tuple(calls)) for sources, calls in read)
+    places = [Place(**place) for place in tree["places"]]
+    work = sum((1 + len(recipe.calls)) * place.size for place in places for recipe in place.recipes)
+    once = len({(place.kind, place.number) for place in places}) == len(places)
+    weights = {name: Weight(**{**one, "shape": tuple(one["shape"])}) for name, one in tree["weights"].items()}
+    known = weights.keys() >= {name for place in places for name in place.names}
+    if not once or not known or min((place.size for place in places), default=0) < 0 or work > 4 * _GROWTH * size:
+        raise CorruptError("its recipes are for content that it does not have")
     return Recipes(weights, places)
 
 
@@ -112,9 +114,10 @@ def is_bounded(tensor: torch.Tensor) -> bool:
     """Return whether no element of a floating-point tensor is so large that lowering may not rely on its size."""
     if not tensor.numel():
         return True
-    low, high = torch.aminmax(tensor.detach())
+    plain = tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()
+    low, high = torch.aminmax(plain)
     if bool(low.isnan()):
-        low, high = torch.aminmax(torch.nan_to_num(tensor.detach(), 0.0, math.inf, -math.inf))
+        low, high = torch.aminmax(torch.nan_to_num(plain, 0.0, math.inf, -math.inf))
     return max(-float(low), float(high)) <= REPLACED_BOUND
 
 
@@ -128,12 +131,21 @@ def raw(tensor: torch.Tensor) -> memoryview:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().data
 
 
+def substitute(content: bytes | memoryview, replaced: Mapping[str, str]) -> bytes:
+    """Replace keys, all at once: a new one may be another's old one."""
+    if not replaced:
+        return bytes(content)
+    keys = {old.encode(): new.encode() for old, new in replaced.items()}
+    return re.sub(b"|".join(map(re.escape, keys)), lambda found: keys[found[0]], content)
+
+
 def find(operator: str) -> CheckedCall:
     """Return an operator of the closed list; ValueError if it is not on it."""
-    found = pure.find(operator)
-    if found is None:
-        raise ValueError(pure.why_not(operator))
-    return CheckedCall(operator.split(".")[1], found)
+    found, name = pure.find(operator), operator.split(".")[1]
+    quantising = operator.startswith("quantized_decomposed.")
+    if found is None or not (quantising or torch.Tag.pointwise in found.tags or found.views or name in _MOVING):
+        raise ValueError(f"{operator} is not on the closed list of operators that only move or compute each element")
+    return CheckedCall(name, found)
 
 
 class _Reader(PlainReader):
@@ -152,33 +164,32 @@ class _Reader(PlainReader):
         return torch.empty(0, dtype=kind).set_(storage, offset, shape, strides)
 
 
-def replay(recipe: Recipe, weights: Mapping[str, torch.Tensor]) -> memoryview:
-    """Return the bytes that a recipe makes; raise a CorruptError for a damaged one, or for values it is not for."""
+def replay(recipe: Recipe, weights: Mapping[str, torch.Tensor], size: int) -> memoryview:
+    """Return the bytes, so many, that a recipe makes; raise a CorruptError, or what Python and torch do, otherwise."""
     memories: list[torch.Tensor] = []
-    reader = _Reader(memories)
-    try:
-        for name, content in recipe.sources:
-            plain = None if name is None else _lay_out(weights[name], content)
-            memories.append(
-                torch.tensor(list(base64.b64decode(content)), dtype=torch.uint8) if plain is None else plain
-            )
-        for operator, args, kwargs, result in recipe.calls:
-            call, given, named = find(operator), reader.read(args), reader.read(kwargs)
-            if operator not in _SAME_SIZE:
-                check_memory(call.needs(given, named))
-            if operator == _PACKING and max(raw(given[0]), default=0) > 15:
-                raise ValueError("a number is outside of -8 to 7, which four bits hold")
-            made = call(*given, **named)
-            memories.append(made if isinstance(made, torch.Tensor) else made[result])
-        return raw(memories[-1])
-    except (ValueError, TypeError, LookupError, RuntimeError, RecursionError) as error:
-        raise CorruptError(f"a recipe does not work: {error}") from None
+    reader, most = _Reader(memories), _GROWTH * size + _SLACK
+    for name, content in recipe.sources:
+        plain = base64.b64decode(content) if name is None else b""
+        memories.append(_lay_out(weights[name], content) if name else torch.tensor(list(plain), dtype=torch.uint8))
+    for operator, args, kwargs, result in recipe.calls:
+        call, given, named = find(operator), reader.read(args), reader.read(kwargs)
+        if call.needs(given, named) > most:
+            raise CorruptError(f"a recipe takes too much memory for its {size} bytes")
+        if operator == _PACKING and max(raw(given[0]), default=0) > 15:
+            raise CorruptError("a number is outside of -8 to 7, which four bits hold")
+        made = call(*given, **named)
+        memories.append(made if isinstance(made, torch.Tensor) else made[result])
+    made = raw(memories[-1])
+    if len(made) != size:
+        raise CorruptError(f"a recipe makes {len(made)} bytes, expected {size}")
+    return made
 
 
 def _lay_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return a tensor in memory of its own, with strides."""
-    whole = extent_of(tensor.shape, strides) * tensor.element_size()
-    if tensor.stride() == tuple(strides) and tensor.untyped_storage().nbytes() == whole:
+    extent = extent_of(tensor.shape, strides)
+    if extent != tensor.numel() or min(strides, default=0) < 0:
+        raise CorruptError("a weight has gaps")
+    if tensor.stride() == tuple(strides) and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
-    check_memory(whole)
-    return torch.empty_strided(tuple(tensor.shape), tuple(strides), dtype=tensor.dtype).copy_(tensor)
+    return torch.zeros(extent, dtype=tensor.dtype).as_strided(tuple(tensor.shape), tuple(strides)).copy_(tensor)

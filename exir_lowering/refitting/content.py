@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from typing import TypeAlias
 
+import numpy
+import numpy.typing
 import torch
-import xxhash
 
 from exir_lowering.errors import InputError
 from exir_lowering.pte import assembling, container, digests, header, provenance, slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
-from exir_lowering.pte.recipes import Place, replay
+from exir_lowering.pte.recipes import Place, replay, substitute
 
-_THREADS = 4
-_DIGEST = re.compile(rb"[0-9a-f]{64}")
+_HEAD = 256  # bytes at the start by which contents are told apart
 _AGAIN = "Lower the model again with these values."
+
+_Filled: TypeAlias = "tuple[Place, memoryview, tuple[str, str] | None]"
+"""A place, its content, and the old and new SHA-256 of that by which delegates find it, if it is new."""
 
 
 class _File:
@@ -34,7 +37,7 @@ class _File:
         self.old, self.new, self.base = old, memoryview(bytearray(len(old))), extent.base
         self._ranges = list(container.segment_ranges(self.tables.tables(of.SEGMENTS)))
         self.named = list(self.tables.tables(of.NAMED_DATA))
-        self.filled: dict[int, tuple[Place, memoryview]] = {}  # places by where they start, with their content
+        self.filled: dict[int, _Filled] = {}  # by where it starts
 
     @property
     def last(self) -> int:
@@ -66,21 +69,59 @@ class _File:
             raise CorruptError("its recipes are for content that it does not have")
         return start
 
-    def write(self) -> None:
-        """Write the new content, and what stays as it is."""
+    def fill(self, who: str, place: Place, values: Mapping[str, torch.Tensor]) -> tuple[int, _Filled]:
+        """Write a place's content; return it, and where it starts."""
+        start, content = self.start_of(place), None
+        old = self.old[start : start + place.size]
+        for recipe in place.recipes:
+            lacking = [name for name in recipe.names if name not in values]
+            if lacking and len(lacking) < len(recipe.names):
+                given = next(name for name in recipe.names if name in values)
+                raise InputError(
+                    f"{who}: {lacking[0]!r} is missing: the file has what is computed from it and {given!r}."
+                )
+            made = old if lacking or not recipe.names else replay(recipe, values, place.size)
+            if content is not None and not _same(made, content):
+                raise _split(who, place.names)
+            content = made
+        content, keys = old if content is None else content, None
+        if place.prefix is not None and not _same(content, old):
+            key = self.named[place.number].text(slots.NamedData.KEY)
+            keys = key.removeprefix(place.prefix), hashlib.sha256(content).hexdigest()
+        numpy.copyto(_view(self.new[start : start + place.size]), _view(content))  # which lets other threads run
+        return start, (place, content, keys)
+
+    def add(self, who: str, start: int, filled: _Filled) -> None:
+        """Note what was filled; several places may be the same bytes."""
+        place, content, _ = filled
+        other = self.filled.setdefault(start, filled)
+        if not _same(other[1], content):
+            raise _split(who, [*place.names, *other[0].names])
+
+    def complete(self, replaced: Mapping[str, str]) -> None:
+        """Write what stays as it is, with other keys in the tables."""
         end = 0
-        for start, (place, content) in sorted(self.filled.items(), key=lambda item: item[0]):
+        for start, (place, *_) in sorted(self.filled.items(), key=lambda item: item[0]):
             if start < end:
                 raise CorruptError("its recipes make the same bytes twice")
-            self.new[end:start], self.new[start : start + place.size] = self.old[end:start], content
+            self.new[end:start] = self.old[end:start]
             end = start + place.size
         self.new[end:] = self.old[end:]
+        self.replace((0, self.base), replaced)
 
-    def replace(self, area: tuple[int, int], replaced: Mapping[bytes, bytes]) -> None:
+    def replace(self, area: tuple[int, int], replaced: Mapping[str, str]) -> None:
         """Replace digests in keys."""
         start, end = area
-        made = _DIGEST.sub(lambda found: replaced.get(found[0], found[0]), self.new[start:end])
-        self.new[start:end] = made
+        self.new[start:end] = substitute(self.new[start:end], replaced)
+
+
+def _same(one: memoryview, other: memoryview) -> bool:
+    """Compare content; memoryviews do that byte by byte."""
+    return one is other or (one[:_HEAD] == other[:_HEAD] and numpy.array_equal(_view(one), _view(other)))
+
+
+def _view(content: memoryview) -> numpy.typing.NDArray[numpy.uint8]:
+    return numpy.frombuffer(content, numpy.uint8)
 
 
 def rewrite(
@@ -89,6 +130,7 @@ def rewrite(
     data: Mapping[str, memoryview],
     places: Sequence[Place],
     values: Mapping[str, torch.Tensor],
+    pool: Executor,
 ) -> tuple[memoryview, dict[str, memoryview]]:
     """Return a program and its data files with other values of some weights.
 
@@ -96,20 +138,23 @@ def rewrite(
     """
     main = _File(program, True)
     files = {name: _File(content, False) for name, content in data.items()}
-    keys = []
-    for place in places:
-        file = main if place.kind in ("constant", "initial", "named") else files.get(place.kind)
-        if file is None:
-            raise InputError(f"{who}: the data file {place.kind!r} is missing. Give it by `data`.")
-        content = _fill(who, file, place, values)
-        if content is not None and place.prefix is not None:
-            key = file.named[place.number].text(slots.NamedData.KEY)
-            keys.append((key.removeprefix(place.prefix), content))
-    replaced = _hash(keys)
+    lacking = {place.kind for place in places} - {"constant", "initial", "named", *files}
+    if lacking:
+        raise InputError(f"{who}: the data file {min(lacking)!r} is missing. Give it by `data`.")
+    of = [files.get(place.kind, main) for place in places]
+    replaced = {}
+
+    def fill(file: _File, place: Place) -> tuple[int, _Filled]:
+        with torch.no_grad():  # which each thread has of its own
+            return file.fill(who, place, values)
+
+    for file, (start, filled) in zip(of, pool.map(fill, of, places), strict=True):
+        file.add(who, start, filled)
+        if filled[2] is not None:
+            replaced[filled[2][0]] = filled[2][1]
     for file in (main, *files.values()):
         _check_merged(who, file)
-        file.write()
-        file.replace((0, file.base), replaced)
+        file.complete(replaced)
     for number in _payloads(main.tables):
         main.replace(main.segment(number), replaced)
     _replace_provenance(main, replaced)
@@ -119,29 +164,6 @@ def rewrite(
     first, *_, last = assembling.seal(tables, [main.new[main.base : start]], sealed, lambda one, made: made.write(one))
     main.new[: main.base], main.new[start:end] = first, last
     return main.new, {name: file.new for name, file in files.items()}
-
-
-def _fill(who: str, file: _File, place: Place, values: Mapping[str, torch.Tensor]) -> memoryview | None:
-    """Fill a place; return its content, None if it stays what it is."""
-    start, content, kept = file.start_of(place), None, not place.recipes
-    old = file.old[start : start + place.size]
-    other = file.filled.get(start, (place, None))
-    for recipe in place.recipes:
-        lacking = [name for name in recipe.names if name not in values]
-        if lacking and len(lacking) < len(recipe.names):
-            given = next(name for name in recipe.names if name in values)
-            raise InputError(f"{who}: {lacking[0]!r} is missing: the file has what is computed from it and {given!r}.")
-        made = old if lacking else replay(recipe, values)
-        if len(made) != place.size:
-            raise CorruptError(f"a recipe makes {len(made)} bytes, expected {place.size}")
-        if content is not None and made != content:
-            raise _split(who, place.names)
-        content, kept = made, kept or bool(lacking)
-    if content is not None and other[1] is not None and other[1] != content:
-        raise _split(who, [*place.names, *other[0].names])
-    if content is not None or other[1] is None:
-        file.filled[start] = place, old if content is None else content
-    return None if content is old else content
 
 
 def _split(who: str, names: Sequence[str]) -> InputError:
@@ -154,23 +176,16 @@ def _split(who: str, names: Sequence[str]) -> InputError:
 
 def _check_merged(who: str, file: _File) -> None:
     """Refuse values that a lowering would store once, which differed before."""
-    known: dict[tuple[int, bytes], int] = {}
-    for start, (place, content) in file.filled.items():
+    known: dict[tuple[int, bytes], list[tuple[memoryview, memoryview, Place]]] = {}
+    for start, (place, content, _) in file.filled.items():
         if place.kind != "initial":
-            other = known.setdefault((place.size, xxhash.xxh3_128_digest(content)), start)
-            if other != start and file.old[start : start + place.size] != file.old[other : other + place.size]:
-                names = ", ".join(map(repr, [*place.names[:2], *file.filled[other][0].names[:2]]))
-                raise InputError(f"{who}: {names} are equal now, which is stored once; they were not. {_AGAIN}")
-
-
-def _hash(keys: Sequence[tuple[str, memoryview]]) -> dict[bytes, bytes]:
-    """Return the SHA-256 of contents, by which delegates find them, by the old ones."""
-
-    def hash_some(part: Sequence[tuple[str, memoryview]]) -> list[tuple[bytes, bytes]]:
-        return [(old.encode(), hashlib.sha256(content).hexdigest().encode()) for old, content in part]
-
-    with ThreadPoolExecutor(_THREADS) as pool:  # hashing lets other threads run
-        return dict(itertools.chain(*pool.map(hash_some, [keys[number::_THREADS] for number in range(_THREADS)])))
+            old = file.old[start : start + place.size]
+            alike = known.setdefault((place.size, bytes(content[:_HEAD])), [])
+            for made, before, other in alike:
+                if _same(made, content) and not _same(before, old):
+                    names = ", ".join(map(repr, [*place.names[:2], *other.names[:2]]))
+                    raise InputError(f"{who}: {names} are equal now, which is stored once; they were not. {_AGAIN}")
+            alike.append((content, old, place))
 
 
 def _payloads(program: Table) -> set[int]:
@@ -182,7 +197,7 @@ def _payloads(program: Table) -> set[int]:
     return {one.number(of.INDEX, "I") for one in found if one.number(of.LOCATION, "b") == slots.DataLocation.SEGMENT}
 
 
-def _replace_provenance(file: _File, replaced: Mapping[bytes, bytes]) -> None:
+def _replace_provenance(file: _File, replaced: Mapping[str, str]) -> None:
     """Replace the digests in the provenance, where they are sorted."""
     for entry in file.named:
         if entry.text(slots.NamedData.KEY) == provenance.KEY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte import container, data_files, digests, kinds, mapping, recipes, saving, verifying
 from exir_lowering.pte.data_files import DataFiles, Given
 from exir_lowering.pte.debug_info import SUFFIX
-from exir_lowering.pte.digests import SealError
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.recipes import Weight, digest, is_bounded
@@ -97,25 +97,35 @@ def refit(
     file, files, debug = _open(source, data)
     seal = verifying.check_program(file, "full")
     verifying.check_all(file, seal, files, frozenset(files.named), "full")
-    _, content = container.open_program(file.content)
-    written = content.named.get(recipes.KEY)
+    written = container.open_program(file.content)[1].named.get(recipes.KEY)
     if seal is None or written is None:
         raise InputError(
             f"refit: {file.name} does not say how it is made of weights. Lower the model with "
             "LoweringOptions(refit=True), or `exir-lower lower --refit`."
         )
     who = f"refit: {file.name}"
-    names = {found: name for name, found in seal.data.items()}
     try:
-        opened = {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
-        known = recipes.decode(written)
-        values = _read_values(who, state_dict, known.weights, strict)
-        with torch.no_grad():
-            program, more = rewrite(who, file.content, opened, known.places, values)
-    except (CorruptError, SealError, LookupError) as error:
-        raise InputError(f"{who} cannot be refitted: {error}. Lower the model again.") from None
+        opened = _contents(who, seal.data, files)
+        known = recipes.decode(written, sum(map(len, (file.content, *opened.values()))))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing, copying and torch let other threads run
+            values = _read_values(who, state_dict, known.weights, strict, pool)
+            program, more = rewrite(who, file.content, opened, known.places, values, pool)
+    except Exception as error:  # whatever a damaged recipe raises, in Python or torch
+        let_through(error)
+        if isinstance(error, InputError):
+            raise
+        what = str(error) if isinstance(error, CorruptError) else f"its recipes are damaged: {error!r:.200}"
+        raise InputError(f"{who} cannot be refitted: {what}. Lower the model again.") from error
     old, new = (digests.identity(each).encode() for each in (file.content, program))
     return RefittedFile(program, more, debug.replace(old, new) if old in debug else b"")
+
+
+def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str, memoryview]:
+    """Return the data files by the names that the program has for them, with which they are saved."""
+    if any(Path(name).name != name or "\\" in name for name in sealed):
+        raise InputError(f"{who}: its data files have names with folders: {_list([*sealed])}. It was damaged.")
+    names = {found: name for name, found in sealed.items()}
+    return {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
 
 
 def _open(source: Any, data: Given) -> tuple[MappedFile, DataFiles, bytes]:
@@ -135,7 +145,9 @@ def _open(source: Any, data: Given) -> tuple[MappedFile, DataFiles, bytes]:
     return file, data_files.read(data, "refit"), beside.read_bytes() if beside.is_file() else b""
 
 
-def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bool) -> dict[str, torch.Tensor]:
+def _read_values(
+    who: str, given: Any, weights: Mapping[str, Weight], strict: bool, pool: Executor
+) -> dict[str, torch.Tensor]:
     """Return the values to use by name, tied ones under each name; raise an InputError for what does not fit."""
     if not isinstance(given, Mapping):
         raise InputError(f"{who}: state_dict: got {type(given).__name__}, expected a mapping from names to tensors.")
@@ -144,8 +156,7 @@ def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bo
         close = difflib.get_close_matches(str(unknown[0]), weights, n=2)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise InputError(f"{who}: state_dict has {_list(unknown)}, expected the names of the exported program.{hint}")
-    for name, value in given.items():
-        _check(f"{who}: state_dict[{name!r}]", value, weights[name])
+    list(pool.map(lambda name: _check(f"{who}: state_dict[{name!r}]", given[name], weights[name]), [*given]))
     found: dict[str, torch.Tensor] = {}
     groups: dict[str, list[str]] = {}
     for name, weight in weights.items():
@@ -158,7 +169,7 @@ def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bo
                     f"{who}: state_dict: {first!r} and {other!r} are one tensor in the model, but got two values. Give "
                     "the same for both, or only one; lower the model again if they are not tied any more."
                 )
-        found.update({name: given[first].detach() for name in names if first})
+        found.update({name: given[first].detach().resolve_neg() for name in names if first})
     missing = [name for name, weight in weights.items() if name not in found and not weight.reason]
     if strict and missing:
         raise InputError(f"{who}: state_dict lacks {_list(missing)}. Give all values; strict=False keeps the others.")

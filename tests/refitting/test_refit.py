@@ -17,6 +17,7 @@ from torch.export import ExportedProgram, export
 
 from exir_lowering import Artifact, InputError, LoweringOptions, graphs, load, lower, quantize, refit
 from exir_lowering.cli import main
+from exir_lowering.pte.recipes import is_bounded
 
 REFIT = LoweringOptions(refit=True)
 
@@ -243,6 +244,30 @@ def test_tied_equal_and_folded_weights() -> None:
     artifact = lower(export(untrained, (torch.ones(1, 4),)), options=REFIT).emit()
     with pytest.raises(InputError, match=r"was equal when the model was lowered, and is stored once"):
         refit(artifact, trained(copy.deepcopy(untrained), 1).state_dict())
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + torch.tensor([1.0, 2.0, 3.0])
+
+
+def test_constants_that_share_the_bytes_of_a_weight_stay() -> None:
+    lowered = lower(export(Scaled(), (torch.ones(3),)), options=REFIT)
+    with pytest.raises(InputError, match=r"'weight': what the file has of them was equal"):
+        refit(lowered.emit(), {"weight": torch.ones(3)})
+    lowered = lower(export(nn.Linear(3, 1), (torch.ones(1, 3),)), options=REFIT)
+    weight = lowered.weights["forward"]["weight"].detach().clone()
+    with pytest.raises(InputError, match=r"'weight': what the file has of them was equal"):
+        refit(lowered.emit(constant_methods={"table": weight}), {"weight": torch.ones(1, 3), "bias": torch.ones(1)})
+
+
+def test_weights_of_one_byte_are_bounded() -> None:
+    assert is_bounded(torch.ones(3).to(torch.float8_e4m3fn))
+    assert not is_bounded(torch.tensor([1e6, float("nan")]).to(torch.float8_e5m2))
 
 
 def test_files_that_cannot_be_refitted() -> None:
