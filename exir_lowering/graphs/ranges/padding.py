@@ -173,8 +173,6 @@ class Positions:
         inputs = node.all_input_nodes
         value = node.meta.get("val")
         results = value if isinstance(value, (tuple, list)) else [value]
-        if any(not grows(size) for each in results for size in self.padded(each).values()):
-            return Mixing(node, "its size may shrink when inputs grow")
         metadata = target_name(node.target) == "aten._assert_tensor_metadata.default"
         if metadata or (value is None and all(map(self._is_size, inputs))):
             return None  # a check that holds for each size of the program
@@ -190,7 +188,10 @@ class Positions:
             return None
         if not any(map(self.dims, inputs)) and not any(map(self.sized, inputs)) and not any(map(self.padded, results)):
             return None
-        return self._apply(node, results)
+        found = self._apply(node, results)
+        if found is None and any(not grows(size) for each in results for size in self.padded(each).values()):
+            return Mixing(node, f"{target_name(node.target)}: its size may shrink when inputs grow")
+        return found
 
     def _apply(self, node: Node, results: Any) -> Mixing | None:
         """Apply the rule of an operator that has to do with padded values."""
