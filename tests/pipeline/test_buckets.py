@@ -207,7 +207,7 @@ def test_images_of_several_sizes() -> None:
     dims = {0: Dim("batch", max=8), 2: Dim("h", min=8, max=64), 3: Dim("w", min=8, max=64)}
     program = export(model, (torch.zeros(2, 3, 16, 24),), dynamic_shapes=(dims,))
     sizes = {"batch": [1], "h": [12, 16], "w": [12, 16]}
-    with pytest.raises(InputError, match=r"conv2d.*may mix positions(.|\n)*self.two\(self.one\(x\)"):
+    with pytest.raises(InputError, match=r"convolution.*may mix positions(.|\n)*self.two\(self.one\(x\)"):
         buckets(program, sizes)
     artifact = lower(buckets(program, sizes, exact=True), "xnnpack").emit()
     for engine in ENGINES:
@@ -231,7 +231,7 @@ def test_derived_sizes_branches_and_written_inputs() -> None:
     shapes = ({0: batch, 1: SEQ}, {0: batch, 1: 2 * SEQ})
     program = export(Two(), (torch.ones(2, 5), torch.ones(2, 10)), dynamic_shapes=shapes, strict=False)
     sizes = {"batch": [1, 2], "seq": [4, 8]}
-    with pytest.raises(InputError, match="select.int: it takes an element that is padded"):
+    with pytest.raises(InputError, match=r"select.int: it takes an element that is padded"):
         buckets(program, sizes)
     made = buckets(program, sizes, exact=True)
     assert list(made) == [f"forward@batch={b},seq={s}" for b, s in ((1, 4), (1, 8), (2, 4), (2, 8))]
