@@ -17,7 +17,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
-from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest, solve
+from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
@@ -68,23 +68,13 @@ def buckets(
         kept = found
     made = []
     for combination in itertools.product(*chosen.values()):
-        tag = ",".join(f"{key}={size}" for key, (size, _) in zip(chosen, combination, strict=True))
-        numbers = _join(dict(zip(chosen, combination, strict=True)))
+        tag = ",".join(f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
+        numbers = dict(combination)
         specialised = _Specialisation(program, numbers, f"{method}@{tag}").program()
         specialised.graph_module.meta[BUCKET] = dims.describe(numbers, kept)
         elements = sum(each.numel() for _, each in _user_tensors(specialised))
         made.append((elements, f"{method}@{tag}", specialised))
     return {name: specialised for _, name, specialised in sorted(made, key=lambda one: one[0])}
-
-
-def _join(combination: Mapping[str, tuple[int, Mapping[Any, Any]]]) -> dict[Any, Any]:
-    """Return the numbers of all symbols in a combination of sizes."""
-    numbers: dict[Any, Any] = {}
-    for key, (size, symbols) in combination.items():
-        for symbol, number in symbols.items():
-            if numbers.setdefault(symbol, number) != number:
-                raise InputError(f"buckets: {key!r} says {size}, but another name of the same dimension does not.")
-    return numbers
 
 
 def _explain(found: Mixing) -> str:
@@ -116,7 +106,9 @@ class _Dimensions:
             environment = environment or shape_env_of(value)
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
-                    self._places[users.index(node.name), dim] = self._keys[f"{node.name}.{dim}"] = expression(size)
+                    self._places[users.index(node.name), dim] = each = expression(size)
+                    if each.is_Symbol:
+                        self._keys[f"{node.name}.{dim}"] = each
         self.symbols = {symbol: None for each in self._places.values() for symbol in each.free_symbols}
         named = names_of_symbols(environment) if environment is not None else {}
         self.names = {name: symbol for name, symbol in named.items() if symbol in self.symbols}
@@ -128,20 +120,20 @@ class _Dimensions:
     def __str__(self) -> str:
         listed = []
         for symbol in self.symbols:
-            keys = [key for key, each in self._keys.items() if each == symbol or symbol in each.free_symbols]
-            where = ", ".join(repr(key) for key in sorted(keys, key=lambda key: key not in self.names))
+            keys = [repr(key) for key in (*self.names, *self._keys) if self._keys[key] == symbol]
             between = self._ranges.get(symbol)
-            listed.append(f"{where} ({'any size' if between is None else f'{between.lower} to {between.upper}'})")
+            size = "any size" if between is None else f"{between.lower} to {between.upper}"
+            listed.append(f"{', '.join(dict.fromkeys(keys))} ({size})")
         return f"The dynamic dimensions are {'; '.join(listed)}." if listed else "No dimension of it is dynamic."
 
-    def read(self, given: object) -> dict[str, list[tuple[int, dict[Any, Any]]]]:
-        """Return the sizes of each given dimension, with the numbers that symbols have then."""
+    def read(self, given: object) -> dict[str, list[tuple[Any, int]]]:
+        """Return the sizes of each given dimension, with its symbol."""
         if not isinstance(given, Mapping) or not given:
             raise InputError(
                 f'buckets: got {given!r}, expected sizes by dimension, such as {{"seq": [16, 64]}}. {self}'
             )
-        read: dict[str, list[tuple[int, dict[Any, Any]]]] = {}
-        covered: set[Any] = set()
+        read: dict[str, list[tuple[Any, int]]] = {}
+        left = dict(self.symbols)
         for key, sizes in given.items():
             if not self.names and len(self.symbols) == 1 and str(key).isidentifier():
                 self._keys[key] = next(iter(self.symbols))  # a program of a file has no names
@@ -151,25 +143,23 @@ class _Dimensions:
                 raise InputError(f"buckets: {key}: got {sizes!r}, expected a sequence of sizes, such as [16, 64].")
             if len(set(map(repr, sizes))) < len(sizes):
                 raise InputError(f"buckets: {key}: got {list(sizes)}, in which a size occurs twice.")
-            covered |= self._keys[key].free_symbols
-            read[key] = [(size, self._solve(key, size)) for size in sizes]
-        if open_ := [symbol for symbol in self.symbols if symbol not in covered]:
-            missing = next(key for key, each in self._keys.items() if open_[0] in each.free_symbols)
+            if self._keys[key] not in left:
+                raise InputError(f"buckets: {key}: the sizes of this dimension are given by another name of it.")
+            symbol = self._keys[key]
+            del left[symbol]
+            read[key] = [(symbol, self._check(key, symbol, size)) for size in sizes]
+        if left:
+            missing = next((key for key, each in self._keys.items() if each in left), str(next(iter(left))))
             raise InputError(f"buckets: no sizes are given for {missing!r}, which stays dynamic. {self}")
         return read
 
-    def _solve(self, key: str, size: object) -> dict[Any, Any]:
-        """Return the numbers of the symbols with which a dimension has a size."""
+    def _check(self, key: str, symbol: Any, size: object) -> int:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"buckets: {key}: got the size {size!r}, expected an int of at least 1.")
-        found: dict[Any, Any] | None = solve(self._keys[key], size)
-        if found is None:
-            raise InputError(f"buckets: {key}: the dimension is {self._keys[key]}, which cannot be {size}. {self}")
-        for limited, between in self._ranges.items():
-            value = limited.xreplace(found)
-            if not value.free_symbols and not between.lower <= value <= between.upper:
-                raise InputError(f"buckets: {key}: got {size}, outside the program's range. {self}")
-        return found
+        between = self._ranges.get(symbol)
+        if between is not None and not between.lower <= size <= between.upper:
+            raise InputError(f"buckets: {key}: got {size}, outside the program's range. {self}")
+        return size
 
     def describe(self, numbers: Mapping[Any, Any], kept: Kept | None) -> Bucket:
         """Return the bucket of these numbers; without what is kept, one that takes its own sizes only."""
@@ -178,6 +168,10 @@ class _Dimensions:
         for place, each in self._places.items():
             size = Size(*place, int(each.xreplace(numbers)), exact=kept is None)
             if kept is not None:
+                if not each.is_Symbol:
+                    raise InputError(
+                        f"buckets: an input has the size {each}, which follows from others. Give exact=True."
+                    )
                 least, like = smallest(each, self._ranges), first[each] if first[each] != place else None
                 size = replace(size, least=least, like=like)
             sizes.append(size)

@@ -1,4 +1,4 @@
-"""Symbolic sizes: their expressions, the names that people gave them, and when they are which numbers."""
+"""Symbolic sizes: their expressions, and the names that people gave them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Any
 
 import sympy
 import torch
-
-# Says between which numbers an expression of sizes lies.
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 def expression(size: Any) -> Any:
@@ -29,23 +26,12 @@ def names_of_symbols(shape_env: Any) -> dict[str, Any]:
     return {name: each for name, each in found.items() if each.is_Symbol}
 
 
-def solve(size: Any, number: int) -> dict[Any, Any] | None:
-    """Return the number that the one symbol of a size has when the size is a number, None if there is no such one."""
-    if size.is_Symbol:
-        return {size: sympy.Integer(number)}
-    if len(size.free_symbols) != 1:
-        return None
-    (symbol,) = size.free_symbols
-    try:
-        found = [each for each in sympy.solve(size - number, symbol) if each.is_Integer and each > 0]
-    except NotImplementedError:
-        return None
-    return {symbol: found[0]} if len(found) == 1 else None
+def grows(size: Any) -> bool:
+    """Return whether a size is a polynomial that is not smaller when its symbols are greater."""
+    terms = [each for each in sympy.Add.make_args(sympy.expand(size)) if each.free_symbols]
+    return bool(size.is_polynomial(*size.free_symbols)) and all(each.as_coeff_Mul()[0] > 0 for each in terms)
 
 
 def smallest(size: Any, ranges: Any) -> int:
-    """Return the least number that a size can be with these range constraints, where each symbol is at least 1."""
-    positive = ValueRanges(1, sympy.oo)
-    known = {symbol: ranges.get(symbol, positive) & positive for symbol in size.free_symbols}
-    least = bound_sympy(size, known).lower
-    return int(least) if least.is_Integer else 0
+    """Return the least number that a size can be with these range constraints, 0 if that is not plain."""
+    return max(1, int(ranges[size].lower) if size in ranges else 1) if size.is_Symbol else 0

@@ -30,7 +30,6 @@ examples:
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p ./mine.py:MyPartitioner:level=2 -p xnnpack --deny op=aten.gelu -o model.pte
-  exir-lower lower model.pt2 --bucket seq=16,64,256 -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
   exir-lower lower model.pt2 -p xnnpack -o model.pte --save-config lowering.toml
   exir-lower lower --config lowering.toml --require-coverage 0.9
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    program_files.add_buckets(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument(
         "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
@@ -124,8 +122,7 @@ def execute(arguments: argparse.Namespace) -> int:
             refit=arguments.refit,
         )
         chosen = choice.make()
-        programs = program_files.make_buckets(program_files.read_programs(files, arguments.trust), arguments)
-        lowered = lower(programs, **chosen, options=options)
+        lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
             say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
         if arguments.save_repro is not None and not lowered.report.refused:

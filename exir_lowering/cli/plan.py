@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    program_files.add_buckets(parser)
     parser.add_argument("--all", action="store_true", help="print every operator and partition, not just 25 lines")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
@@ -51,8 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         chosen, options = choice.make(), program_files.make_options(arguments)
         try:
-            programs = program_files.make_buckets(program_files.read_programs(files, arguments.trust), arguments)
-            planned = plan(programs, **chosen, options=options)
+            planned = plan(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():

@@ -63,38 +63,6 @@ def add_variants(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_buckets(command: argparse.ArgumentParser) -> None:
-    """Add the arguments for shape buckets."""
-    command.add_argument(
-        "--bucket",
-        action="append",
-        default=[],
-        metavar="DIMENSION=SIZE,...",
-        help="make methods of fixed sizes, METHOD@DIMENSION=SIZE, of programs with dynamic dimensions: seq=16,64 if "
-        "there is one, else input.number=16,64, as .pt2 files have no names of dimensions; repeatable",
-    )
-    command.add_argument("--exact", action="store_true", help="take inputs of exactly these sizes: pad nothing")
-
-
-def make_buckets(programs: dict[str, ExportedProgram], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
-    """Return the programs as methods of fixed sizes, if --bucket asks for that."""
-    from exir_lowering.shape_buckets import buckets
-
-    sizes: dict[str, list[int]] = {}
-    for text in arguments.bucket:
-        key, _, listed = text.rpartition("=")
-        if not key or not all(part.isdecimal() for part in listed.split(",")):
-            raise InputError(f"--bucket {text!r}: expected DIMENSION=SIZE,..., such as seq=16,64 or ids.1=16,64.")
-        sizes.setdefault(key, []).extend(map(int, listed.split(",")))
-    if not sizes:
-        return programs
-    found: dict[str, ExportedProgram] = {}
-    for name, program in programs.items():
-        fixed = not program.range_constraints and len(programs) > 1
-        found |= {name: program} if fixed else buckets(program, sizes, method=name, exact=arguments.exact)
-    return found
-
-
 def _add_conversion(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow-operator",

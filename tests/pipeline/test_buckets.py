@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from lowering_support import TagPartitioner
 from torch import nn
 from torch.export import Dim, export
 
-from exir_lowering import InputError, buckets, cli, inspect, load, lower, plan, verify
+from exir_lowering import InputError, buckets, inspect, load, lower, plan, verify
 from exir_lowering.pte.manifest import BUCKET
 
 ENGINES = ("runtime", "interpreter")
@@ -57,7 +56,8 @@ def test_bert_is_equal_at_every_size(bert: Any, engine: str) -> None:
     for size in range(1, 17):
         torch.manual_seed(size)
         ids = torch.randint(0, 1000, (1, size))
-        for mask in (torch.ones(1, size), torch.randint(0, 2, (1, size)), torch.zeros(1, size)):
+        masks = (torch.ones(1, size), torch.randint(0, 2, (1, size)), torch.zeros(1, size))
+        for mask in masks if engine == "runtime" else masks[size % 3 :][:1]:
             found = loaded.run("forward", ids, mask.long())
             for one, expected in zip(found, model(ids, mask.long()), strict=True):
                 torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-4)
@@ -148,7 +148,7 @@ def test_verify_variants_and_other_methods(bert: Any) -> None:
 
 def test_a_mask_of_finite_numbers_needs_a_promise() -> None:
     """Where everything is masked, such a mask weighs all positions alike, padded ones too."""
-    with pytest.raises(InputError, match=r"softmax.*padded with scores that are not known to be -inf"):
+    with pytest.raises(InputError, match=r"softmax.*goes over dimension 3, which is padded"):
         buckets(export_bert("eager")[1], {"seq": [8]})
 
 
@@ -175,7 +175,7 @@ def test_buckets_share_state() -> None:
     model = Decoder().eval()
     inputs = (torch.zeros(1, 5, dtype=torch.long), torch.arange(5))
     program = export(model, inputs, dynamic_shapes=({1: SEQ}, {0: SEQ}))
-    with pytest.raises(InputError, match=r"index_copy.*writes what is padded(.|\n)*self.keys.index_copy_"):
+    with pytest.raises(InputError, match=r"index_put.*may mix positions(.|\n)*self.keys.index_copy_"):
         buckets(program, {"seq": [1, 4]})
     artifact = lower(buckets(program, {"seq": [1, 4, 8]}, exact=True), "xnnpack").emit()
     for engine in ENGINES:
@@ -207,7 +207,7 @@ def test_images_of_several_sizes() -> None:
     dims = {0: Dim("batch", max=8), 2: Dim("h", min=8, max=64), 3: Dim("w", min=8, max=64)}
     program = export(model, (torch.zeros(2, 3, 16, 24),), dynamic_shapes=(dims,))
     sizes = {"batch": [1], "h": [12, 16], "w": [12, 16]}
-    with pytest.raises(InputError, match=r"conv2d.*mixes positions of an image(.|\n)*self.two\(self.one\(x\)"):
+    with pytest.raises(InputError, match=r"convolution.*may mix positions(.|\n)*self.two\(self.one\(x\)"):
         buckets(program, sizes)
     artifact = lower(buckets(program, sizes, exact=True), "xnnpack").emit()
     for engine in ENGINES:
@@ -215,11 +215,6 @@ def test_images_of_several_sizes() -> None:
         for shape in ((12, 12), (12, 16), (16, 12), (16, 16)):
             x = torch.randn(1, 3, *shape)
             torch.testing.assert_close(loaded.run("forward", x)[0], model(x), atol=1e-5, rtol=1e-4)
-    batch = export(model, (torch.zeros(2, 3, 16, 16),), dynamic_shapes=({0: Dim("batch", max=8)},))
-    loaded = load(lower(buckets(batch, {"batch": [1, 4]}), "xnnpack").emit().buffer)
-    for count in range(1, 5):  # samples of a batch are apart
-        x = torch.randn(count, 3, 16, 16)
-        torch.testing.assert_close(loaded.run("forward", x)[0], model(x), atol=1e-5, rtol=1e-4)
 
 
 class Two(nn.Module):
@@ -236,16 +231,56 @@ def test_derived_sizes_branches_and_written_inputs() -> None:
     shapes = ({0: batch, 1: SEQ}, {0: batch, 1: 2 * SEQ})
     program = export(Two(), (torch.ones(2, 5), torch.ones(2, 10)), dynamic_shapes=shapes, strict=False)
     sizes = {"batch": [1, 2], "seq": [4, 8]}
-    with pytest.raises(InputError, match="cond: nothing is known"):
+    with pytest.raises(InputError, match=r"select.int: it takes an element that is padded"):
         buckets(program, sizes)
     made = buckets(program, sizes, exact=True)
     assert list(made) == [f"forward@batch={b},seq={s}" for b, s in ((1, 4), (1, 8), (2, 4), (2, 8))]
-    assert list(buckets(program, {"batch": [1], "y.1": [8]}, exact=True)) == ["forward@batch=1,y.1=8"]
     loaded = load(lower(made).emit().buffer)
     x, y = torch.randn(2, 4), torch.randn(2, 8)
     expected = Two()(x, doubled := y.clone())
     for found, one in zip(loaded.run("forward", x, y), (doubled, *expected), strict=True):
         torch.testing.assert_close(found, one)
+
+
+class Broadcast(nn.Module):
+    """What attends has fewer dimensions than what it attends to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x[None], x[0].clamp(-1, 1), x[0].clamp(-1, 1))
+
+
+class Prefix(nn.Module):
+    """One input has at least as many elements as the other."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y[:, : x.shape[1]] + x
+
+
+class Shrinking(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + torch.ones(64)[: 40 - x.shape[1]].sum()
+
+
+class Bits(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return (x.isnan().float() + 1).view(torch.int32) - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Broadcast(), "different numbers of dimensions"),
+        (Prefix(), "which may have more"),
+        (Shrinking(), "may shrink when inputs grow"),
+        (Bits(), "bits as another type"),
+    ],
+)
+def test_what_is_not_safe_is_refused(model: nn.Module, why: str) -> None:
+    inputs = (torch.ones(1, 7, 4), torch.ones(1, 9, 4)) if isinstance(model, Prefix) else (torch.ones(1, 7, 4),)
+    shapes = tuple({1: Dim(name, min=1, max=32)} for name, _ in zip(("seq", "other"), inputs, strict=False))
+    program = export(model, inputs, dynamic_shapes=shapes, strict=False)
+    with pytest.raises(InputError, match=why):
+        buckets(program, {"seq": [8], "other": [8]} if len(inputs) > 1 else {"seq": [8]})
 
 
 class Returned(nn.Module):
@@ -282,7 +317,7 @@ class Relu(nn.Module):
         ({"seq": [4.0]}, "got the size 4.0, expected an int"),
         ({"seq": [True]}, "got the size True"),
         ({"seq": [0]}, "got the size 0, expected an int of at least 1"),
-        ({"seq": [4], "tokens.1": [8]}, "another name of the same dimension does not"),
+        ({"seq": [4], "tokens.1": [8]}, "given by another name"),
         ({}, "expected sizes by dimension"),
     ],
 )
@@ -304,17 +339,8 @@ def test_dimensions_that_are_left_or_not_dynamic() -> None:
     torch.export.save(export(Relu(), (torch.ones(1, 5),), dynamic_shapes=({1: SEQ},)), file)
     file.seek(0)  # a file has no names of dimensions
     assert list(buckets(torch.export.load(file), {"seq": [4]})) == ["forward@seq=4"]
-
-
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program, source = export(Relu(), (torch.ones(1, 5),), dynamic_shapes=({1: SEQ},)), str(tmp_path / "relu.pt2")
-    torch.export.save(program, source)
-    for name, more in (("padded.pte", []), ("exact.pte", ["--exact"])):
-        assert cli.main(["lower", source, "--bucket", "seq=4,8", *more, "-o", str(tmp_path / name)]) == 0
-    tokens = torch.randn(1, 3)
-    assert load(tmp_path / "padded.pte").run("forward", tokens)[0].equal(tokens.relu())
-    with pytest.raises(InputError, match="is 3, not 4"):
-        load(tmp_path / "exact.pte").run("forward", tokens)
-    for text in ("seq", "seq=", "=4", "seq=4,x"):
-        assert cli.main(["plan", source, "--bucket", text]) != 0
-        assert f"--bucket {text!r}: expected DIMENSION=SIZE" in capsys.readouterr().err
+    file = io.BytesIO()
+    torch.export.save(export(Returned(), (torch.ones(1, 5),), dynamic_shapes=({1: SEQ},)), file)
+    file.seek(0)
+    with pytest.raises(InputError, match="computes with the padded size itself"):
+        buckets(torch.export.load(file), {"seq": [4]})

@@ -258,13 +258,11 @@ def _comparison(call: Call) -> Range:
     if dtype is None or not exact or one.nan or given.nan:
         return BOOL  # what is compared is rounded before
     one, given = (given, one) if name in ("gt", "ge") else (one, given)
-    if one.high < given.low or given.high < one.low:
-        return point(name == "ne" or (name != "eq" and one.high < given.low))
-    if one.low == one.high == given.low == given.high:
-        return point(name in ("eq", "le", "ge"))
-    if name in ("le", "ge"):
-        return point(1) if one.high == given.low else BOOL
-    return point(0) if name in ("lt", "gt") and given.high == one.low else BOOL
+    if one.high < given.low:
+        return point(name != "eq")
+    if given.high < one.low:
+        return point(name == "ne")
+    return point(name in ("eq", "le", "ge")) if one.low == one.high == given.low == given.high else BOOL
 
 
 keeps(*(f"aten.{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")))(

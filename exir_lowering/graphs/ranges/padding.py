@@ -19,7 +19,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from exir_lowering._upstream.sizes import expression, smallest
+from exir_lowering._upstream.sizes import expression, grows, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
@@ -31,7 +31,6 @@ from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transf
 
 _RULES = (padding_rules, padding_sums)  # importing them registers their rules
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
-_COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.alias.default")
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SQUARED = 1e12
 """Sums of squares of numbers up to this do not overflow."""
@@ -155,8 +154,6 @@ class Positions:
         dims = self.dims(node)
         found = [self.pad(node, dim) for dim in dims]
         if len(dims) > 1:
-            while isinstance(node, Node) and target_name(node.target) in _COPIES:
-                node = node.args[0]
             found.append(Range(0.0, 0.0, False) if node in self._users else self.whole(node))
         return found
 
@@ -175,27 +172,33 @@ class Positions:
             return None
         inputs = node.all_input_nodes
         value = node.meta.get("val")
+        results = value if isinstance(value, (tuple, list)) else [value]
         metadata = target_name(node.target) == "aten._assert_tensor_metadata.default"
         if metadata or (value is None and all(map(self._is_size, inputs))):
             return None  # a check that holds for each size of the program
         blamed = next((self._mixed[each] for each in inputs if each in self._mixed), None)
-        if blamed or node.op != "call_function" or isinstance(value, _NUMBERS):
+        if blamed or node.op != "call_function":
             return blamed
+        if isinstance(value, _NUMBERS):
+            read = any(map(self.dims, inputs)) and not target_name(node.target).startswith("aten.sym_")
+            return Mixing(node, "it makes a number of what is padded") if read else None
         if node.target is operator.getitem:
             source, index = node.args
             self._pads[node] = [self._pads[source][index]] if source in self._pads else [{}]  # type: ignore[index]
             return None
-        results = value if isinstance(value, (tuple, list)) else [value]
         if not any(map(self.dims, inputs)) and not any(map(self.sized, inputs)) and not any(map(self.padded, results)):
             return None
-        return self._apply(node, results)
+        found = self._apply(node, results)
+        if found is None and any(not grows(size) for each in results for size in self.padded(each).values()):
+            return Mixing(node, f"{target_name(node.target)}: its size may shrink when inputs grow")
+        return found
 
     def _apply(self, node: Node, results: Any) -> Mixing | None:
         """Apply the rule of an operator that has to do with padded values."""
         name, rule = target_name(node.target), padding_rules.rule_of(node.target)
         try:
             if rule is None:
-                raise MixedError("nothing is known about what it does with padded positions")
+                raise MixedError("it may mix positions: nothing is known about what it does with padded ones")
             if not rule.sized and any(map(self.sized, node.all_input_nodes)):
                 raise MixedError("it computes with the padded size itself")
             found = rule.apply(self, node)
@@ -251,9 +254,6 @@ class Positions:
         name, given = target_name(call.node.target), call.range(call.get(0))
         if given.nan or given.high == INF:
             return False
-        if name in ("aten.softmax.int", "aten._softmax.default"):
-            dim: Any = call.get(1)
-            return call.related and self.ranges.rows_doubt(call.node.args[0], dim) is None  # type: ignore[arg-type]
         if name == "aten.layer_norm.default":
             affine = [call.range(each) for each in (call.get(2), call.get(3)) if each is not None]
             return given.magnitude < _SQUARED and all(each.finite and not each.nan for each in affine)

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.operators.names import argument, target_name
-from exir_lowering.graphs.ranges.intervals import Range, union
+from exir_lowering.graphs.ranges.intervals import Range
 from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 
 if TYPE_CHECKING:
@@ -85,15 +85,9 @@ def by_dimension(at: Positions, node: Node, dims: Iterable[int], region: Callabl
     return {dim: at.transfer(node, lookup(dim)) for dim in dims}
 
 
-def _is_count(at: Positions, node: Any, dim: int, size: Any) -> bool:
-    return bool(at.counts.get(node, {}).get(dim) == size)
-
-
 # -- elements at the same place ----------------------------------------------------------------------------------------
 
-_SAME = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "add", "sub", "mul")
-_LESS = {"lt": (1, 0), "le": (1, 0), "gt": (0, 1), "ge": (0, 1), "eq": (0, 0), "ne": (1, 1)}
-"""What a comparison gives where the first operand is kept and the second padded, and the other way around."""
+_SAME = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "add")
 
 
 @rule(
@@ -113,8 +107,6 @@ def pointwise(at: Positions, node: Node) -> Pads:
     divides = name in ("div", "floor_divide", "remainder", "fmod") and not _is_float(node)
     if divides and any(each.has_zero for each in at.padding(node.args[1])):
         raise MixedError("it may divide integers by zero where the input is padded")
-    if name in _LESS and len(operands) == 2:
-        found.update(_compared(at, node, name, rank))
     if name in _SAME and _keeps_count(node, name):
         source = operands[0]
         at.counts[node] = {dim + rank - len(shape_of(source) or ()): e for dim, e in at.counts.get(source, {}).items()}
@@ -128,27 +120,9 @@ def _is_float(node: Any) -> bool:
 
 def _keeps_count(node: Node, name: str) -> bool:
     """Return whether a call leaves its first operand, of integers, as it is."""
-    other = {"add": 0, "sub": 0, "mul": 1}.get(name)
     if dtype_of(node) not in (torch.int64, torch.int32) or dtype_of(node.args[0]) not in (torch.int64, torch.int32):
         return False
-    return other is None or (len(node.args) == 2 and bool(node.args[1] == other) and not node.kwargs)
-
-
-def _compared(at: Positions, node: Node, name: str, rank: int) -> Pads:
-    """Compare indices along two dimensions of one size: where one is kept and the other padded, the latter is greater.
-
-    `k <= q` of a causal mask is False for padded k and kept q.
-    """
-    args: Any = node.args
-    one, other = args[:2]
-    found: Pads = {}
-    for first, second, number in ((one, other, 1), (other, one, 0)):
-        for dim, size in at.counts.get(first, {}).items():
-            against = at.counts.get(second, {}).items()
-            place = dim + rank - len(shape_of(first) or ())
-            if any(e == size and d + rank - len(shape_of(second) or ()) != place for d, e in against):
-                found[place] = (ZERO, ONE)[_LESS[name][number]]
-    return found
+    return name != "add" or (len(node.args) == 2 and bool(node.args[1] == 0) and not node.kwargs)
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
@@ -162,41 +136,28 @@ def _view(at: Positions, node: Node) -> Pads:
         rank = len(shape_of(source) or ())
         if any(dim % rank in at.dims(source) for dim in ([given] if isinstance(given, int) else given)):
             raise MixedError("it drops a dimension that is padded where its size is 1")
+    if dtype_of(source) is not dtype_of(node):
+        raise MixedError("it reads bits as another type")
     before, after = ([expression(size) for size in shape_of(each) or ()] for each in (source, node))
     found: Pads = {}
-    counts = {}
-    targets = dict(at.dims(node))
-    for dim in at.dims(source):
-        place, alone = _match(before, after, dim, targets)
-        targets.pop(place)
+    at.counts[node] = {}
+    for dim, size in at.dims(source).items():  # it stays as it is; what is fixed may be joined or split
+        place = next(
+            (one for one, each in at.dims(node).items() if each == size and _ahead(before, dim, after, one)), None
+        )
+        if place is None:
+            raise MixedError("it joins a padded dimension with another one")
         found[place] = at.pad(source, dim)
-        if alone and dim in at.counts.get(source, {}):
-            counts[place] = at.counts[source][dim]
-    if targets:
+        if dim in at.counts.get(source, {}):
+            at.counts[node][place] = size
+    if len(found) != len(at.dims(node)):
         raise MixedError("it makes a dimension of a padded size of other ones")
-    at.counts[node] = counts
     return found
 
 
-def _match(before: Sequence[Any], after: Sequence[Any], dim: int, targets: Any) -> tuple[int, bool]:
-    """Return the dimension that a padded one becomes, alone or as the outermost of fixed ones joined or split."""
-    ahead = sympy.Mul(*before[:dim])
-    for place in targets:
-        if sympy.expand(sympy.Mul(*after[:place]) - ahead) != 0:
-            continue
-        for last in _ends(before, dim):
-            for end in _ends(after, place):
-                if sympy.expand(sympy.Mul(*before[dim:last]) - sympy.Mul(*after[place:end])) == 0:
-                    return place, before[dim] == after[place]
-    raise MixedError("it joins a padded dimension with another one that is before it")
-
-
-def _ends(sizes: Sequence[Any], start: int) -> list[int]:
-    """Return where a group of dimensions can end that begins at one and has numbers as its other sizes."""
-    ends = [start + 1]
-    while ends[-1] < len(sizes) and sizes[ends[-1]].is_Integer and sizes[ends[-1]] > 0:
-        ends.append(ends[-1] + 1)
-    return ends
+def _ahead(before: Sequence[Any], dim: int, after: Sequence[Any], place: int) -> bool:
+    """Return whether two dimensions have as many elements ahead of them."""
+    return bool(sympy.expand(sympy.Mul(*before[:dim]) - sympy.Mul(*after[:place])) == 0)
 
 
 @rule("permute", "transpose", "t")
@@ -204,24 +165,17 @@ def _permute(at: Positions, node: Node) -> Pads:
     args: Any = node.args
     source = args[0]
     rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
-    order = list(range(rank))
-    if base == "permute":
-        order = [dim % rank for dim in args[1]]
-    elif base == "transpose":
-        one, other = (dim % rank for dim in args[1:3])
+    order = [dim % rank for dim in args[1]] if base == "permute" else list(range(rank))
+    if base != "permute":
+        one, other = (dim % rank for dim in (args[1:3] if base == "transpose" else (0, rank - 1)))
         order[one], order[other] = other, one
-    else:
-        order.reverse()
-    at.counts[node] = {order.index(dim): size for dim, size in at.counts.get(source, {}).items()}
     return {place: at.pad(source, dim) for place, dim in enumerate(order)}
 
 
 @rule("expand", sized=True)
 def _expand(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
-    rank, shift = len(shape_of(node) or ()), len(shape_of(node) or ()) - len(shape_of(source) or ())
-    at.counts[node] = {dim + shift: size for dim, size in at.counts.get(source, {}).items()}
-    return {dim: at.aligned(source, dim - rank) for dim in at.dims(node)}
+    return {dim: at.aligned(source, dim - len(shape_of(node) or ())) for dim in at.dims(node)}
 
 
 @rule("slice", sized=True)
@@ -233,14 +187,14 @@ def _slice(at: Positions, node: Node) -> Pads:
     given, left, fixed = at.dims(source).get(cut), at.dims(node).get(cut), (shape_of(node) or ())[cut]
     if not isinstance(start, int) or not isinstance(step, int) or (start < 0 and (given is not None or left)):
         raise MixedError("it begins at a place that depends on the padded size")
+    if given is not None and left is not None and not left.free_symbols <= given.free_symbols:
+        raise MixedError("it takes as many elements as another input has, which may have more")
     if given is not None and left is None and start + (fixed - 1) * step >= at.least(given):
         raise MixedError("it takes elements that a small input does not have")
     found = {dim: at.pad(source, dim) for dim in at.dims(source) if dim != cut}
     if left is not None and given is not None:  # what is behind a smaller end is kept in the source
         rest = step == 1 and sympy.expand(given - start - left) == 0
         found[cut] = at.pad(source, cut) if rest else at.whole(source)
-    counts = at.counts.get(source, {})
-    at.counts[node] = {dim: e for dim, e in counts.items() if dim != cut or (start == 0 and step == 1 and e == left)}
     return found
 
 
@@ -253,49 +207,22 @@ def _select(at: Positions, node: Node) -> Pads:
     return {dim - (dim > cut): at.pad(source, dim) for dim in at.dims(source) if dim != cut}
 
 
-@rule("split", "split_with_sizes", "unbind", "chunk")
+@rule("split", "split_with_sizes", "chunk")
 def _split(at: Positions, node: Node) -> list[Pads]:
     source: Any = node.args[0]
     cut = dim_of(node, "dim", source)
     if cut in at.dims(source):
         raise MixedError("it splits a padded dimension")
-    gone = "unbind" in target_name(node.target)
-    pads = {dim - (gone and dim > cut): at.pad(source, dim) for dim in at.dims(source)}
-    return [dict(pads) for _ in node.meta["val"]]
+    return [{dim: at.pad(source, dim) for dim in at.dims(source)} for _ in node.meta["val"]]
 
 
-@rule("cat", "stack")
+@rule("cat")
 def _cat(at: Positions, node: Node) -> Pads:
     tensors: Any = node.args[0]
     along = dim_of(node, "dim", node)
-    stacked = "stack" in target_name(node.target)
-    if not stacked and any(along in at.dims(each) for each in tensors[:-1]):
-        raise MixedError("it puts something behind what is padded")
-
-    def place(dim: int) -> int:
-        return dim - (stacked and dim > along)
-
-    return {
-        dim: at.pad(tensors[-1], dim) if dim == along else union(at.pad(each, place(dim)) for each in tensors)
-        for dim in at.dims(node)
-    }
-
-
-@rule("tril", "triu")
-def _triangle(at: Positions, node: Node) -> Pads:
-    source, rank = node.args[0], len(shape_of(node) or ())
-    found = {dim: union((at.pad(source, dim), ZERO)) for dim in range(rank)}
-    dims, diagonal = at.dims(node), argument(node, "diagonal") or 0
-    rows, columns = dims.get(rank - 2), dims.get(rank - 1)
-    if not isinstance(diagonal, int):
-        raise MixedError("its diagonal is not a number")
-    if rows is not None and rows == columns:  # where only the column is padded, it is greater than the row
-        upper = "triu" in target_name(node.target)
-        if upper and diagonal <= 1:
-            found[rank - 1] = at.pad(source, rank - 1)
-        elif not upper and diagonal <= 0:
-            found[rank - 1] = ZERO
-    return found
+    if any(along in at.dims(each) for each in tensors):
+        raise MixedError("it joins along a padded dimension")
+    return by_dimension(at, node, at.dims(node), at.pad)
 
 
 # -- made of sizes -----------------------------------------------------------------------------------------------------
@@ -313,7 +240,7 @@ def _arange(at: Positions, node: Node) -> Pads:
     start, step = argument(node, "start") or 0, argument(node, "step")
     if not isinstance(start, (int, float)) or not (step is None or isinstance(step, (int, float))):
         raise MixedError("it begins at a number that depends on the padded size")
-    if start == 0 and step in (None, 1) and not _is_float(node):
+    if start == 0 and step in (None, 1) and dtype_of(node) in (torch.int64, torch.int32):
         at.counts[node] = at.dims(node)
     return {}
 
@@ -344,44 +271,30 @@ def _embedding(at: Positions, node: Node) -> Pads:
     return {}
 
 
-@rule("index_select", "gather")
+@rule("gather")
 def _gather(at: Positions, node: Node) -> Pads:
     source, _, index = node.args[:3]
-    dim = dim_of(node, "dim", source)
-    _check_indices(at, index, source, dim)
-    select = "index_select" in target_name(node.target)
-    if not select and any(at.dims(index).get(d) != e for d, e in at.dims(source).items() if d != dim):
-        raise MixedError("its index has other sizes than what it looks up")
-    if dim in at.dims(source):  # an index that is padded may point to what is padded in two dimensions
-        return {}
-    return {place: at.pad(source, place) for place in at.dims(node) if place != dim}
+    if at.dims(source):
+        raise MixedError("it looks up what is padded")
+    _check_indices(at, index, source, dim_of(node, "dim", source))
+    return {}
 
 
 @rule("index")
 def _index(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
     indices: Any = node.args[1]
-    given = [dim for dim, each in enumerate(indices) if each is not None]
-    if given != list(range(given[0], given[-1] + 1)) or any(dtype_of(indices[dim]) is torch.bool for dim in given):
+    if None in indices or {dtype_of(each) for each in indices} != {torch.int64}:
         raise MixedError("it picks elements in an order that is not understood")
-    width = max(len(shape_of(indices[dim]) or ()) for dim in given)
-    found: Pads = {}
-    counts = {}
-    places = [
-        (dim, place, given[0] + width - len(shape_of(indices[dim]) or ()) + place, size)
-        for dim in given
-        for place, size in at.dims(indices[dim]).items()
-    ]
-    for dim in given:
-        _check_indices(at, indices[dim], source, dim, negative=True)
+    width = max(len(shape_of(each) or ()) for each in indices)
+    places = []
+    for dim, index in enumerate(indices):
+        _check_indices(at, index, source, dim, negative=True)
+        shift = width - len(shape_of(index) or ())
+        places += [(dim, place, place + shift, size) for place, size in at.dims(index).items()]
+    found = {dim - len(indices) + width: at.pad(source, dim) for dim in at.dims(source) if dim >= len(indices)}
     for dim, place, result, size in places:  # where only the index of this dimension is padded, the element is too
         alone = sum(result == other for _, _, other, _ in places) == 1
-        if alone and at.dims(source).get(dim) == size and _is_count(at, indices[dim], place, size):
+        if alone and at.dims(source).get(dim) == size and at.counts.get(indices[dim], {}).get(place) == size:
             found[result] = at.pad(source, dim)
-            if _is_count(at, source, dim, size):
-                counts[result] = size
-    at.counts[node] = counts
-    for dim in at.dims(source):
-        if dim not in given:
-            found[dim if dim < given[0] else dim - len(given) + width] = at.pad(source, dim)
     return found

@@ -18,7 +18,6 @@ from exir_lowering.graphs.ranges.padding_rules import (
     Pads,
     by_dimension,
     dim_of,
-    pointwise,
     rule,
 )
 from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
@@ -26,76 +25,48 @@ from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.padding import Positions
 
-_NEUTRAL = {"sum": ZERO, "any": ZERO, "linalg_vector_norm": ZERO, "all": ONE, "prod": ONE}
+_NEUTRAL = {"sum": ZERO, "any": ZERO, "all": ONE}
 
 
-@rule(
-    "sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "var", "std", "argmax", "argmin", "logsumexp",
-    "linalg_vector_norm",
-)  # fmt: skip
-def _reduce(at: Positions, node: Node) -> Pads | list[Pads]:
+@rule("sum", "mean", "amax", "amin", "any", "all", "var", "argmax")
+def _reduce(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
-    rank, base = len(shape_of(source) or ()), target_name(node.target).split(".")[1]
-    if base in ("max", "min") and isinstance(argument(node, "other"), Node):
-        return pointwise(at, node)
+    rank = len(shape_of(source) or ())
     given = argument(node, "dim")
     given = range(rank) if given is None or given == [] else [given] if isinstance(given, int) else given
     reduced = {dim % rank for dim in given}
     padded = [dim for dim in at.dims(source) if dim in reduced]
-    if padded:
-        _check_neutral(at, node, base, padded)
-    values = node.meta["val"]
-    several = values if isinstance(values, (tuple, list)) else [values]
-    kept = len(several[0].shape) == rank
-    places = {dim: dim if kept else dim - sum(each < dim for each in reduced) for dim in at.dims(source)}
-    found: Pads = {}
-    if not padded:  # else what is padded in two dimensions is among the terms
-        found = {places[dim]: each for dim, each in _each(at, node, source).items()}
-    return [found, *({} for _ in several[1:])] if isinstance(values, (tuple, list)) else found
+    if padded:  # what is padded in two dimensions is among the terms
+        _check_neutral(at, node, padded)
+        return {}
+    kept = len(shape_of(node) or ()) == rank
+    return {dim - (not kept) * sum(one < dim for one in reduced): e for dim, e in _each(at, node, source).items()}
 
 
-def _check_neutral(at: Positions, node: Node, base: str, padded: Sequence[int]) -> None:
+def _check_neutral(at: Positions, node: Node, padded: Sequence[int]) -> None:
     """Check that what is padded does not count in a reduction."""
-    source: Any = node.args[0]
+    source, base = node.args[0], target_name(node.target).split(".")[1]
     what = f"it goes over dimension {padded[0]}, which is padded"
     if len(padded) > 1:
         raise MixedError("it goes over several padded dimensions")
     found = at.pad(source, padded[0])
-    if base in ("mean", "var", "std"):
-        advice = "Divide a sum by the number of what counts, such as the sum of the mask, instead of taking the mean."
-        raise MixedError(what, advice)
+    if base in ("mean", "var"):
+        raise MixedError(what, "Divide a sum by the number of what counts, such as the sum of the mask.")
     if base == "sum" and found != ZERO and not found.nan:
         raise MixedError(f"{what} with other numbers than 0", "Multiply by the mask before.")
-    if base in _NEUTRAL and found == _NEUTRAL[base] and (argument(node, "ord") or 1) > 0:
-        return
-    if base == "amax" and not found.nan and found.high <= at.whole(source).low:
-        return
-    if base == "amin" and not found.nan and found.low >= at.whole(source).high:
-        return
-    raise MixedError(f"{what} with numbers that may count")
+    if base not in _NEUTRAL or found != _NEUTRAL[base]:
+        raise MixedError(f"{what} with numbers that may count")
 
 
-@rule("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
-def _softmax(at: Positions, node: Node) -> Pads:
+@rule("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax", "layer_norm")
+def _normalise(at: Positions, node: Node) -> Pads:
     source: Any = node.args[0]
-    dim = dim_of(node, "dim", source)
-    if dim not in at.dims(source):
-        return _each(at, node, source)
-    if at.pad(source, dim).high != -math.inf or at.pad(source, dim).nan:
-        raise MixedError(
-            f"it goes over dimension {dim}, which is padded with scores that are not known to be -inf",
-            "Mask what is padded by -inf, with a mask that is an input, or use scaled_dot_product_attention.",
-        )
-    # Where the kept part of a row is NaN, or -inf, the padded part is NaN too.
-    return {} if "log" in target_name(node.target) else {dim: Range(0.0, 0.0, at.whole(node).nan)}
-
-
-@rule("layer_norm")
-def _layer_norm(at: Positions, node: Node) -> Pads:
-    source, shape = node.args[:2]
-    first = len(shape_of(source) or ()) - len(shape)  # type: ignore[arg-type]
-    if any(dim >= first for dim in at.dims(source)):
-        raise MixedError("it normalises over a padded dimension")
+    rank = len(shape_of(source) or ())
+    shape: Any = argument(node, "normalized_shape")
+    over = range(rank - len(shape), rank) if shape is not None else [dim_of(node, "dim", source)]
+    if found := [dim for dim in over if dim in at.dims(source)]:
+        advice = "" if shape is not None else "Use scaled_dot_product_attention, with a mask that is an input."
+        raise MixedError(f"it goes over dimension {found[0]}, which is padded", advice)
     return _each(at, node, source)
 
 
@@ -105,41 +76,19 @@ def _each(at: Positions, node: Node, source: Any) -> Pads:
     )
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "diff")
-def _running(at: Positions, node: Node) -> Pads | list[Pads]:
-    """Each element depends on those before it."""
-    if "diff" in target_name(node.target):
-        dim = dim_of(node, "dim", node, -1)
-        ahead, n = argument(node, "prepend"), argument(node, "n")
-        if n not in (None, 1) or argument(node, "append") is not None or dim in at.dims(ahead):
-            raise MixedError("it puts something behind what is padded")
-    values = node.meta["val"]
-    return [{} for _ in values] if isinstance(values, (tuple, list)) else {}
-
-
-@rule("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter", "index_add", sized=True)
-def _write(at: Positions, node: Node) -> Pads:
-    raise MixedError("it writes what is padded, too")
-
-
 # -- products of matrices, attention, convolutions ---------------------------------------------------------------------
 
 
-@rule("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+@rule("linear", "matmul", "mm", "bmm")
 def _product(at: Positions, node: Node) -> Pads:
     base = target_name(node.target).split(".")[1]
-    one, other = node.args[1:3] if base in ("addmm", "baddbmm") else node.args[:2]
-    bias = node.args[0] if base in ("addmm", "baddbmm") else argument(node, "bias") if base == "linear" else None
+    (one, other), bias = node.args[:2], argument(node, "bias") if base == "linear" else None
     ranks = [len(shape_of(each) or ()) for each in (one, other)]
     if min(ranks) < 2 or one is other or bias in (one, other):
         raise MixedError("it multiplies what is not two matrices")
     inner, columns = (ranks[1] - 1, ranks[1] - 2) if base == "linear" else (ranks[1] - 2, ranks[1] - 1)
-    summed = at.dims(one).get(ranks[0] - 1)
-    if summed != at.dims(other).get(inner):
-        raise MixedError("it sums over dimensions of different sizes")
-    if summed is not None:
-        _check_terms(at.pad(one, ranks[0] - 1), at.pad(other, inner))
-        return {}
+    if ranks[0] - 1 in at.dims(one) or inner in at.dims(other):
+        raise MixedError("it sums over a padded dimension")
     rank = len(shape_of(node) or ())
 
     def region(each: Any, back: int) -> Range:
@@ -154,24 +103,14 @@ def _product(at: Positions, node: Node) -> Pads:
     return by_dimension(at, node, at.dims(node), lambda each, dim: region(each, dim - rank))
 
 
-def _check_terms(one: Range, other: Range) -> None:
-    """Check that products of padded elements are 0."""
-    for zero, factor in ((one, other), (other, one)):
-        if zero == ZERO and factor.finite and not factor.nan:
-            return
-    if ZERO in (one, other):
-        raise MixedError(
-            "it sums over a padded dimension, where 0 meets what may be infinite or NaN",
-            'assume={"input": "finite"} says that an input is finite.',
-        )
-    raise MixedError("it sums over a padded dimension")
-
-
 @rule("scaled_dot_product_attention")
 def _attention(at: Positions, node: Node) -> Pads:
     query, key, value = node.args[:3]
     mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
     rank = len(shape_of(query) or ())
+    others = [len(shape_of(each) or ()) for each in (key, value)]
+    if others != [rank, rank]:
+        raise MixedError("its operands have different numbers of dimensions")
     if any(rank - 1 in at.dims(each) for each in (query, key)) or argument(node, "dropout_p"):
         raise MixedError("it sums over a padded dimension")
     size = at.dims(key).get(rank - 2)
@@ -195,20 +134,3 @@ def _attention(at: Positions, node: Node) -> Pads:
             'assume={"input": "finite"} says that an input is finite.',
         )
     return {}
-
-
-@rule(
-    "convolution", "conv1d", "conv2d", "conv3d", "max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d", "group_norm",
-    "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool2d_with_indices", "batch_norm",
-    "_native_batch_norm_legit_no_training", "native_group_norm",
-)  # fmt: skip
-def _by_sample(at: Positions, node: Node) -> Pads | list[Pads]:
-    """Samples of a batch are apart; positions are not."""
-    source: Any = node.args[0]
-    others = [each for each in node.all_input_nodes if each is not source]
-    if set(at.dims(source)) - {0} or any(map(at.dims, others)):
-        raise MixedError("it mixes positions of an image or a sequence")
-    if argument(node, "training"):
-        raise MixedError("it normalises over the batch, which is padded")
-    values = node.meta["val"]
-    return [{} for _ in values] if isinstance(values, (tuple, list)) else _each(at, node, source)
