@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused(bert: Any) -> None:
     for sizes, why in (
         ((17, 17), "is 17, not 1 to 4"),
         ((0, 0), "is 0, not 1 to"),
-        ((3, 4), "which has the same size"),
+        ((3, 4), "which has to be the same"),
     ):
         with pytest.raises(InputError, match=why):
             loaded.run("forward", *(torch.ones(1, size, dtype=torch.long) for size in sizes))
