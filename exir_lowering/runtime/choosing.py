@@ -80,11 +80,16 @@ def choose(
 
 
 def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inputs: Sequence[Any]) -> str:
-    """Say why a method cannot run; what is no tensor of its dimensions at all is refused when it runs."""
+    """Say why a method cannot run; "" if it can."""
     for backend in file.methods[line.method].backends:
         if backend in missing:
             return f"the backend {backend!r} is missing: {missing[backend].reason}"
-    for size in line.bucket.sizes:
+    return misfit(line.bucket, inputs)
+
+
+def misfit(bucket: Bucket, inputs: Sequence[Any]) -> str:
+    """Say why a bucket does not take inputs of these sizes; what is no tensor of its dimensions is refused later."""
+    for size in bucket.sizes:
         for given in _shape(inputs, size.input)[size.dimension : size.dimension + 1]:
             where = f"dimension {size.dimension} of input {size.input} is {given}"
             least = size.size if size.exact else size.least

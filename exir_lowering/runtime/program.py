@@ -206,8 +206,10 @@ class LoadedProgram:
         return self._file.methods[self._choose(who, name, inputs).method]
 
     def _prepare(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-        padded = choosing.pad(self._file.bucket(method.name), inputs)
-        return prepare(self._file.where(method.name), method, padded)
+        bucket, where = self._file.bucket(method.name), self._file.where(method.name)
+        if misfit := choosing.misfit(bucket, inputs):
+            raise InputError(f"{where}: {misfit}.")
+        return prepare(where, method, choosing.pad(bucket, inputs))
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""

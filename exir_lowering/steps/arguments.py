@@ -89,7 +89,7 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
             RequestedMethod(f"{name}@{tag}" if tag else name, program, tuple(chosen[name]), passes.get(name) or None)
             for name, program in methods.items()
         ]
-    families.check_families([method.name for method in requested], constant_methods)
+    families.check_families({method.name for method in requested}, constant_methods)
     buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
     return Request(tuple(requested), constant_methods, buckets)
 

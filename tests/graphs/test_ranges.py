@@ -235,6 +235,9 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "slices": lambda x: x[:, 1:, ::2].permute(2, 0, 1).reshape(2, -1),
     "full": lambda x: x + torch.full((8,), 0.1) * torch.ones(3, 8),
     "logic": lambda x: ~((x > 0) & (x < 2)) | x.bool(),
+    "compared": lambda x: (x.sigmoid() < 2) | (x.sigmoid().int() == 7) | (x.sigmoid() > x.sigmoid() + 2),
+    "compared with what is rounded": lambda x: x.half().nan_to_num().clamp(2048, 2048) < 2049,
+    "counted to a fraction": lambda x: (x > 0) + torch.arange(8.5, dtype=torch.int64),
 }
 
 

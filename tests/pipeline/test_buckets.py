@@ -72,8 +72,9 @@ def test_what_does_not_fit_is_refused(bert: Any) -> None:
         ((0, 0), "is 0, not 1 to"),
         ((3, 4), "which has to be the same"),
     ):
-        with pytest.raises(InputError, match=why):
-            loaded.run("forward", *(torch.ones(1, size, dtype=torch.long) for size in sizes))
+        for method in ("forward", "forward@seq=4"):
+            with pytest.raises(InputError, match=why):
+                loaded.run(method, *(torch.ones(1, size, dtype=torch.long) for size in sizes))
 
 
 def test_a_bucket_is_the_program_with_numbers(bert: Any) -> None:

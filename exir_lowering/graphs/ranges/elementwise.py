@@ -252,8 +252,9 @@ def _comparison(call: Call) -> Range:
     name, other = target_name(call.node.target).split(".")[1], call.get(1, "other")
     dtype, given = dtype_of(call.get(0)), call.range(other)
     exact, possible = dtype is dtype_of(other), whole(dtype)
-    if isinstance(other, (int, float)):
-        exact = abs(other) < 2**24 and other == int(other) and possible.low <= other <= possible.high
+    if isinstance(other, (int, float)):  # an integer that the type has, and so have its neighbours
+        most = 2**8 if dtype in (torch.float16, torch.bfloat16) else 2**24
+        exact = abs(other) < most and other == int(other) and possible.low <= other <= possible.high
     one = call.range(call.get(0))
     if dtype is None or not exact or one.nan or given.nan:
         return BOOL  # what is compared is rounded before
