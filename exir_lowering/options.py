@@ -105,7 +105,7 @@ class LoweringOptions:
                 f'LoweringOptions(on_backend_error={self.on_backend_error!r}): expected "raise", "fallback" or "split".'
             )
         if self.memory_planner not in (planners := get_args(MemoryPlanner)):
-            raise InputError(f"memory_planner={self.memory_planner!r}: expected one of {', '.join(planners)}.")
+            raise InputError(f"LoweringOptions(memory_planner={self.memory_planner!r}): expected one of {planners}.")
         read_size(self.require_memory)
         _check_rewrites(self.rewrites)
         _check_assumptions(self.assume)
@@ -136,7 +136,7 @@ def read_size(given: int | str | None) -> int | None:
     """Return the bytes that the option `require_memory` stands for."""
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
         return given
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
     if found is None or found[2].lower() not in _UNITS:
         raise InputError(
             f"LoweringOptions(require_memory={given!r}): expected a number of bytes, or text such as '8 MB' or "

@@ -9,8 +9,8 @@ import torch
 
 
 def expression(size: Any) -> Any:
-    """Return the expression of a size; of a number, that number."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+    """Return the expression of a symbolic size, or other number; of a number, that number."""
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.Integer(int(size))
 
 
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from exir_lowering.errors import InputError
 _EXAMPLES = """\
 examples:
   exir-lower check model.pte --runtime 1.4.1
-  exir-lower check model.pte --runtime 1.4.1,1.3.1,1.0.1 --json > compatible.json
+  exir-lower check model.pte --runtime 1.4.1,1.3.1 --json > compatible.json
   exir-lower check model.pte --target targets.json
 
 The file is not run. The exit code is 2 unless every runtime runs it. "unknown" is said of what was not seen to run in

@@ -142,7 +142,7 @@ def test_emit_checks_the_bound_for_what_it_plans() -> None:
         replace(lowered, memory_planner="naive").emit()
 
 
-@pytest.mark.parametrize("given", ["8 XB", "MB", "", -1, 2.5, True, "-3 KB"])
+@pytest.mark.parametrize("given", ["8 XB", "MB", "", "9" * 400, -1, 2.5, True, "-3 KB"])
 def test_a_size_that_is_none(given: Any) -> None:
     with pytest.raises(InputError, match="expected a number of bytes"):
         LoweringOptions(require_memory=given)
@@ -159,7 +159,7 @@ def test_planners_by_name() -> None:
     config = ExecutorchBackendConfig(memory_planning_pass=theirs)
     kept = replace(lowered, memory_planner="smallest").emit(config).report.methods[0].memory
     assert found["smallest"] < found["greedy"] < found["naive"] == kept.bytes
-    with pytest.raises(InputError, match="memory_planner='best': expected one of greedy, naive, smallest"):
+    with pytest.raises(InputError, match=r"memory_planner='best'\): expected one of .'greedy', 'naive'"):
         LoweringOptions(memory_planner="best")  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ class Positions:
     def sized(self, argument: Any) -> bool:
         """Return whether an argument is a number that depends on the padded sizes."""
         value = argument.meta.get("val") if isinstance(argument, Node) else argument
-        symbols: set[Any] = value.node.expr.free_symbols if isinstance(value, _NUMBERS) else set()
+        symbols: set[Any] = expression(value).free_symbols if isinstance(value, _NUMBERS) else set()
         return bool(symbols & self._symbols)
 
     def least(self, size: Any) -> int:
@@ -132,7 +132,7 @@ class Positions:
     def _is_size(self, node: Node) -> bool:
         """Return whether a value is a number that depends on nothing but the padded sizes."""
         value: Any = node.meta.get("val")
-        return isinstance(value, _NUMBERS) and bool(value.node.expr.free_symbols <= self._symbols)
+        return isinstance(value, _NUMBERS) and bool(expression(value).free_symbols <= self._symbols)
 
     def whole(self, node: Any) -> Range:
         """Return the range of all elements of a value."""
