@@ -10,7 +10,7 @@ import torch
 
 def expression(size: Any) -> Any:
     """Return the expression of a symbolic size, or other number; of a number, that number."""
-    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.Integer(int(size))
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.Integer(size)
 
 
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:
