@@ -12,10 +12,7 @@ import torch
 
 
 def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Compute checksums of the memory of tensors by name, each storage once, without copying it.
-
-    They identify the content. Tensors without readable memory (fake, meta, sparse) have none.
-    """
+    """Return checksums of the memory of tensors by name, each storage once; those without readable memory have none."""
     storages: dict[int, tuple[int, ...]] = {}
     digests: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors.items():

@@ -53,10 +53,7 @@ def parse_frames(trace: str) -> tuple[Frame, ...]:
 
 
 def find_innermost(stack: Sequence[Frame]) -> int | None:
-    """Return the index of the innermost line of the model in a stack, None for an empty stack.
-
-    Lines of torch itself are skipped if there are others.
-    """
+    """Return the index of the innermost line of a stack outside torch, if there is one; None for an empty stack."""
     own = [number for number, frame in enumerate(stack) if not frame.file.startswith(_TORCH)]
     return own[-1] if own else (len(stack) - 1 if stack else None)
 

@@ -62,11 +62,7 @@ def writable(spec: Any) -> Any:
 
 
 def loads(text: str) -> Any:
-    """Read the `TreeSpec` that `treespec_dumps` wrote; InputError if the text is something else, or too large.
-
-    UnknownTypeError: It has a type that is not registered in this process. ForeignNameError: It has an enumeration or a
-    default factory that this process does not know.
-    """
+    """Read what `treespec_dumps` wrote; UnknownTypeError, ForeignNameError for a name to import, or else InputError."""
     if not isinstance(text, str) or len(text) > LARGEST:
         raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_show(text)}.")
     return _Reader().read(_json(text))
@@ -210,10 +206,7 @@ def _with_enums(value: Any, depth: int) -> Any:
 
 
 def _enumerator(kind: Any, name: Any) -> Enum:
-    """Return a member of an enumeration that is defined in this process.
-
-    If two enumerations have the same name, a module was reloaded, and the later one is in use.
-    """
+    """Return a member of an enumeration of this process, of two with one name the later: a module was reloaded."""
     for one in reversed(enumerations()):
         if isinstance(kind, str) and f"{one.__module__}:{one.__qualname__}" == kind:
             found = one.__members__.get(name) if isinstance(name, str) else None

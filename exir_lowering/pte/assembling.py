@@ -34,10 +34,7 @@ RESERVED: Final[Mapping[str, bytes]] = {MODULE: b"exir_lowering: reserved for a 
 
 
 def place_segments(tables: bytearray, places: Mapping[int, tuple[int, int]]) -> None:
-    """Write where segments start and their sizes into the tables before them; a CorruptError where there is no field.
-
-    Places count from the first segment. The last of all segments ends where the file does.
-    """
+    """Write where segments start, from the first one, and their sizes into the tables, or raise a CorruptError."""
     _, segments = _read(tables)
     for number, place in places.items():
         for field, value in zip((DataSegment.OFFSET, DataSegment.SIZE), place, strict=True):
@@ -52,10 +49,7 @@ def place_segments(tables: bytearray, places: Mapping[int, tuple[int, int]]) -> 
 def seal(
     tables: bytearray, content: Sequence[Any], data: Mapping[str, str], write: Callable[[Any, Any], object]
 ) -> list[Any]:
-    """Return a file in pieces, with digests as its last segment, which follows the content; else raise a CorruptError.
-
-    The tables come before the content; `data` are the digests of the data files, and `write` writes a piece to a file.
-    """
+    """Return a file in pieces with digests (`data`: of data files) as its last segment; `write` writes a piece."""
     base, segments = _read(tables)
     ranges = list(container.segment_ranges(segments))
     starts = [start for start, _ in container.parts(ranges)]
@@ -70,10 +64,7 @@ def seal(
 
 
 def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
-    """Return a file, given in pieces, with other named data under a key: what follows it moves.
-
-    Raise a CorruptError if there is none, or the segments behind it are not laid out in their order, a piece each.
-    """
+    """Return a file in pieces with other named data under a key; what follows it moves, or it is a CorruptError."""
     base = header.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
     tables = bytearray(pieces[0].ljust(base, b"\0"))
     _, segments = _read(tables)
@@ -138,11 +129,7 @@ class _Layout:
 
 
 def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
-    """Return a file, given in pieces, without the copies of constants that delegates have as named data.
-
-    `alignments` are those that named data asks for, by key; the others are those of segments and constants. Return None
-    if nothing is there twice; raise a CorruptError if the file is not laid out as ExecuTorch does it.
-    """
+    """Return a file without delegates' copies of constants, or None; `alignments` are those of named data, by key."""
     layout = _read_layout(pieces, alignments)
     shared = _find(layout) if layout is not None else {}
     if layout is None or not shared:

@@ -80,10 +80,7 @@ def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
 
 
 def parts(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts that the segments of a file are in: where each starts, and the number of the segment there.
-
-    Each ends where the next one starts; a segment that starts inside another one is in that one's part.
-    """
+    """Return where the parts of a file start, each up to the next one, and which is the outermost segment there."""
     found, end = [], 0
     for number in sorted(range(len(ranges)), key=lambda each: (ranges[each][0], ranges[each][1] > 0, -ranges[each][1])):
         start, size = ranges[number]

@@ -66,11 +66,7 @@ class DataFiles:
         return " and ".join(file.name for file in self.files)
 
     def path(self) -> str | None:
-        """Return the path of one file with all data, for the runtime; None when there is none.
-
-        Several files, and content in memory, are written to one temporary file when it is first needed.
-        Raise an InputError when that fails.
-        """
+        """Return the path of one file with all data, merged when first needed, None for no data; or an InputError."""
         if not self.files:
             return None
         (first, *more) = self.files
@@ -109,10 +105,7 @@ class DataFiles:
 
 
 def read(given: Any, who: str = "load") -> DataFiles:
-    """Read data files: a path, the content of a file, or a sequence of these; None for no file. Messages say who reads.
-
-    Raise an InputError when it is something else, or a file cannot be read or is damaged.
-    """
+    """Read data files for `who`: a path, content, or a sequence of these, None for no file; else an InputError."""
     several = isinstance(given, (list, tuple))
     files = []
     for number, one in enumerate(() if given is None else given if several else (given,)):

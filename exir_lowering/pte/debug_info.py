@@ -80,11 +80,7 @@ class DebugInfo:
 
     @staticmethod
     def from_json(text: str | bytes) -> DebugInfo:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: It is something else, of another version, or damaged.
-        """
+        """Read what `to_json` wrote; an InputError for something else, another version, or what is damaged."""
         try:
             tree = json.loads(text)
             version = tree["version"]

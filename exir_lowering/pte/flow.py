@@ -14,12 +14,7 @@ _VIEW = ("executorch_prim::et_view", "default")
 
 
 def check_flow(body: Body) -> None:
-    """Check the order in which a method's values are made and read; `check_calls` has checked its instructions.
-
-    Raise a CorruptError when a value can be read before it is made, a tensor has no memory, or a loop never ends.
-    The runtime ends the process when a kernel is given a number that no instruction made, and reads through a null
-    pointer when a tensor has no memory.
-    """
+    """Refuse what the runtime does not survive: values read before they are made, tensors without memory, loops."""
     for chain in body.chains:
         _check_loops(body, chain)
     waiting = {index: 1 << number for number, index in enumerate(_find_waiting(body))}

@@ -63,22 +63,14 @@ class MethodSpec:
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
-    """Read the methods of a `.pte` file, in the order of names; it is neither copied nor read beyond its tables.
-
-    Raise a CorruptError when it is not a `.pte` file, or not one that the runtime may be given.
-    `exir_lowering.plugins.payload` has `find_checks`.
-    """
+    """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
     return {name: spec for name, (_, spec) in read_checked(file, find_checks, to_run=True)[0].items()}
 
 
 def read_checked(
     file: memoryview, find_checks: FindChecks, *, to_run: bool = False
 ) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
-    """Read the methods of a `.pte` file as `read_program` does, with their code, and what they refer to.
-
-    What matters to a run only is not checked unless it is `to_run`: whether there is so much memory, and what kernels
-    make, which torch is asked for.
-    """
+    """Read methods with their code, and the data; if `to_run`, check what is needed of memory, and kernels make."""
     known: list[Provenance | None] = []
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:

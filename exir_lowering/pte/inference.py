@@ -60,11 +60,7 @@ _FATAL = frozenset(
 
 
 def check_kernels(body: Body) -> None:
-    """Check that what kernels write to is what they make from their arguments; else raise a CorruptError.
-
-    What depends on numbers that are known only at run time is checked as far as it is known: types and ranks.
-    `check_calls` has checked the instructions.
-    """
+    """Refuse kernels that do not write what they make of their arguments, as far as these are known before a run."""
     if not any(signature is not None and signature.written for signature in body.signatures):
         return
     # No other operator is called here because a file names it. Libraries may add kernels at any time.

@@ -64,10 +64,7 @@ class Provenance:
 
 
 def read(named: Mapping[str, memoryview]) -> Provenance | None:
-    """Return the provenance among a file's named data; None if there is none, or one of a later version.
-
-    Raise a CorruptError when it is damaged.
-    """
+    """Return a file's provenance; None if it has none, or one of a later version; a CorruptError when it is damaged."""
     content = named.get(KEY)
     if content is None:
         return None

@@ -39,10 +39,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
 
 
 def why_wrong(name: str, values: Sequence[Any]) -> str | None:
-    """Return why a kernel ("quantized_decomposed::add.out") cannot be called, as a clause; None if it can.
-
-    The values are a `Layout` for each tensor, a number, `UNKNOWN`, or None.
-    """
+    """Return why a kernel cannot be called with a `Layout` per tensor, numbers, `UNKNOWN` and None; None if it can."""
     rule = _RULES.get(name.removeprefix(NAMESPACE))
     return next(rule(*values), None) if rule is not None else None
 

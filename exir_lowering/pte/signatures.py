@@ -186,10 +186,7 @@ def _place(code: Code, index: int) -> Allocation | None:
 
 
 def sharing(arenas: Mapping[str, Sequence[int]]) -> frozenset[str]:
-    """Return the methods that were planned to share their state: they have the same memory 2 for it, and no memory 3.
-
-    `arenas` are the sizes of each method's planned memory.
-    """
+    """Return the methods that share state, by each one's sizes of memory: the same memory 2 for it, and no memory 3."""
     sizes = {name: found[_SHARED] for name, found in arenas.items() if len(found) == 3}
     one = len(set(sizes.values())) == 1 and all(len(found) <= 3 for found in arenas.values())
     return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()

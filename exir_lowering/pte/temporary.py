@@ -30,10 +30,7 @@ _LOCK = "owner.lock"
 
 
 class TemporaryFolder:
-    """A folder of this process, for files only; removed at the end of a `with`, by `remove`, or with the object.
-
-    Raises an OSError when the system's temporary folder cannot be written.
-    """
+    """A folder of this process, for files only, removed after a `with`, by `remove`, or with the object."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())

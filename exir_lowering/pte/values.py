@@ -55,10 +55,7 @@ def _allocation(tensor: Table) -> Allocation | None:
 
 
 def _names(tensor: Table) -> tuple[str | None, str | None]:
-    """Return the name of a tensor's data in a data file, and its own; a CorruptError if it is in neither kind of file.
-
-    None for no such name.
-    """
+    """Return the name of a tensor's data in a data file, and its own, None for none; or a CorruptError."""
     extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is None:
         return None, None
@@ -87,11 +84,7 @@ def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memo
 def read_value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
 ) -> tuple[ValueSpec, Storage | None]:
-    """Read a value of a method, and where the content is if it is a tensor; messages have its number.
-
-    Add what its weight in a data file has to be to `external`, by name. Raise a CorruptError when it refers to
-    something that does not exist.
-    """
+    """Read a value, and where its content is if it is a tensor; one in a data file is added to `external`, by name."""
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
     if kind not in KINDS or (content is None and kind != K.NULL):

@@ -26,10 +26,7 @@ def check_level(verify: object) -> None:
 
 
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
-    """Check the tables of a program, and return its digests; None for one that has none, such as ExecuTorch's own.
-
-    `verify` is as for `check_all`. Raise an InputError when it is damaged.
-    """
+    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
     try:
         seal = _seal(file.content)
     except (SealError, CorruptError) as error:

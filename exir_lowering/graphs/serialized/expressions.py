@@ -47,10 +47,7 @@ _INFINITIES = {"int_oo": int_oo, "-int_oo": -int_oo, "oo": sympy.oo, "-oo": -sym
 
 
 def write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
-    """Write an expression; its symbols are added to the known ones, which are by name.
-
-    NotSerialisableError: Reading the result would not give an equal expression.
-    """
+    """Write an expression, and note its symbols; NotSerialisableError if reading would not give an equal one."""
     tree = _write(expression, symbols)
     try:
         same = read(tree, symbols) == expression

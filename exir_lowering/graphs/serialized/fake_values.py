@@ -65,10 +65,7 @@ class FakeWriter:
         return size if type(size) is int else self.write_number(size)
 
     def write_number(self, number: Any) -> Any:
-        """Return a reference to a symbolic number, or its value if its expression has become one.
-
-        NotSerialisableError: It depends on data, or its expression cannot be written.
-        """
+        """Return a reference to a symbolic number, or its value; NotSerialisableError if it depends on data."""
         node = number.node
         known = self._known.get(id(node))
         if known is None:

@@ -106,10 +106,7 @@ def check_expression(text: str) -> None:
 
 
 def check_guard(text: str) -> str:
-    """Return a guard, such as "L['x'].size()[0] <= 8", which torch executes when the program becomes a module.
-
-    Raises UnsafeFileError unless it is made of numbers, arguments, their sizes, arithmetic and comparisons.
-    """
+    """Return a guard, such as "L['x'].size()[0] <= 8"; UnsafeFileError unless of sizes, arithmetic and comparisons."""
     _Checker("guard", text, _check_guard_call, names=False).check()
     return text
 

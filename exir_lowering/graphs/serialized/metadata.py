@@ -110,10 +110,7 @@ def _class_name(kind: Any) -> Any:
 
 
 class MetadataReader:
-    """Reads the metadata of nodes.
-
-    Nodes with equal stacks of modules share one, and histories share their parts, as in torch.
-    """
+    """Reads the metadata of nodes, which share equal stacks of modules and parts of histories, as in torch."""
 
     def __init__(self, tree: Mapping[str, Any], values: ValueReader) -> None:
         self._values = values

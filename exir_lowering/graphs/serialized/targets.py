@@ -28,10 +28,7 @@ _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 
 
 def name_target(target: Any, *, called: bool = True) -> list[str]:
-    """Return the kind and the name of what a node calls; if not `called`, it may be metadata's copy of an operator.
-
-    NotSerialisableError: It has no name by which `find_target` would find it.
-    """
+    """Return the kind and name of what is `called`, or noted; NotSerialisableError unless `find_target` finds it."""
     named = name_overload(target)
     if named is not None:
         found = list(named)
@@ -74,10 +71,7 @@ def name_source(value: Any) -> str:
 
 
 def find_source(name: str) -> Any:
-    """Return a function or class of torch, for comparisons with it; another one's name.
-
-    Only what the loaded modules of PyTorch's public functions and layers define is returned.
-    """
+    """Return a function or layer that a loaded module of PyTorch defines, for comparisons; for any other, its name."""
     module_name, _, attribute = name.partition(":")
     if module_name in _SOURCES or module_name.startswith("torch.nn.modules."):
         module = sys.modules.get(module_name)

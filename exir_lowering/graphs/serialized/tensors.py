@@ -107,10 +107,7 @@ def _span(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int]:
 
 
 class TensorReader:
-    """Makes tensors from what `TensorWriter.finish` returned, and pieces of memory, which are not copied.
-
-    ValueError: The pieces, one-dimensional tensors of bytes, are not as many as the tensors need.
-    """
+    """Makes tensors from what `TensorWriter.finish` returned, on the same pieces of memory, which are not copied."""
 
     def __init__(self, described: Sequence[Any], pieces: Sequence[torch.Tensor]) -> None:
         self._described, self._pieces = described, pieces

@@ -34,10 +34,7 @@ class Storages:
 
 
 class Forms:
-    """Writes the values of one program in their canonical form.
-
-    Unless `named`, names stand for the order in which they first occur.
-    """
+    """Writes values of one program in canonical form; unless `named`, names stand for the order of first occurrence."""
 
     def __init__(self, storages: Storages, *, named: bool) -> None:
         self.nodes: dict[Node, int] = {}

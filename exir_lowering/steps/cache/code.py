@@ -70,10 +70,7 @@ _BY_NAME = frozenset({"eval", "exec", "globals", "vars"})
 
 
 def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Return lines that are equal, in any process, if a class, with the settings of an object, does the same.
-
-    Raise NoKeyError if that cannot be told.
-    """
+    """Return lines that are equal in any process if a class with an object's settings does the same; or NoKeyError."""
     try:
         return _Code(kind.__module__.partition(".")[0]).describe(kind, dict(settings or {}))
     except NoKeyError:

@@ -61,10 +61,7 @@ class Content:
 
 
 class Store:
-    """A folder with entries, created if missing; OSError if it cannot be used.
-
-    Any number of processes and threads may use one at the same time. It keeps `limit` bytes.
-    """
+    """A folder of at most `limit` bytes of entries, for many processes and threads; OSError if it cannot be used."""
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,11 +131,7 @@ class Store:
         return True
 
     def find_nearest(self, key: Key, known: list[Mapping[str, str]] | None) -> tuple[list[Mapping[str, str]], int]:
-        """Return the parts of the latest entries of a key's kind, and which of them has most parts in common with it.
-
-        That is -1 if there is none. `known` is what this returned first for an earlier key of the same kind, so that
-        files are read once.
-        """
+        """Return the parts of the latest keys of a kind, `known` if read before, and which is nearest, -1 if none."""
         if known is None:
             files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True)
             names = [name for name, _ in files if name.startswith(f"{key.kind}-")]
@@ -253,10 +246,7 @@ def _entry_name(key: Key) -> str:
 
 
 def _parse(content: bytes) -> tuple[list[Any], Any, Any, bytes] | None:
-    """Return an entry's key, value, sizes of chunks, and the chunks in it; None if its digest is not right.
-
-    Damaged in another way, it is a ValueError, TypeError or RecursionError.
-    """
+    """Return an entry's key, value, chunk sizes and own chunks; None, ValueError or TypeError... if it is damaged."""
     if len(content) < _HEADER.size:
         return None
     magic, version, digest, length = _HEADER.unpack_from(content)

@@ -58,10 +58,7 @@ class Stage(Protocol):
         """Return whether a call overwrites its first operand, unread later; Uncovered if it writes something else."""
 
     def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
-        """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
-
-        The template of one that is `alone` computes the sizes that it needs. Raise Uncovered if results mix.
-        """
+        """Convert cases by torch and ExecuTorch, one `alone` with the sizes that it needs; Uncovered if results mix."""
 
 
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
@@ -176,11 +173,7 @@ class _Planner:
             same.add(node)
 
     def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
-        """Return whether calls of an operator are as plain as the stage says.
-
-        The first one in a process is converted as a case to find out; until its template is there, the others count as
-        plain.
-        """
+        """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out."""
         if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(node.target):
             return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.

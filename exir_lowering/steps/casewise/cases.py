@@ -54,10 +54,7 @@ class Describer:
         return known[1], known[2]
 
     def case(self, node: Node, target: Any, values: Sequence[Any], result: Any, *, overwrites: bool = False) -> Case:
-        """Describe a call whose operator is, or becomes, `target`.
-
-        `values` are those of `node.all_input_nodes`. Raise Uncovered for an operand or argument of an unexpected type.
-        """
+        """Describe a call, whose operator becomes `target`, by the values of its `all_input_nodes`; or Uncovered."""
         operands = tuple(node.all_input_nodes)
         numbers = {operand: index for index, operand in enumerate(operands)}
         arguments = describe_arguments((node.args, node.kwargs), numbers.__getitem__)

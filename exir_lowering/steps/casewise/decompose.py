@@ -180,10 +180,7 @@ def _program(rows: Rows) -> ExportedProgram:
 
 
 def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    """Return what `run_decompositions` makes of a program with a table.
-
-    The program's graph may be changed to one that computes the same. Raise Uncovered for what cannot be done by cases.
-    """
+    """Return what `run_decompositions` makes of a program, whose graph may become an equal one; or Uncovered."""
     _check_program(program)
     mode = fake_mode_of(program.graph_module)
     if mode is None:

@@ -137,10 +137,7 @@ def _all_of_one_float(values: Sequence[Any], node: Node) -> bool:
 
 
 def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> GraphModule:
-    """Return a new graph with Edge operators for one with core ATen operators, as ExecuTorch would convert it.
-
-    Raise Uncovered if it has something that cannot be converted by cases.
-    """
+    """Return a graph with Edge operators for core ATen ones, as ExecuTorch makes it; Uncovered if not by cases."""
     converted = rewrite(graph_module, Dialect(config))
     _fold_requantized(converted)
     for node in converted.graph.nodes:

@@ -116,10 +116,7 @@ def written_operand(node: Node) -> Node | None:
 
 
 def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
-    """Make what is read after an in-place operator its result, wherever that is all it changes.
-
-    Return the operators that write into inputs, or into what is also seen through a view; they stay as they are.
-    """
+    """Make what is read after in-place operators their results; return those that change what is read elsewhere."""
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return []
@@ -148,10 +145,7 @@ def is_mutable(node: Node) -> bool:
 
 
 def _list_versions(node: Node) -> list[Node] | None:
-    """Return the nodes that stand for what an in-place operator overwrites, as it was before.
-
-    They are the node that made it, or a view of it, and the in-place operators on it in between.
-    """
+    """Return the nodes that stand for what is overwritten: what made it, or a view of it, and the writes in between."""
     versions = []
     written = written_operand(node)
     while written is not None and written.op == "call_function":

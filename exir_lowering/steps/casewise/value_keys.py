@@ -60,10 +60,7 @@ MEMORY = Memory()
 
 
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:
-    """Return a separate value for another node: equal fake tensors, which share nothing with the given ones.
-
-    None as the mode stands for theirs; with `gradients`, those that require one still do.
-    """
+    """Return equal fake tensors that share nothing with the given ones, of a mode, or of theirs if that is None."""
     if isinstance(value, FakeTensor):
         return make_fake(value, mode or value.fake_mode, requires_grad=gradients and value.requires_grad)
     if isinstance(value, (list, tuple)):
@@ -76,10 +73,7 @@ _NO_PROGRAM = FakeTensorMode()
 
 
 def outlast(value: Any) -> Any:
-    """Return a value that keeps nothing of its program alive.
-
-    Raise Uncovered if it has symbols, though its operator was given none: they stand for what depends on data.
-    """
+    """Return a value that keeps no program alive; Uncovered if it has symbols: they stand for what depends on data."""
     likeness = Likeness(Uncovered, constants=True)
     likeness.describe(value)
     if likeness.symbolic:
@@ -88,10 +82,7 @@ def outlast(value: Any) -> Any:
 
 
 def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
-    """Return what a call returns with an operator, its own or the one that it gets; raise what the operator raises.
-
-    ExecuTorch's passes run with gradients; decompositions run without, and take composite operators apart.
-    """
+    """Return what a call returns with an operator; without gradients, composite ones are decomposed, as torch does."""
     run = target if gradients or not is_composite(target) else decomposed_call(target)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients):

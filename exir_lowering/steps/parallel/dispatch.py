@@ -107,10 +107,7 @@ class _Call:
     done: dict[str, PreprocessResult] = field(default_factory=dict)  # the results so far, by partition
 
     def leave_entangled(self) -> None:
-        """Leave to this thread the partitions whose weights overlap those of others without being the same.
-
-        A store of weights keeps overlapping tensors as one piece, so these partitions need a store in common.
-        """
+        """Leave here what has weights that overlap those of others: they are one piece, which needs one store."""
         views: dict[int, dict[str, set[Any]]] = {}
         for partition in self.sharing.partitions:
             for tensor in _tensors(partition):

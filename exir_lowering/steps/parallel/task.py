@@ -23,10 +23,7 @@ from exir_lowering.steps.session import Session
 
 
 def work(message: Message) -> Message:
-    """Lower a partition; return the result, or what prevents it.
-
-    The task is from a process that is trusted: the backend that it names is imported. The program is data.
-    """
+    """Lower a partition for a process that is trusted: the backend that it names is imported; the program is data."""
     header, parts = message
     try:
         backend = registry.as_backend(header["backend_id"], load_class(header["address"]))
