@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,10 +49,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 def elements(tensor: torch.Tensor) -> int:
     """Return the number of a tensor's elements; an unknown dimension counts with its size at export."""
-    count = 1
-    for size in tensor.shape:
-        count *= size_hint(size)
-    return count
+    return math.prod(map(size_hint, tensor.shape))
 
 
 def value_bytes(node: Node) -> int:

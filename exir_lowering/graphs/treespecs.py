@@ -13,7 +13,6 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from exir_lowering._upstream.trees import (
@@ -31,9 +30,9 @@ LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
 """The limits of a text: its length, its nesting depth, and the number of its nodes."""
 
 _PYTHON_TYPES = (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
-FACTORIES: Mapping[tuple[str, str], type] = MappingProxyType(
-    {(kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)}
-)
+FACTORIES: Mapping[tuple[str, str], type] = {
+    (kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)
+}
 """The default factories that a `defaultdict` may have: Python types that only make an empty value."""
 
 _KEYS = (str, bool, int, float, type(None), Enum)
@@ -139,10 +138,6 @@ def _nothing(context: Any, children: int) -> None:
         raise InputError(f"a list or tuple has no context, got {_show(context)}.")
 
 
-def _keys(context: Any, children: int) -> list[Any]:
-    return _check_keys(_plain(context), children)
-
-
 def _check_keys(keys: Any, children: int) -> list[Any]:
     if not isinstance(keys, list) or not all(isinstance(key, _KEYS) for key in keys):
         raise InputError(f"the keys of a dict are a list of str, numbers, None and enumerators, got {_show(keys)}.")
@@ -179,17 +174,13 @@ def _deque(context: Any, children: int) -> int | None:
     return size
 
 
-_CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = MappingProxyType(
-    {
-        tuple: _nothing,
-        list: _nothing,
-        dict: _keys,
-        OrderedDict: _keys,
-        defaultdict: _default_dict,
-        deque: _deque,
-        namedtuple: _named_tuple,
-    }
-)
+_CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = {
+    **dict.fromkeys((tuple, list), _nothing),
+    **dict.fromkeys((dict, OrderedDict), lambda context, children: _check_keys(_plain(context), children)),
+    defaultdict: _default_dict,
+    deque: _deque,
+    namedtuple: _named_tuple,
+}
 
 
 def _with_enums(value: Any, depth: int) -> Any:

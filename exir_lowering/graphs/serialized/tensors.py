@@ -73,17 +73,8 @@ class TensorWriter:
                 address = tensor.untyped_storage().data_ptr()
                 number = numbers[address]
                 offset = int(tensor.storage_offset()) * tensor.element_size() - storages[address][1]
-            described.append(
-                [
-                    number,
-                    name_dtype(tensor.dtype),
-                    list(tensor.shape),
-                    list(tensor.stride()),
-                    offset,
-                    isinstance(tensor, torch.nn.Parameter),
-                    tensor.requires_grad,
-                ]
-            )
+            layout = [name_dtype(tensor.dtype), list(tensor.shape), list(tensor.stride()), offset]
+            described.append([number, *layout, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad])
         return described, pieces
 
 
