@@ -133,8 +133,8 @@ class _Writer:
 
 
 def _read(tree: Any) -> DebugInfo:
-    operators, modules = map(_texts, (tree["operators"], tree["modules"]))
-    files, functions = map(_texts, (tree["files"], tree["functions"]))
+    texts = ([*map(_text, tree[name])] for name in ("operators", "modules", "files", "functions"))
+    operators, modules, files, functions = texts
     frames = [
         Frame(files[_number(file)], _number(line), functions[_number(function)], _text(code))
         for file, line, function, code in tree["frames"]
@@ -172,10 +172,6 @@ def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | No
     if _number(line) >= len(found):
         raise IndexError(f"line {line} of {len(found)}")
     return line, found
-
-
-def _texts(values: Any) -> list[str]:
-    return [_text(value) for value in values]
 
 
 def _text(value: Any) -> str:

@@ -18,9 +18,8 @@ from exir_lowering.pte import dataflow, payloads, provenance, signatures
 from exir_lowering.pte.code import Code, Payload, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
-from exir_lowering.pte.instructions import Body, check_calls
+from exir_lowering.pte.instructions import Body, check_calls, check_flow
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import CheckedPayload, FindChecks
 from exir_lowering.pte.provenance import Provenance
@@ -70,7 +69,7 @@ def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodS
 def read_checked(
     file: memoryview, find_checks: FindChecks, *, to_run: bool = False
 ) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
-    """Read methods with their code, and the data; if `to_run`, check what is needed of memory, and kernels make."""
+    """Read methods with their code, and the data; if `to_run`, check free memory too, and what kernels make."""
     known: list[Provenance | None] = []
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:

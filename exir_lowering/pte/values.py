@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from exir_lowering.graphs.operators.budget import free_memory
 from exir_lowering.pte import slots
@@ -13,9 +12,13 @@ from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.slots import KernelTypes as K, TensorDataLocation, TensorShapeDynamism
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
-_LISTS: Mapping[int, str] = MappingProxyType(
-    {K.INT_LIST: "q", K.DOUBLE_LIST: "d", K.BOOL_LIST: "B", K.TENSOR_LIST: "i", K.OPTIONAL_TENSOR_LIST: "i"}
-)
+_LISTS: Mapping[int, str] = {
+    K.INT_LIST: "q",
+    K.DOUBLE_LIST: "d",
+    K.BOOL_LIST: "B",
+    K.TENSOR_LIST: "i",
+    K.OPTIONAL_TENSOR_LIST: "i",
+}
 """The kinds of lists, with the type of their items."""
 
 
@@ -109,7 +112,7 @@ def _plain(kind: int, content: Table) -> int | float | bool | str | tuple[int, .
     if kind == K.BOOL:
         return bool(content.number(slots.ONLY, "B"))
     if kind == K.DOUBLE:
-        return content.real(slots.ONLY)
+        return float(content.number(slots.ONLY, "d"))
     return content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
 
 

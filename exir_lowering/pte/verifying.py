@@ -114,7 +114,7 @@ def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, 
     known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
     found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
     raise InputError(
-        f"{file.name} cannot be loaded with {one.name}: the data file belongs to another program, or to this one "
+        f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this one "
         f"before it was emitted again. It has {found}; the program was emitted with {known}. Give the data file that "
         "was saved with it, or save the artifact again."
     )
