@@ -15,6 +15,7 @@ from exir_lowering._upstream.likeness import SYMBOLS, Likeness
 from exir_lowering._upstream.retracing import decomposed_call, enable_python_dispatcher
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering._upstream.trees import pytree
+from exir_lowering.graphs.operators.calls import tensors
 
 
 class Uncovered(Exception):
@@ -89,27 +90,19 @@ def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: Fak
         return run(*args, **kwargs)
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in a value."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def storages_of(value: Any) -> set[int]:
     """Return the storages of all tensors in a value."""
-    return set(map(storage_of, tensors_of(value)))
+    return set(map(storage_of, tensors(value)))
 
 
 def check_eager(target: Any, value: Any) -> None:
     """Raise Uncovered for a value that torch may conjugate or negate later, when an operator reads it."""
-    for tensor in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(tensor, torch.Tensor) and tensor.dtype.is_complex:
-            raise Uncovered("complex numbers")
+    if any(tensor.dtype.is_complex for tensor in tensors(value)):
+        raise Uncovered("complex numbers")
     if target is torch.ops.aten._neg_view.default:
         raise Uncovered(f"{target}")
 
 
 def require_gradients(value: Any) -> bool:
     """Return whether a tensor of a value requires a gradient."""
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad
-    return isinstance(value, (list, tuple)) and any(map(require_gradients, value))
+    return any(tensor.requires_grad for tensor in tensors(value))
