@@ -85,7 +85,8 @@ class _Writer:
         if node.op == "call_function":
             target = forms.form(node.target)
         elif node.op == "get_attr":
-            target = self._attribute(graphs.attribute(module, str(node.target)))
+            value = graphs.attribute(module, str(node.target))
+            target = self.write_graph(value) if isinstance(value, GraphModule) else self._weight(value)
         elif node.op in ("placeholder", "output"):
             target = ""
         else:
@@ -100,11 +101,6 @@ class _Writer:
             lines["handles"].append(f"{forms.nodes[node]} {forms.form(shown)}")
         if self._named:
             lines["names"].append(f"{node.name} {node.target if node.op != 'call_function' else ''}")
-
-    def _attribute(self, value: Any) -> str:
-        if isinstance(value, GraphModule):
-            return self.write_graph(value)
-        return self._weight(value)
 
     def _metadata(self, owner: str, meta: Mapping[str, Any]) -> list[str]:
         left_out = {*self._unread, *UNIMPORTANT, *_SHAPES, debug_handles.KEY}
@@ -137,7 +133,7 @@ class _Writer:
 
 
 def _confusable(names: Iterable[str]) -> list[str]:
-    """Return the names if a backend could make one of two, as "conv_weight_fused" of "conv.weight"; otherwise none."""
+    """Return the names if a backend could make one name of two ("conv_weight_fused" of "conv.weight"), else none."""
     found = list(names)
     parts = sorted(name.replace(".", "_").split("_") for name in found)
     return found if any(second[: len(first)] == first for first, second in pairwise(parts)) else []

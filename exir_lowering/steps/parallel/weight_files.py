@@ -114,9 +114,8 @@ def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Te
     """Return a task's pieces of memory, from their places and the bytes that came with it; or MissingError."""
     found: list[torch.Tensor] = []
     missing = []
-    for kind, *fields in places:
+    for kind, *where, digest in places:
         piece: torch.Tensor | None
-        *where, digest = fields
         if kind == "inline":
             piece = _copy(inline[where[0]])
             if digest:
