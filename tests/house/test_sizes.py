@@ -36,7 +36,7 @@ BUDGETS = {
     "exir_lowering/steps": 6374,
     "exir_lowering/steps/cache": 1361,
     "exir_lowering/steps/casewise": 1965,
-    "exir_lowering/steps/parallel": 612,
+    "exir_lowering/steps/parallel": 597,
     "exir_lowering/testing": 2000,
     "exir_lowering/verification": 2890,
     "partitioners": 4210,
