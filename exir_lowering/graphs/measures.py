@@ -80,17 +80,13 @@ def flops(node: Node) -> int:
     formula = flop_counter.flop_registry.get(packet)
     results = list(tensors(node.meta.get("val")))
     if formula is not None:
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _sized)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: _sized_values(read.meta.get("val")))
         try:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
         except Exception as error:  # torch's formula does not know this form of the operator
             let_through(error)
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
-
-
-def _sized(node: Node) -> Any:
-    return _sized_values(node.meta.get("val"))
 
 
 def _sized_values(value: Any) -> Any:
