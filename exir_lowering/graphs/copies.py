@@ -84,9 +84,8 @@ def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
 
 def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     """Return the placeholders that hold parameters, buffers and lifted constants, with their specs."""
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    specs = program.graph_signature.input_specs
-    return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
+    inputs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+    return {node: spec for node, spec in inputs if spec.kind in LIFTED_ORDER}
 
 
 def written_state(program: ExportedProgram) -> frozenset[str]:

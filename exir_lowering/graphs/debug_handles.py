@@ -6,7 +6,7 @@ operator of the exported program share its number. Programs that ExecuTorch's ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs.walking import every_node
 
 if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import PreprocessResult
@@ -33,12 +34,12 @@ def handle(node: Node) -> int | None:
 
 def find_highest(graph_module: GraphModule) -> int:
     """Return the highest handle of a method, or 0."""
-    return max((handle(node) or 0 for node in _nodes(graph_module)), default=0)
+    return max((handle(node) or 0 for node in every_node(graph_module)), default=0)
 
 
 def are_complete(graph_module: GraphModule) -> bool:
     """Return whether each computing node of a method has a handle."""
-    return all(node.op != "call_function" or handle(node) is not None for node in _nodes(graph_module))
+    return all(node.op != "call_function" or handle(node) is not None for node in every_node(graph_module))
 
 
 def fill(graph_module: GraphModule) -> None:
@@ -47,11 +48,11 @@ def fill(graph_module: GraphModule) -> None:
     A node gets the handle of what it was decomposed from, a getitem that of its operator; others get new handles, in
     the graph's order.
     """
-    missing = [node for node in _nodes(graph_module) if node.op == "call_function" and handle(node) is None]
+    missing = [node for node in every_node(graph_module) if node.op == "call_function" and handle(node) is None]
     if not missing:
         return
     known: dict[str, int] = {}
-    for node in _nodes(graph_module):
+    for node in every_node(graph_module):
         value, origin = handle(node), _origin(node)
         if value is not None and origin is not None and not graphs.is_delegate_call(node):
             known.setdefault(origin, value)
@@ -81,7 +82,7 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     Return None if an operator has no handle, or there are too many.
     """
     numbers: dict[int, int] = {}
-    for node in _nodes(program.graph_module):
+    for node in every_node(program.graph_module):
         found = handle(node)
         if found is not None:
             numbers.setdefault(found, len(numbers) + 1)
@@ -93,7 +94,7 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
 def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> ExportedProgram:
     """Copy a program, with other debug handles."""
     copied = graphs.copy_program(program, kind=type(program))
-    for node in _nodes(copied.graph_module):
+    for node in every_node(copied.graph_module):
         found = handle(node)
         if found is not None:
             node.meta[KEY] = handles[found]
@@ -125,7 +126,7 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any
 
 def list_handles(graph_module: GraphModule) -> list[int]:
     """Return the handles of a graph and of its nested graphs, in ascending order."""
-    return sorted({found for node in _nodes(graph_module) if (found := handle(node)) is not None})
+    return sorted({found for node in every_node(graph_module) if (found := handle(node)) is not None})
 
 
 def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
@@ -145,11 +146,6 @@ def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] 
 def as_tuple(named: Any) -> tuple[Any, ...]:
     """Return what an entry of a debug handle map names: one handle, or several."""
     return tuple(named) if isinstance(named, (tuple, list, set, frozenset)) else (named,)
-
-
-def _nodes(graph_module: GraphModule) -> Iterator[Node]:
-    for _, module in graphs.walk(graph_module):
-        yield from module.graph.nodes
 
 
 def _origin(node: Node) -> str | None:

@@ -15,8 +15,10 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs.walking import every_node
 
 
 def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
@@ -31,16 +33,14 @@ def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: b
         return program
     copies = FakeCopies()
     replaced: list[tuple[dict[str, Any], Any]] = []
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if "val" not in node.meta:
-                continue
-            leaves, spec = pytree.tree_flatten(node.meta["val"])
-            if not all(copies.possible(leaf) for leaf in leaves):
-                return program
-            if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):
-                copied = [copies.copy(leaf) for leaf in leaves]
-                replaced.append((node.meta, pytree.tree_unflatten(copied, spec)))
+    for node in every_node(program.graph_module):
+        if "val" not in node.meta:
+            continue
+        leaves, spec = pytree.tree_flatten(node.meta["val"])
+        if not all(map(copies.possible, leaves)):
+            return program
+        if any(isinstance(leaf, (torch.Tensor, *SYMBOLS)) for leaf in leaves):
+            replaced.append((node.meta, pytree.tree_unflatten(list(map(copies.copy, leaves)), spec)))
     for meta, value in replaced:
         meta["val"] = value
     return program
@@ -49,12 +49,11 @@ def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: b
 def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
     """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
     environments = set()
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            for leaf in pytree.tree_leaves(node.meta.get("val")):
-                environment = shape_env_of(leaf)
-                if environment is not None and id(environment) not in environments:
-                    environments.add(id(environment))
-                    if environment_has_symbols(environment, unbacked=unbacked):
-                        return True
+    for node in every_node(program.graph_module):
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            environment = shape_env_of(leaf)
+            if environment is not None and id(environment) not in environments:
+                environments.add(id(environment))
+                if environment_has_symbols(environment, unbacked=unbacked):
+                    return True
     return False

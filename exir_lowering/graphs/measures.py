@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,10 +49,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 def elements(tensor: torch.Tensor) -> int:
     """Return the number of a tensor's elements; an unknown dimension counts with its size at export."""
-    count = 1
-    for size in tensor.shape:
-        count *= size_hint(size)
-    return count
+    return math.prod(map(size_hint, tensor.shape))
 
 
 def value_bytes(node: Node) -> int:
@@ -82,17 +80,13 @@ def flops(node: Node) -> int:
     formula = flop_counter.flop_registry.get(packet)
     results = list(tensors(node.meta.get("val")))
     if formula is not None:
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _sized)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: _sized_values(read.meta.get("val")))
         try:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
         except Exception as error:  # torch's formula does not know this form of the operator
             let_through(error)
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
-
-
-def _sized(node: Node) -> Any:
-    return _sized_values(node.meta.get("val"))
 
 
 def _sized_values(value: Any) -> Any:

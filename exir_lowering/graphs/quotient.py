@@ -23,25 +23,13 @@ from exir_lowering.graphs.order import topological
 Piece = tuple[str, int]
 """A tag and the number of its convex piece."""
 
+_ATEN = torch.ops.aten
 _SORTED_FIRST = frozenset(
     {
-        operator.add,
-        operator.mul,
-        operator.sub,
-        operator.floordiv,
-        operator.truediv,
-        operator.mod,
-        operator.le,
-        operator.lt,
-        operator.ge,
-        operator.gt,
-        operator.eq,
-        operator.ne,
-        torch.ops.aten.sym_constrain_range.default,
-        torch.ops.aten.sym_constrain_range_for_size.default,
-        torch.ops.aten._assert_async.msg,
-        torch.ops.aten.scalar_tensor.default,
-        torch.ops.aten._assert_scalar.default,
+        *(operator.add, operator.mul, operator.sub, operator.floordiv, operator.truediv, operator.mod),
+        *(operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne),
+        *(_ATEN.sym_constrain_range.default, _ATEN.sym_constrain_range_for_size.default, _ATEN.scalar_tensor.default),
+        *(torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.default),
     }
 )
 """Run-time assertions and arithmetic on sizes, which `legalize_graph` sorts before what depends on data."""

@@ -53,10 +53,7 @@ def parse_frames(trace: str) -> tuple[Frame, ...]:
 
 
 def find_innermost(stack: Sequence[Frame]) -> int | None:
-    """Return the index of the innermost line of the model in a stack, None for an empty stack.
-
-    Lines of torch itself are skipped if there are others.
-    """
+    """Return the index of the innermost line of a stack outside torch, if there is one; None for an empty stack."""
     own = [number for number, frame in enumerate(stack) if not frame.file.startswith(_TORCH)]
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
@@ -68,7 +65,8 @@ def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
     code that a plug-in calls may raise too. In packages with many plug-ins, the folder counts instead.
     """
     module = sys.modules.get(plugin.__module__)
-    codes = (getattr(member, "__code__", None) for member in map(_function, vars(plugin).values()))
+    members = (getattr(member, "__func__", member) for member in vars(plugin).values())
+    codes = (getattr(member, "__code__", None) for member in members)
     files = {code.co_filename for code in codes if code is not None} | {getattr(module, "__file__", None) or ""}
     package = plugin.__module__.partition(".")[0]
     if package in _SHARED:
@@ -82,10 +80,6 @@ def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
         if frame.filename in files or frame.filename.startswith(inside)
     ]
     return Frame(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "") if own else None
-
-
-def _function(member: object) -> object:
-    return getattr(member, "__func__", member)
 
 
 def format_lines(lines: Sequence[str]) -> str:
@@ -159,10 +153,8 @@ def is_part_of_linear(node: Node) -> bool:
     (`torch.fx.passes.utils.source_matcher_utils`), not by their form. They replace all of them at once, and take it for
     granted that the views among them join and split leading dimensions only.
     """
-    return node.op == "call_function" and _comes_from_linear(node) and operator_name(node) != _WHOLE
-
-
-def _comes_from_linear(node: Node) -> bool:
+    if node.op != "call_function" or operator_name(node) == _WHOLE:
+        return False
     functions, function = node.meta.get("source_fn_stack"), node.meta.get("torch_fn")
     if functions:
         return functions[-1][1] in _LINEAR

@@ -13,7 +13,6 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from exir_lowering._upstream.trees import (
@@ -31,9 +30,9 @@ LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
 """The limits of a text: its length, its nesting depth, and the number of its nodes."""
 
 _PYTHON_TYPES = (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
-FACTORIES: Mapping[tuple[str, str], type] = MappingProxyType(
-    {(kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)}
-)
+FACTORIES: Mapping[tuple[str, str], type] = {
+    (kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)
+}
 """The default factories that a `defaultdict` may have: Python types that only make an empty value."""
 
 _KEYS = (str, bool, int, float, type(None), Enum)
@@ -62,11 +61,7 @@ def writable(spec: Any) -> Any:
 
 
 def loads(text: str) -> Any:
-    """Read the `TreeSpec` that `treespec_dumps` wrote; InputError if the text is something else, or too large.
-
-    UnknownTypeError: It has a type that is not registered in this process. ForeignNameError: It has an enumeration or a
-    default factory that this process does not know.
-    """
+    """Read what `treespec_dumps` wrote; UnknownTypeError, ForeignNameError for a name to import, or else InputError."""
     if not isinstance(text, str) or len(text) > LARGEST:
         raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_show(text)}.")
     return _Reader().read(_json(text))
@@ -143,10 +138,6 @@ def _nothing(context: Any, children: int) -> None:
         raise InputError(f"a list or tuple has no context, got {_show(context)}.")
 
 
-def _keys(context: Any, children: int) -> list[Any]:
-    return _check_keys(_plain(context), children)
-
-
 def _check_keys(keys: Any, children: int) -> list[Any]:
     if not isinstance(keys, list) or not all(isinstance(key, _KEYS) for key in keys):
         raise InputError(f"the keys of a dict are a list of str, numbers, None and enumerators, got {_show(keys)}.")
@@ -183,17 +174,13 @@ def _deque(context: Any, children: int) -> int | None:
     return size
 
 
-_CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = MappingProxyType(
-    {
-        tuple: _nothing,
-        list: _nothing,
-        dict: _keys,
-        OrderedDict: _keys,
-        defaultdict: _default_dict,
-        deque: _deque,
-        namedtuple: _named_tuple,
-    }
-)
+_CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = {
+    **dict.fromkeys((tuple, list), _nothing),
+    **dict.fromkeys((dict, OrderedDict), lambda context, children: _check_keys(_plain(context), children)),
+    defaultdict: _default_dict,
+    deque: _deque,
+    namedtuple: _named_tuple,
+}
 
 
 def _with_enums(value: Any, depth: int) -> Any:
@@ -210,10 +197,7 @@ def _with_enums(value: Any, depth: int) -> Any:
 
 
 def _enumerator(kind: Any, name: Any) -> Enum:
-    """Return a member of an enumeration that is defined in this process.
-
-    If two enumerations have the same name, a module was reloaded, and the later one is in use.
-    """
+    """Return a member of an enumeration of this process, of two with one name the later: a module was reloaded."""
     for one in reversed(enumerations()):
         if isinstance(kind, str) and f"{one.__module__}:{one.__qualname__}" == kind:
             found = one.__members__.get(name) if isinstance(name, str) else None

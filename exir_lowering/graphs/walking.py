@@ -136,19 +136,16 @@ def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph
 
 
 def _bound_operands(node: Node, module: GraphModule) -> tuple[Node | None, ...]:
-    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    count = len(module.graph.find_nodes(op="placeholder"))
     layout = OPERAND_LAYOUTS.get(node.target)
-    if layout is None or len(node.args) <= layout.unchanged:
-        return (None,) * len(placeholders)
+    unchanged = node.args[layout.unchanged] if layout is not None and len(node.args) > layout.unchanged else None
     bound: list[Node | None] = []
-    for position in layout.before:
-        changed = node.args[position]
-        bound += [None] * len(changed if isinstance(changed, (list, tuple)) else [changed])
-    unchanged = node.args[layout.unchanged]
-    if not isinstance(unchanged, (list, tuple)):
-        return (None,) * len(placeholders)
-    bound += [arg if isinstance(arg, Node) else None for arg in unchanged]
-    return tuple(bound) if len(bound) == len(placeholders) else (None,) * len(placeholders)
+    if layout is not None and isinstance(unchanged, (list, tuple)):
+        for position in layout.before:
+            changed = node.args[position]
+            bound += [None] * len(changed if isinstance(changed, (list, tuple)) else [changed])
+        bound += [arg if isinstance(arg, Node) else None for arg in unchanged]
+    return tuple(bound) if len(bound) == count else (None,) * count
 
 
 def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
@@ -165,6 +162,12 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
             if nested.name not in seen:
                 seen.add(nested.name)
                 yield from walk(nested.module, (*path, nested.name))
+
+
+def every_node(graph_module: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a graph and of every graph nested in it."""
+    for _, module in walk(graph_module):
+        yield from module.graph.nodes
 
 
 def delegates(
@@ -203,6 +206,5 @@ def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iter
 
 def strip_tags(graph_module: GraphModule) -> None:
     """Remove the tags of a graph and of the graphs nested in it."""
-    for _, module in walk(graph_module):
-        for node in module.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
+    for node in every_node(graph_module):
+        node.meta.pop(DELEGATION_TAG, None)

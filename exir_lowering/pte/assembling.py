@@ -34,11 +34,8 @@ RESERVED: Final[Mapping[str, bytes]] = {MODULE: b"exir_lowering: reserved for a 
 
 
 def place_segments(tables: bytearray, places: Mapping[int, tuple[int, int]]) -> None:
-    """Write where segments start and their sizes into the tables before them; a CorruptError where there is no field.
-
-    Places count from the first segment. The last of all segments ends where the file does.
-    """
-    _, segments = _read(tables)
+    """Write where segments start, from the first one, and their sizes into the tables, or raise a CorruptError."""
+    segments = list(_read(tables)[1].tables(Program.SEGMENTS))
     for number, place in places.items():
         for field, value in zip((DataSegment.OFFSET, DataSegment.SIZE), place, strict=True):
             at = segments[number].place(field)
@@ -52,12 +49,8 @@ def place_segments(tables: bytearray, places: Mapping[int, tuple[int, int]]) -> 
 def seal(
     tables: bytearray, content: Sequence[Any], data: Mapping[str, str], write: Callable[[Any, Any], object]
 ) -> list[Any]:
-    """Return a file in pieces, with digests as its last segment, which follows the content; else raise a CorruptError.
-
-    The tables come before the content; `data` are the digests of the data files, and `write` writes a piece to a file.
-    """
-    base, segments = _read(tables)
-    ranges = list(container.segment_ranges(segments))
+    """Return a file in pieces with digests (`data`: of data files) as its last segment; `write` writes a piece."""
+    base, _, ranges = _read(tables)
     starts = [start for start, _ in container.parts(ranges)]
     if not ranges or not base + ranges[-1][0] == base + starts[-1] == len(tables) + sum(map(len, content)):
         raise CorruptError("its digests are not what its segments end with")
@@ -70,18 +63,10 @@ def seal(
 
 
 def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
-    """Return a file, given in pieces, with other named data under a key: what follows it moves.
-
-    Raise a CorruptError if there is none, or the segments behind it are not laid out in their order, a piece each.
-    """
-    base = header.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
-    tables = bytearray(pieces[0].ljust(base, b"\0"))
-    _, segments = _read(tables)
-    ranges = list(container.segment_ranges(segments))
-    named = flatbuffer.root(memoryview(tables)[:base]).tables(Program.NAMED_DATA)
+    """Return a file in pieces with other named data under a key; what follows it moves. CorruptError without it."""
+    tables, program, ranges, by_start = _open(pieces)
+    named = program.tables(Program.NAMED_DATA)
     numbers = [one.number(NamedData.SEGMENT_INDEX, "I") for one in named if one.text(NamedData.KEY) == key]
-    starts = list(itertools.accumulate(map(len, pieces), initial=-base))
-    by_start = {start: piece for start, piece in zip(starts, pieces, strict=False) if len(piece)}
     first = numbers[0] if numbers else len(ranges)
     behind: list[Any] = [by_start.get(start, b"") for start, _ in ranges[first:]]
     if not behind or [len(piece) for piece in behind] != [size for _, size in ranges[first:]]:
@@ -92,7 +77,7 @@ def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
         places[number] = start, len(piece)
         start += len(piece)
     place_segments(tables, places)
-    before = [piece for at, piece in zip(starts[1:], pieces[1:], strict=False) if 0 <= at < ranges[first][0]]
+    before = [piece for at, piece in by_start.items() if 0 <= at < ranges[first][0]]
     return [bytes(tables), *before, *made]
 
 
@@ -100,14 +85,14 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
     """Return a file in pieces that keeps something else for a module; a CorruptError when it has no place for that."""
     program, data = container.open_program(file)
     tables = bytearray(file[: header.read_pte(file).base])
-    base, segments = _read(tables)
-    last = len(segments) - 1
+    base, _, ranges = _read(tables)
+    last = len(ranges) - 1
     numbers = {
         one.text(NamedData.KEY): one.number(NamedData.SEGMENT_INDEX, "I") for one in program.tables(Program.NAMED_DATA)
     }
     if (numbers.get(MODULE), numbers.get(digests.KEY)) != (last - 1, last):
         raise CorruptError("a module's attributes and the digests are not its last segments")
-    *_, (start, _), (_, size) = container.segment_ranges(segments)
+    *_, (start, _), (_, size) = ranges
     try:
         old = digests.decode(data.named[digests.KEY])
     except digests.SealError as error:
@@ -118,10 +103,20 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
     return seal(tables, [file[base : base + start], *kept], old.data, lambda piece, made: made.write(piece))
 
 
-def _read(tables: bytearray) -> tuple[int, list[Table]]:
-    """Return where the segments start, and the tables that say where each of them is."""
+def _read(tables: bytearray) -> tuple[int, Table, list[tuple[int, int]]]:
+    """Return where the segments start, the root of the tables, and where they say that each segment is."""
     extent = header.read_pte(memoryview(tables), sys.maxsize)  # how many bytes follow is not known here
-    return extent.base, list(flatbuffer.root(memoryview(tables)[: extent.tables]).tables(Program.SEGMENTS))
+    program = flatbuffer.root(memoryview(tables)[: extent.tables])
+    return extent.base, program, list(container.segment_ranges(program.tables(Program.SEGMENTS)))
+
+
+def _open(pieces: Sequence[Any]) -> tuple[bytearray, Table, list[tuple[int, int]], dict[int, Any]]:
+    """Return a file's tables, their root, where its segments are, and its pieces by where they start."""
+    base = header.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
+    tables = bytearray(pieces[0].ljust(base, b"\0"))
+    _, program, ranges = _read(tables)
+    starts = itertools.accumulate(map(len, pieces), initial=-base)
+    return tables, program, ranges, {at: piece for at, piece in zip(starts, pieces, strict=False) if len(piece)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +124,16 @@ class _Layout:
     """A `.pte` file as ExecuTorch assembled it."""
 
     tables: bytearray  # what comes before the segments
-    program: Table  # the root of the tables
     ranges: list[tuple[int, int]]  # where each segment starts, relative to the first one, and its size
     pieces: Mapping[int, Any]  # the content from a place on, by the place; places count from the first segment
     constants: int  # which segment has them
     offsets: tuple[int, ...]  # where in it each constant starts
+    vector: int | None  # where in the tables that is written
     alignments: Mapping[int, int]  # what the users of a segment ask for, by its number
 
 
 def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
-    """Return a file, given in pieces, without the copies of constants that delegates have as named data.
-
-    `alignments` are those that named data asks for, by key; the others are those of segments and constants. Return None
-    if nothing is there twice; raise a CorruptError if the file is not laid out as ExecuTorch does it.
-    """
+    """Return a file without delegates' copies of constants, None if it has none; `alignments` are of named data."""
     layout = _read_layout(pieces, alignments)
     shared = _find(layout) if layout is not None else {}
     if layout is None or not shared:
@@ -153,27 +144,18 @@ def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, co
 
 def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layout | None:
     """Return the layout of a file; None when it has no constants, or its segments overlap already."""
-    whole = sum(map(len, pieces))
-    extent = header.read_pte(memoryview(pieces[0]), whole)
-    tables = bytearray(pieces[0].ljust(extent.base, b"\0"))
-    program = flatbuffer.root(memoryview(tables)[: extent.tables])
-    ranges = list(container.segment_ranges(program.tables(Program.SEGMENTS)))
+    tables, program, ranges, by_start = _open(pieces)
     constants = program.table(Program.CONSTANT_SEGMENT)
     index = constants.number(SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else len(ranges)
     ends = [0, *(start + size for start, size in ranges)]
     if constants is None or index >= len(ranges) or any(s < e for (s, _), e in zip(ranges, ends, strict=False)):
         return None
-    places, at = {}, -extent.base
-    for piece in pieces:
-        if len(piece):
-            places[at] = piece
-        at += len(piece)
     asked: dict[int, int] = defaultdict(lambda: 1)
     for table in program.tables(Program.NAMED_DATA):
         number = table.number(NamedData.SEGMENT_INDEX, "I")
         asked[number] = math.lcm(asked[number], alignments.get(table.text(NamedData.KEY), 1))
-    offsets = constants.numbers(SubsegmentOffsets.OFFSETS, "Q")
-    return _Layout(tables, program, ranges, places, index, offsets, asked)
+    of = SubsegmentOffsets.OFFSETS
+    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), asked)
 
 
 def _find(layout: _Layout) -> dict[int, int]:
@@ -232,16 +214,10 @@ def _rewrite(layout: _Layout, shared: Mapping[int, int], segment_alignment: int,
     first, _ = ranges[layout.constants]
     for number, offset in shared.items():
         ranges[number] = first + moved[offset], layout.ranges[number][1]
-    _set_places(layout, ranges, [moved[offset] for offset in layout.offsets])
-    return content.pieces
-
-
-def _set_places(layout: _Layout, ranges: Mapping[int, tuple[int, int]], constants: Sequence[int]) -> None:
-    """Write where the segments are, and the constants in theirs, into the tables."""
     place_segments(layout.tables, ranges)
-    offsets = layout.program.table(Program.CONSTANT_SEGMENT)
-    at = offsets.place(SubsegmentOffsets.OFFSETS) if offsets is not None else None
-    if at is None:
+    if layout.vector is None:
         raise CorruptError("the constants have no offsets")
-    (vector,) = struct.unpack_from("<I", layout.tables, at)
-    struct.pack_into(f"<{len(constants)}Q", layout.tables, at + vector + 4, *constants)
+    (vector,) = struct.unpack_from("<I", layout.tables, layout.vector)
+    constants = [moved[offset] for offset in layout.offsets]
+    struct.pack_into(f"<{len(constants)}Q", layout.tables, layout.vector + vector + 4, *constants)
+    return content.pieces

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeVar
 
 from exir_lowering.pte import slots
@@ -21,17 +20,15 @@ from exir_lowering.pte.values import Storage, read_value
 
 _Made = TypeVar("_Made")
 
-_NEEDED: Mapping[int, str] = MappingProxyType(
-    {
-        ExecutionPlan.VALUES: "values",
-        ExecutionPlan.INPUTS: "inputs",
-        ExecutionPlan.OUTPUTS: "outputs",
-        ExecutionPlan.CHAINS: "chains",
-        ExecutionPlan.OPERATORS: "operators",
-        ExecutionPlan.DELEGATES: "delegates",
-        ExecutionPlan.NON_CONST_BUFFER_SIZES: "memory sizes",
-    }
-)
+_NEEDED: Mapping[int, str] = {
+    ExecutionPlan.VALUES: "values",
+    ExecutionPlan.INPUTS: "inputs",
+    ExecutionPlan.OUTPUTS: "outputs",
+    ExecutionPlan.CHAINS: "chains",
+    ExecutionPlan.OPERATORS: "operators",
+    ExecutionPlan.DELEGATES: "delegates",
+    ExecutionPlan.NON_CONST_BUFFER_SIZES: "memory sizes",
+}
 """The fields of a method that the runtime reads without checking that they are present."""
 
 

@@ -69,8 +69,11 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     segments = _segments(table.tables(slots.FlatTensor.SEGMENTS), space)
     entries = list(table.tables(slots.FlatTensor.NAMED_DATA))
     contents = _read_named(entries, segments)
-    named = ((entry.text(slots.NamedData.KEY), entry) for entry in entries)
-    return {name: Weight(contents[name], _layout(entry)) for name, entry in named}
+    found = {}
+    for entry in entries:
+        name, tensor = entry.text(slots.NamedData.KEY), entry.table(slots.FlatNamedData.TENSOR_LAYOUT)
+        found[name] = Weight(contents[name], None if tensor is None else layout(tensor, slots.TensorLayout))
+    return found
 
 
 def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
@@ -80,10 +83,7 @@ def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
 
 
 def parts(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts that the segments of a file are in: where each starts, and the number of the segment there.
-
-    Each ends where the next one starts; a segment that starts inside another one is in that one's part.
-    """
+    """Return where the parts of a file start, each up to the next one, and which is the outermost segment there."""
     found, end = [], 0
     for number in sorted(range(len(ranges)), key=lambda each: (ranges[each][0], ranges[each][1] > 0, -ranges[each][1])):
         start, size = ranges[number]
@@ -103,12 +103,6 @@ def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constant
             around, end = number, start + size
         elif size and (start + size > end or number not in named or around not in holders):
             raise CorruptError(f"segment {number} has bytes of segment {around}")
-
-
-def _layout(entry: Table) -> MemoryLayout | None:
-    """Return the layout of the tensor that named data of a `.ptd` file is; None when it is not a tensor."""
-    table = entry.table(slots.FlatNamedData.TENSOR_LAYOUT)
-    return None if table is None else layout(table, slots.TensorLayout)
 
 
 def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:

@@ -30,11 +30,6 @@ class DataFile:
     file: MappedFile
     weights: Mapping[str, Weight]  # its data, by name; not copied
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.file.name
-
 
 class DataFiles:
     """The data files of a program, which stay as they are while the program is in use."""
@@ -49,8 +44,8 @@ class DataFiles:
                 known = self.named.setdefault(name, weight)
                 if known is not weight and known.content != weight.content:
                     raise InputError(
-                        f"load: data: {owner[name].name} and {file.name} both have {name!r}, with different content. "
-                        "Give the data files of one program only."
+                        f"load: data: {owner[name].file.name} and {file.file.name} both have {name!r}, with different "
+                        "content. Give the data files of one program only."
                     )
                 owner.setdefault(name, file)
 
@@ -63,14 +58,10 @@ class DataFiles:
         return bool(self.files)
 
     def __str__(self) -> str:
-        return " and ".join(file.name for file in self.files)
+        return " and ".join(one.file.name for one in self.files)
 
     def path(self) -> str | None:
-        """Return the path of one file with all data, for the runtime; None when there is none.
-
-        Several files, and content in memory, are written to one temporary file when it is first needed.
-        Raise an InputError when that fails.
-        """
+        """Return the path of one file with all data, merged when first needed, None for no data; or an InputError."""
         if not self.files:
             return None
         (first, *more) = self.files
@@ -109,10 +100,7 @@ class DataFiles:
 
 
 def read(given: Any, who: str = "load") -> DataFiles:
-    """Read data files: a path, the content of a file, or a sequence of these; None for no file. Messages say who reads.
-
-    Raise an InputError when it is something else, or a file cannot be read or is damaged.
-    """
+    """Read data files for `who`: a path, content, or a sequence of these, None for no file; else an InputError."""
     several = isinstance(given, (list, tuple))
     files = []
     for number, one in enumerate(() if given is None else given if several else (given,)):

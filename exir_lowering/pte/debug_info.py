@@ -80,11 +80,7 @@ class DebugInfo:
 
     @staticmethod
     def from_json(text: str | bytes) -> DebugInfo:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: It is something else, of another version, or damaged.
-        """
+        """Read what `to_json` wrote; an InputError for something else, another version, or what is damaged."""
         try:
             tree = json.loads(text)
             version = tree["version"]
@@ -137,8 +133,8 @@ class _Writer:
 
 
 def _read(tree: Any) -> DebugInfo:
-    operators, modules = map(_texts, (tree["operators"], tree["modules"]))
-    files, functions = map(_texts, (tree["files"], tree["functions"]))
+    texts = ([*map(_text, tree[name])] for name in ("operators", "modules", "files", "functions"))
+    operators, modules, files, functions = texts
     frames = [
         Frame(files[_number(file)], _number(line), functions[_number(function)], _text(code))
         for file, line, function, code in tree["frames"]
@@ -176,10 +172,6 @@ def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | No
     if _number(line) >= len(found):
         raise IndexError(f"line {line} of {len(found)}")
     return line, found
-
-
-def _texts(values: Any) -> list[str]:
-    return [_text(value) for value in values]
 
 
 def _text(value: Any) -> str:

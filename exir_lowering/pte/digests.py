@@ -95,10 +95,7 @@ def is_sealed(content: bytes | memoryview) -> bool:
 
 
 def identity(file: bytes | memoryview) -> str:
-    """Return what identifies a program's file, in hexadecimal: the digest of its seal, else the SHA-256 of the file.
-
-    The seal alone is enough where there is one of this version; its digest covers what it has the digests of.
-    """
+    """Return what identifies a program's file, in hexadecimal: its seal's digest, which covers all, or its SHA-256."""
     end = len(file) - len(XXH3.end)
     found = bytes(file[max(end - XXH3.size, 0) : end]) if _kind(file) is XXH3 else SHA256.of(file)
     return found.hex()
@@ -202,11 +199,7 @@ def find_data_digest(keys: Iterable[str]) -> str | None:
 
 
 def data_digest(tables: bytes | memoryview, digest: str, segments: bytes | memoryview) -> str:
-    """Return a data file's own digest, in hexadecimal, from its segments' digests as the file keeps them.
-
-    `tables` is all before its first segment, `digest` the digits that are in there. Raise a SealError when the key with
-    the digits is not in the tables, or occurs twice, or the digests are damaged.
-    """
+    """Return a data file's own digest, from what is before its segments, the digits in there, and their digests."""
     kind = _data_kind(segments)
     made = kind.start(with_data_digest(tables, digest, kind.zeros))
     made.update(segments)

@@ -29,14 +29,9 @@ class Table:
         return self.place(field) is not None
 
     def number(self, field: int, code: str, default: int = 0) -> int:
-        """Return an integer field, whose type is a letter of the `struct` module."""
+        """Return a number, whose type is a letter of the `struct` module."""
         at = self.place(field)
         return default if at is None else _unpack(self.buffer, at, code)[0]
-
-    def real(self, field: int) -> float:
-        """Return a double field, 0.0 when it is absent."""
-        at = self.place(field)
-        return 0.0 if at is None else float(_unpack(self.buffer, at, "d")[0])
 
     def numbers(self, field: int, code: str) -> tuple[int, ...]:
         """Return a vector of integers, () when it is absent."""

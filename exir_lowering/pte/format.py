@@ -18,9 +18,8 @@ from exir_lowering.pte import dataflow, payloads, provenance, signatures
 from exir_lowering.pte.code import Code, Payload, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
-from exir_lowering.pte.instructions import Body, check_calls
+from exir_lowering.pte.instructions import Body, check_calls, check_flow
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import CheckedPayload, FindChecks
 from exir_lowering.pte.provenance import Provenance
@@ -63,22 +62,14 @@ class MethodSpec:
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
-    """Read the methods of a `.pte` file, in the order of names; it is neither copied nor read beyond its tables.
-
-    Raise a CorruptError when it is not a `.pte` file, or not one that the runtime may be given.
-    `exir_lowering.plugins.payload` has `find_checks`.
-    """
+    """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
     return {name: spec for name, (_, spec) in read_checked(file, find_checks, to_run=True)[0].items()}
 
 
 def read_checked(
     file: memoryview, find_checks: FindChecks, *, to_run: bool = False
 ) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
-    """Read the methods of a `.pte` file as `read_program` does, with their code, and what they refer to.
-
-    What matters to a run only is not checked unless it is `to_run`: whether there is so much memory, and what kernels
-    make, which torch is asked for.
-    """
+    """Read methods with their code, and the data; if `to_run`, check free memory too, and what kernels make."""
     known: list[Provenance | None] = []
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:

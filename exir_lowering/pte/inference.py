@@ -18,6 +18,7 @@ from exir_lowering._upstream import installed
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.pte import quantized
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -60,11 +61,7 @@ _FATAL = frozenset(
 
 
 def check_kernels(body: Body) -> None:
-    """Check that what kernels write to is what they make from their arguments; else raise a CorruptError.
-
-    What depends on numbers that are known only at run time is checked as far as it is known: types and ranks.
-    `check_calls` has checked the instructions.
-    """
+    """Refuse kernels that do not write what they make of their arguments, as far as these are known before a run."""
     if not any(signature is not None and signature.written for signature in body.signatures):
         return
     # No other operator is called here because a file names it. Libraries may add kernels at any time.
@@ -137,19 +134,16 @@ def _check_given(
 ) -> None:
     """Refuse a call on which a kernel ends the process; those that check a call themselves report an error."""
     layouts = [content for _, content in described if isinstance(content, MemoryLayout)]
-    types = {layout.dtype for layout in layouts}
-    alone = types & _ALONE and own not in _CONVERTING
-    if len(types) > 1 and (alone or (own == _CONVOLUTION and not _convolves([layout.dtype for layout in layouts]))):
-        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    types = [layout.dtype for layout in layouts]
+    refused = not _ALONE.isdisjoint(types) and own not in _CONVERTING
+    if own == _CONVOLUTION:  # it converts its bias only
+        refused |= types[:1] != types[1:2] or not _CONVERTED.issuperset(types[2:])
+    if len(set(types)) > 1 and refused:
+        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, set(types))))}")
     converts = bool(layouts and results) and layouts[0].dtype != results[0].dtype
     fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None, converts)
     if fatal is not None:
         raise CorruptError(f"{name} would end the process: {fatal}")
-
-
-def _convolves(types: Sequence[torch.dtype]) -> bool:
-    """Return whether a convolution takes an input, weights and a bias of these types; its bias is converted."""
-    return types[0] == types[1] and all(bias in _CONVERTED for bias in types[2:])
 
 
 def _why_fatal(
@@ -201,17 +195,15 @@ def _infer(
     except Exception as error:
         let_through(error)
         return str(error).partition("\n")[0]
-    results = [item for result in _flat(made) for item in _flat(result)]
-    return tuple((result.dtype, tuple(result.shape)) for result in results)
+    return tuple((result.dtype, tuple(result.shape)) for result in tensors(made))
 
 
 def _pointwise(
     operator: FunctionalOperator, given: tuple[_Described, ...]
 ) -> tuple[torch.dtype, tuple[int, ...]] | None:
-    """Return what an elementwise operator makes, found with one element; None for other operators.
+    """Return what an elementwise operator makes, found with one element, None for others.
 
-    On tensors without memory it would import sympy to find the type, which takes a fifth of the time of importing
-    torch.
+    On tensors without memory it would import sympy, which takes a fifth of the time of importing torch.
     """
     layouts = [content for _, content in given if isinstance(content, MemoryLayout)]
     if not layouts or torch.Tag.pointwise not in getattr(operator.call, "tags", ()):
@@ -269,7 +261,3 @@ def _value(described: _Described) -> Any:
 @lru_cache(maxsize=4096)
 def _meta(dtype: torch.dtype, sizes: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(sizes, strides(sizes, order), dtype=dtype, device="meta")
-
-
-def _flat(made: Any) -> Sequence[Any]:
-    return made if isinstance(made, (list, tuple)) else (made,)

@@ -1,10 +1,9 @@
-"""The instructions of a method, checked: what they are called with, and what they write to."""
+"""The instructions of a method, checked: what they are called with and write to, in which order, and loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 
@@ -55,6 +54,12 @@ class Body:
         """Return a value, or the values in a list of values."""
         return items(self.values, index)
 
+    def written(self, instruction: PlanInstruction) -> tuple[int, ...]:
+        """Return what a kernel writes to; () for other instructions, and where that is not known."""
+        code, target, arguments = instruction
+        signature = self.signatures[target] if code == KERNEL else None
+        return () if signature is None else tuple(arguments[at] for at in signature.written if at < len(arguments))
+
     def name(self, target: int) -> str:
         """Return the name of an operator."""
         return ".".join(part for part in self.operators[target] if part)
@@ -85,15 +90,13 @@ def read_instruction(table: Table, size: int) -> PlanInstruction:
     return code, 0 if target is None else content.number(target, "i"), arguments
 
 
-_FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = MappingProxyType(
-    {
-        KERNEL: (slots.KernelCall.OP_INDEX, (slots.KernelCall.ARGS,)),
-        DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
-        MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
-        JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
-        FREE: (None, (slots.ONLY,)),
-    }
-)
+_FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = {
+    KERNEL: (slots.KernelCall.OP_INDEX, (slots.KernelCall.ARGS,)),
+    DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
+    MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
+    JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
+    FREE: (None, (slots.ONLY,)),
+}
 """For each kind of instruction, the fields with its target, and with the values it takes: for calls a list of them."""
 
 
@@ -151,12 +154,8 @@ def _find_results(body: Body) -> None:
             if code == MOVE:
                 source, moved_to = arguments
                 _add(body, moved_to, body.kinds(source))
-            elif code == DELEGATE:
-                for index in arguments:
-                    if body.values[index].kind == K.NULL:
-                        _add(body, index, ANYTHING)
-            elif code == KERNEL:
-                _add_results(body, body.signatures[target], arguments)
+            elif code in (KERNEL, DELEGATE):
+                _add_results(body, body.signatures[target] if code == KERNEL else None, arguments)
 
 
 def _add_results(body: Body, called: Signature | None, arguments: Sequence[int]) -> None:
@@ -180,8 +179,8 @@ def _add(body: Body, index: int, kinds: Kinds) -> None:
 
 def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
     """Return the kinds of the number that an operator computes from a tensor or from numbers."""
-    tensors = [body.values[index].content for index in arguments if body.values[index].kind == K.TENSOR]
-    for tensor in tensors:
+    for index in arguments:
+        tensor = body.values[index].content
         if isinstance(tensor, Tensor):
             real = tensor.dtype.is_floating_point
             return frozenset({K.BOOL if tensor.dtype == torch.bool else K.DOUBLE if real else K.INT})
@@ -251,3 +250,110 @@ def _check_free(body: Body, index: int) -> None:
         raise CorruptError(f"value {index} is freed, but is not a tensor")
     if content.planned or content.stored or index in body.inputs:
         raise CorruptError(f"value {index} is freed, but its memory is needed in the next run too")
+
+
+# -- in which order ---------------------------------------------------------------------------------------------------
+
+_VIEW = ("executorch_prim::et_view", "default")
+
+
+def check_flow(body: Body) -> None:
+    """Refuse what the runtime does not survive: values read too early, tensors without memory, endless loops."""
+    for chain in body.chains:
+        _check_loops(body, chain)
+    waiting = {index: 1 << number for number, index in enumerate(_find_waiting(body))}
+    if not waiting:
+        return
+    ready = 0
+    for chain in body.chains:
+        ready = _check_chain(body, chain, waiting, ready)
+    for index in body.outputs & waiting.keys():
+        if not waiting[index] & ready and isinstance(body.values[index].content, Tensor):
+            raise CorruptError(f"output value {index} has no memory")
+
+
+def _find_waiting(body: Body) -> Iterator[int]:
+    """Return the values that do not exist before an instruction makes them: numbers, and tensors without memory."""
+    given = body.inputs | body.outputs
+    for index, value in enumerate(body.values):
+        tensor = value.content
+        if isinstance(tensor, Tensor):
+            if not (tensor.planned or tensor.stored or index in given) and 0 not in tensor.sizes:
+                yield index
+        elif value.kind == K.NULL and index in body.results and index not in body.inputs:
+            yield index
+
+
+def _check_chain(body: Body, chain: Sequence[PlanInstruction], waiting: dict[int, int], ready: int) -> int:
+    """Check the instructions of a chain; return which values are made at its end, given those at its start."""
+    states: list[int | None] = [None] * (len(chain) + 1)
+    states[0], again = ready, True
+    while again:
+        again = False
+        for position, instruction in enumerate(chain):
+            state = states[position]
+            if state is None:
+                continue
+            for index in _list_made(body, instruction):
+                state |= waiting.get(index, 0)
+            for following in (position + 1, instruction[1]) if instruction[0] == JUMP else (position + 1,):
+                old = states[following]
+                new = state if old is None else old & state
+                if new != old:
+                    states[following] = new
+                    again = again or following <= position
+    for state, instruction in zip(states, chain, strict=False):
+        if state is not None:
+            _check_read(body, instruction, waiting, state)
+    end = states[len(chain)]
+    return ready if end is None else end
+
+
+def _list_made(body: Body, instruction: PlanInstruction) -> Collection[int]:
+    """Return the values that are made by an instruction."""
+    code, target, arguments = instruction
+    if code == MOVE:
+        return arguments[1:]
+    if code == DELEGATE:
+        return arguments
+    if code != KERNEL:
+        return ()
+    called = body.signatures[target]
+    if called is None:
+        return arguments
+    return arguments[2:3] if body.operators[target] == _VIEW else arguments[len(called.types) :]
+
+
+def _check_read(body: Body, instruction: PlanInstruction, waiting: dict[int, int], ready: int) -> None:
+    for index in _list_read(body, instruction):
+        if index in waiting and not waiting[index] & ready:
+            what = "has no memory" if isinstance(body.values[index].content, Tensor) else "is not made before"
+            raise CorruptError(f"an instruction takes value {index}, which {what}")
+
+
+def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
+    """Return the values that have to exist before an instruction."""
+    code, target, arguments = instruction
+    if code in (JUMP, FREE, MOVE):
+        yield from arguments[:1] if code != FREE else ()
+    elif code == DELEGATE:
+        yield from (index for index in arguments if isinstance(body.values[index].content, Tensor))
+    else:
+        called = body.signatures[target]
+        if called is None:
+            return
+        view = body.operators[target] == _VIEW
+        for position, (index, allowed) in enumerate(zip(arguments, called.accepted, strict=False)):
+            if not (view and position == 2) and not (body.values[index].kind == K.NULL and K.NULL in allowed):
+                yield from body.items(index)
+
+
+def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
+    """Refuse a loop without a jump that depends on what the loop makes: once entered, it is never left."""
+    for position, (code, target, _) in enumerate(chain):
+        if code == JUMP and target <= position:
+            inside = chain[target : position + 1]
+            written = {item for one in inside for index in body.written(one) for item in body.items(index)}
+            made = written.union(*(_list_made(body, one) for one in inside))
+            if not any(kind == JUMP and made.intersection(arguments) for kind, _, arguments in inside):
+                raise CorruptError(f"instruction {position} jumps back to {target} forever")

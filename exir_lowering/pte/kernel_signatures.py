@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 
 from exir_lowering._upstream.runtime import operator_schema
 from exir_lowering.pte.slots import KernelTypes as K
@@ -15,21 +14,19 @@ ANYTHING: Kinds = frozenset()
 
 _NUMBER: Kinds = frozenset({K.INT, K.BOOL, K.DOUBLE})
 # What kernels take for the types of schemas.
-_ACCEPTED: Mapping[str, Kinds] = MappingProxyType(
-    {
-        "Tensor": frozenset({K.TENSOR}),
-        "int": frozenset({K.INT}),
-        "float": frozenset({K.DOUBLE}),
-        "bool": frozenset({K.BOOL}),
-        "number": _NUMBER,
-        "str": frozenset({K.STRING}),
-        "List[Tensor]": frozenset({K.TENSOR_LIST}),
-        "List[Optional[Tensor]]": frozenset({K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST}),
-        "List[int]": frozenset({K.INT_LIST}),
-        "List[float]": frozenset({K.DOUBLE_LIST}),
-        "List[bool]": frozenset({K.BOOL_LIST}),
-    }
-)
+_ACCEPTED: Mapping[str, Kinds] = {
+    "Tensor": frozenset({K.TENSOR}),
+    "int": frozenset({K.INT}),
+    "float": frozenset({K.DOUBLE}),
+    "bool": frozenset({K.BOOL}),
+    "number": _NUMBER,
+    "str": frozenset({K.STRING}),
+    "List[Tensor]": frozenset({K.TENSOR_LIST}),
+    "List[Optional[Tensor]]": frozenset({K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST}),
+    "List[int]": frozenset({K.INT_LIST}),
+    "List[float]": frozenset({K.DOUBLE_LIST}),
+    "List[bool]": frozenset({K.BOOL_LIST}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +66,32 @@ def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1, retu
     return Signature(types, tuple(map(_accept, types)), frozenset(written), results, returned)
 
 
-_RETURNED: Mapping[str, Kinds] = MappingProxyType(
-    {
-        "aten::sym_size": frozenset({K.INT}),
-        "aten::sym_numel": frozenset({K.INT}),
-        "aten::sym_stride": frozenset({K.INT}),
-    }
-)
+_RETURNED: Mapping[str, Kinds] = {
+    "aten::sym_size": frozenset({K.INT}),
+    "aten::sym_numel": frozenset({K.INT}),
+    "aten::sym_stride": frozenset({K.INT}),
+}
 _OF_TWO = ("number", "number")
-_PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = MappingProxyType(
-    {
-        **dict.fromkeys(("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min"), (_OF_TWO, ANYTHING)),
-        "truediv": (_OF_TWO, frozenset({K.DOUBLE})),
-        **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({K.BOOL}))),
-        "neg": (("number",), ANYTHING),
-        **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({K.INT}))),
-        "sym_float": (("number",), frozenset({K.DOUBLE})),
-        "sym_int": (("number",), frozenset({K.INT})),
-        "sym_not": (("bool",), frozenset({K.BOOL})),
-        "sym_ite": (("bool", "number", "number"), ANYTHING),
-    }
-)
+_PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = {
+    **dict.fromkeys(("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min"), (_OF_TWO, ANYTHING)),
+    "truediv": (_OF_TWO, frozenset({K.DOUBLE})),
+    **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({K.BOOL}))),
+    "neg": (("number",), ANYTHING),
+    **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({K.INT}))),
+    "sym_float": (("number",), frozenset({K.DOUBLE})),
+    "sym_int": (("number",), frozenset({K.INT})),
+    "sym_not": (("bool",), frozenset({K.BOOL})),
+    "sym_ite": (("bool", "number", "number"), ANYTHING),
+}
 # ExecuTorch's own, which have no schemas.
-_OWN: Mapping[tuple[str, str], Signature] = MappingProxyType(
-    {
-        ("executorch_prim::et_view", "default"): _describe("Tensor", "List[int]", "Tensor", results=0),
-        ("executorch_prim::et_copy_index", "tensor"): _describe("Tensor", "Tensor", "int", written=(0,), results=0),
-        ("et_copy::_h2d_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
-        ("et_copy::_d2h_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
-        **{
-            (f"executorch_prim::{name}", overload): _describe(*types, returned=returned)
-            for name, (types, returned) in _PRIMITIVES.items()
-            for overload in ("Scalar", "int")
-        },
-    }
-)
+_OWN: Mapping[tuple[str, str], Signature] = {
+    ("executorch_prim::et_view", "default"): _describe("Tensor", "List[int]", "Tensor", results=0),
+    ("executorch_prim::et_copy_index", "tensor"): _describe("Tensor", "Tensor", "int", written=(0,), results=0),
+    ("et_copy::_h2d_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
+    ("et_copy::_d2h_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
+    **{
+        (f"executorch_prim::{name}", overload): _describe(*types, returned=returned)
+        for name, (types, returned) in _PRIMITIVES.items()
+        for overload in ("Scalar", "int")
+    },
+}

@@ -46,10 +46,7 @@ class MappedFile:
         )
 
     def writable(self) -> memoryview:
-        """Return the content so that writing to it changes nothing on the disk, as tensors on it need.
-
-        Raise an InputError when the file was replaced or changed in the meantime, or cannot be read.
-        """
+        """Return the content so that writing to it changes no file; InputError if the file was replaced or changed."""
         if isinstance(self.source, bytes):
             return memoryview(bytearray(self.source))
         content, identity = _map(self.name, Path(self.source), mmap.ACCESS_COPY)
@@ -77,10 +74,7 @@ class MappedFile:
 
 
 def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
-    """Open a file, given by its path or content; raise an InputError when it is neither, or cannot be read.
-
-    `who` takes it, and begins messages; `expected` is a noun, and `kind` the ending of such files, for their names.
-    """
+    """Open a path or content for `who`, which begins messages; InputError unless it is `expected`, and can be read."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
     if not isinstance(given, (str, os.PathLike)):

@@ -113,11 +113,7 @@ FindChecks = Callable[[str], PayloadChecks | None]
 
 
 def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
-    """Check a payload, without what it is called with; return what remains to be checked, None when nothing checks it.
-
-    Raise a CorruptError when it is damaged, a PluginLoadError or a BackendFailure when what checks it cannot be loaded
-    or fails.
-    """
+    """Check a payload without its calls; return what remains to be checked, None when no plug-in knows the backend."""
     checks = find_checks(backend)
     if checks is None:
         return None
@@ -138,10 +134,7 @@ def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueS
 
 
 def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:
-    """Check the weights of a payload that are in the file's named data, and add those that are not to `external`.
-
-    Raise a CorruptError when the file has fewer bytes of one than the payload reads.
-    """
+    """Check the sizes of a payload's weights that are in the file, and add those that are not to `external`."""
     for name, size in payload.weights.items():
         found = data.named.get(name)
         need = external.get(name, 0)

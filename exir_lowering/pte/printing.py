@@ -43,11 +43,7 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
 
 
 def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:
-    """Return the HTML that Jupyter shows for a value with a text and perhaps a page; it raises nothing.
-
-    The page is in a frame, where nothing can run and the notebook's styles do not apply. The text is below it, for
-    viewers that remove frames, such as Git hosts.
-    """
+    """Return HTML for Jupyter, never an error: a page in a frame, where nothing runs, and the text for others."""
     try:
         words, framed = text(width=_WIDTH), page() if page is not None else ""
     except Exception as error:

@@ -64,10 +64,7 @@ class Provenance:
 
 
 def read(named: Mapping[str, memoryview]) -> Provenance | None:
-    """Return the provenance among a file's named data; None if there is none, or one of a later version.
-
-    Raise a CorruptError when it is damaged.
-    """
+    """Return a file's provenance; None if it has none, or one of a later version; a CorruptError when it is damaged."""
     content = named.get(KEY)
     if content is None:
         return None
@@ -82,8 +79,7 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
 
 def _read(tree: Any) -> Provenance:
     methods = {_a(str, name): _method(part) for name, part in _a(dict, tree["methods"]).items()}
-    texts = (_texts(tree[name]) for name in ("versions", "backends", "weights"))
-    versions, backends, weights = texts
+    versions, backends, weights = (_texts(tree[name]) for name in ("versions", "backends", "weights"))
     return Provenance(versions, _a(dict, tree["options"]), backends, weights, _a(str, tree["plan"]), methods)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +40,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
 
 
 def why_wrong(name: str, values: Sequence[Any]) -> str | None:
-    """Return why a kernel ("quantized_decomposed::add.out") cannot be called, as a clause; None if it can.
-
-    The values are a `Layout` for each tensor, a number, `UNKNOWN`, or None.
-    """
+    """Return why a kernel cannot be called with a `Layout` per tensor, numbers, `UNKNOWN` and None; None if it can."""
     rule = _RULES.get(name.removeprefix(NAMESPACE))
     return next(rule(*values), None) if rule is not None else None
 
@@ -96,28 +94,12 @@ def _per_channel(tensor: Layout, axis: Any, check: Callable[[Size], _Wrong]) -> 
         yield f"there is no axis {axis} in a tensor of {rank} dimensions"
 
 
-# -- scales and zero points -------------------------------------------------------------------------------------------
-
-
-def _scales(scale: Layout, point: _Optional, elements: Size) -> _Wrong:
-    yield from _scaled(scale, point, elements, (torch.float64,), (torch.int64,))
-
-
-def _either_scales(scale: Layout, point: _Optional, elements: Size) -> _Wrong:
-    yield from _scaled(scale, point, elements, (torch.float64, torch.float32), (torch.int64, torch.int32))
-
-
-def _scaled(
-    scale: Layout,
-    point: _Optional,
-    elements: Size,
-    scales: tuple[torch.dtype, ...],
-    points: tuple[torch.dtype, ...],
-) -> _Wrong:
-    yield from _is("the scale", scale, *scales)
+def _scales(scale: Layout, point: _Optional, elements: Size, *, narrow: bool = False) -> _Wrong:
+    """Check scales and zero points, which may have half as many bits if `narrow`."""
+    yield from _is("the scale", scale, torch.float64, *([torch.float32] if narrow else []))
     yield from _has("the scale", scale, elements)
     if point is not None:
-        yield from _is("the zero point", point, *points)
+        yield from _is("the zero point", point, torch.int64, *([torch.int32] if narrow else []))
         yield from _has("the zero point", point, elements)
 
 
@@ -142,31 +124,8 @@ def _dequantizes(q: Layout, low: Any, high: Any, code: Any, out_code: Any, out: 
     yield from _shaped(out, q.sizes, q.most)
 
 
-def _quantize(x: Layout, _: Any, point: Any, low: Any, high: Any, code: Any, out: Layout) -> _Wrong:
-    yield from _quantizes(x, low, high, code, out)
-
-
-def _quantize_with(x: Layout, scale: Layout, point: Layout, low: Any, high: Any, code: Any, out: Layout) -> _Wrong:
-    yield from _scales(scale, point, 1)
-    yield from _quantizes(x, low, high, code, out)
-
-
-def _dequantize(q: Layout, _: Any, point: Any, *others: Any) -> _Wrong:
-    yield from _dequantizes(q, *others)
-
-
-def _dequantize_with(q: Layout, scale: Layout, point: Layout, *others: Any) -> _Wrong:
-    yield from _scales(scale, point, 1)
-    yield from _dequantizes(q, *others)
-
-
-def _quantize_channels(x: Layout, scale: Layout, point: Layout, axis: Any, *others: Any) -> _Wrong:
-    yield from _per_channel(x, axis, lambda count: _scales(scale, point, count))
-    yield from _quantizes(x, *others)
-
-
 def _dequantize_channels(q: Layout, scale: Layout, point: _Optional, axis: Any, *others: Any) -> _Wrong:
-    yield from _per_channel(q, axis, lambda count: _either_scales(scale, point, count))
+    yield from _per_channel(q, axis, lambda count: _scales(scale, point, count, narrow=True))
     yield from _dequantizes(q, *others)
     if q.dtype == torch.int8 and others[-2] is None:
         yield from _is("the result", others[-1], torch.float32)
@@ -175,18 +134,6 @@ def _dequantize_channels(q: Layout, scale: Layout, point: _Optional, axis: Any, 
 def _tokens(tensor: Layout) -> Iterator[str]:
     if not tensor.sizes:
         yield "the input has no dimension"
-
-
-def _quantize_tokens(x: Layout, scale: Layout, point: Layout, *others: Any) -> _Wrong:
-    yield from _tokens(x)
-    yield from _scales(scale, point, _count(x.sizes[:-1]))
-    yield from _quantizes(x, *others)
-
-
-def _dequantize_tokens(q: Layout, scale: Layout, point: Layout, *others: Any) -> _Wrong:
-    yield from _tokens(q)
-    yield from _either_scales(scale, point, _count(q.sizes[:-1]))
-    yield from _dequantizes(q, *others)
 
 
 def _chosen(x: Layout, scale: Layout, point: Layout) -> _Wrong:
@@ -211,9 +158,6 @@ def _choose_tokens(x: Layout, _: Any, scale: Layout, point: Layout) -> _Wrong:
         yield from _shaped(out, (*x.sizes[:-1], 1))
     if x.sizes[-1] == 0 and 0 not in x.sizes[:-1]:
         yield "the tokens have no elements"
-
-
-# -- others -----------------------------------------------------------------------------------------------------------
 
 
 def _add(*values: Any) -> _Wrong:
@@ -251,21 +195,15 @@ def _rows(
     yield from _shaped(out, (*index.sizes, width))
 
 
-def _look_up(packed: int) -> Callable[..., _Wrong]:
-    def rule(*values: Any) -> _Wrong:
-        yield from _rows(packed, *values)
-        yield from _is("the scale", values[1], values[-1].dtype)  # it is read as the result's type
-
-    return rule
+def _look_up(packed: int, *values: Any) -> _Wrong:
+    yield from _rows(packed, *values)
+    yield from _is("the scale", values[1], values[-1].dtype)  # it is read as the result's type
 
 
-def _look_up_as(packed: int) -> Callable[..., _Wrong]:
-    def rule(*values: Any) -> _Wrong:
-        *given, code, out = values
-        yield from _rows(packed, *[*given, out])
-        yield from _writes(out, code, optional=True)
-
-    return rule
+def _look_up_as(packed: int, *values: Any) -> _Wrong:
+    *given, code, out = values
+    yield from _rows(packed, *[*given, out])
+    yield from _writes(out, code, optional=True)
 
 
 def _mixed_linear(x: Layout, weight: Layout, scale: Layout, *_: Any) -> _Wrong:
@@ -276,22 +214,30 @@ def _mixed_linear(x: Layout, weight: Layout, scale: Layout, *_: Any) -> _Wrong:
 _PACKED = {"byte": 1, "4bit": 2, "2bit": 4}
 """How many elements of a weight each byte has."""
 
-_RULES: Mapping[str, Callable[..., _Wrong]] = MappingProxyType(
-    {
-        "quantize_per_tensor.out": _quantize,
-        "quantize_per_tensor.Tensor_out": _quantize_with,
-        "dequantize_per_tensor.out": _dequantize,
-        "dequantize_per_tensor.Tensor_out": _dequantize_with,
-        "quantize_per_channel.out": _quantize_channels,
-        "dequantize_per_channel.out": _dequantize_channels,
-        "quantize_per_token.out": _quantize_tokens,
-        "dequantize_per_token.out": _dequantize_tokens,
-        "choose_qparams.Tensor_out": _choose,
-        "choose_qparams_per_token_asymmetric.out": _choose_tokens,
-        "add.out": _add,
-        "mixed_linear.out": _mixed_linear,
-        **{f"embedding_{name}.out": _look_up(packed) for name, packed in _PACKED.items()},
-        **{f"embedding_{name}.dtype_out": _look_up_as(packed) for name, packed in _PACKED.items()},
-    }
-)
+_RULES: Mapping[str, Callable[..., _Wrong]] = {
+    "quantize_per_tensor.out": lambda x, scale, point, *rest: _quantizes(x, *rest),
+    "quantize_per_tensor.Tensor_out": lambda x, scale, point, *rest: chain(
+        _scales(scale, point, 1), _quantizes(x, *rest)
+    ),
+    "dequantize_per_tensor.out": lambda q, scale, point, *rest: _dequantizes(q, *rest),
+    "dequantize_per_tensor.Tensor_out": lambda q, scale, point, *rest: chain(
+        _scales(scale, point, 1), _dequantizes(q, *rest)
+    ),
+    "quantize_per_channel.out": lambda x, scale, point, axis, *rest: chain(
+        _per_channel(x, axis, lambda count: _scales(scale, point, count)), _quantizes(x, *rest)
+    ),
+    "dequantize_per_channel.out": _dequantize_channels,
+    "quantize_per_token.out": lambda x, scale, point, *rest: chain(
+        _tokens(x), _scales(scale, point, _count(x.sizes[:-1])), _quantizes(x, *rest)
+    ),
+    "dequantize_per_token.out": lambda q, scale, point, *rest: chain(
+        _tokens(q), _scales(scale, point, _count(q.sizes[:-1]), narrow=True), _dequantizes(q, *rest)
+    ),
+    "choose_qparams.Tensor_out": _choose,
+    "choose_qparams_per_token_asymmetric.out": _choose_tokens,
+    "add.out": _add,
+    "mixed_linear.out": _mixed_linear,
+    **{f"embedding_{name}.out": partial(_look_up, packed) for name, packed in _PACKED.items()},
+    **{f"embedding_{name}.dtype_out": partial(_look_up_as, packed) for name, packed in _PACKED.items()},
+}
 """The rules; `mixed_mm` reports what it does not take."""

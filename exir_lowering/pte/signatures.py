@@ -7,6 +7,7 @@ there are no inputs, it is what an operator writes in place, or reads before any
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,9 +161,10 @@ def _first_touched(code: Code, body: Body) -> frozenset[int]:
     found: set[int] = set()
     made: set[int] = set()
     memory: set[Allocation] = set()
-    for kind, target, arguments in body.instructions():
+    for instruction in body.instructions():
+        kind, target, arguments = instruction
         signature = body.signatures[target] if kind == KERNEL else None
-        written = _items(body, (arguments[at] for at in signature.written if at < len(arguments))) if signature else ()
+        written = _items(body, body.written(instruction))
         if kind == KERNEL and arguments and code.operators[target][0].endswith("_") and arguments[0] not in made:
             found.add(arguments[0])
         named = _items(body, arguments)
@@ -186,10 +188,7 @@ def _place(code: Code, index: int) -> Allocation | None:
 
 
 def sharing(arenas: Mapping[str, Sequence[int]]) -> frozenset[str]:
-    """Return the methods that were planned to share their state: they have the same memory 2 for it, and no memory 3.
-
-    `arenas` are the sizes of each method's planned memory.
-    """
+    """Return the methods that share state, by each one's sizes of memory: the same memory 2 for it, and no memory 3."""
     sizes = {name: found[_SHARED] for name, found in arenas.items() if len(found) == 3}
     one = len(set(sizes.values())) == 1 and all(len(found) <= 3 for found in arenas.values())
     return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
@@ -204,7 +203,7 @@ def of_method(
     inputs = [known.inputs[number] if fits else NamedValue(f"input {number}") for number in range(len(code.inputs))]
     outputs = [known.outputs[number] if fits else NamedValue(f"output {number}") for number in range(len(code.outputs))]
     kept = tuple(one for number, index in enumerate(state) for one in _state(code, index, number, known))
-    written = _written(body)
+    written = {index for instruction in body.instructions() for index in body.written(instruction)}
     names = {index: named.name for index, named in zip(code.inputs, inputs, strict=True) if index in written}
     names.update({index: one.name for index, one in zip(state, kept, strict=True)})
     return MethodSignature(
@@ -243,16 +242,6 @@ def with_sharing(
     return found
 
 
-def _written(body: Body) -> frozenset[int]:
-    """Return the values that kernels write to."""
-    found: set[int] = set()
-    for kind, target, arguments in body.instructions():
-        signature = body.signatures[target] if kind == KERNEL else None
-        if signature is not None:
-            found.update(arguments[at] for at in signature.written if at < len(arguments))
-    return frozenset(found)
-
-
 def _state(code: Code, index: int, number: int, known: MethodProvenance) -> Iterator[StateInfo]:
     tensor, storage = code.values[index].content, code.storage[index]
     if isinstance(tensor, Tensor) and storage is not None:
@@ -265,11 +254,9 @@ def _value(code: Code, body: Body, index: int, named: NamedValue) -> TensorInfo:
     value = code.values[index]
     content = value.content
     if isinstance(content, Tensor):
-        bounds = named.bounds if named.bounds is not None and len(named.bounds) == len(content.sizes) else None
-        least = tuple(low for low, _ in bounds) if bounds is not None and content.dynamic else None
-        fits = least is not None and (
-            content.unbound or all(low <= size for low, size in zip(least, content.sizes, strict=True))
-        )
+        least = tuple(low for low, _ in named.bounds or ())
+        known = named.bounds is not None and content.dynamic and len(least) == len(content.sizes)
+        fits = known and (content.unbound or all(map(operator.le, least, content.sizes)))
         return TensorInfo(
             *(named.name, "tensor", content.dtype, content.sizes, content.dim_order, content.dynamic, content.unbound),
             least if fits else None,

@@ -30,10 +30,7 @@ _LOCK = "owner.lock"
 
 
 class TemporaryFolder:
-    """A folder of this process, for files only; removed at the end of a `with`, by `remove`, or with the object.
-
-    Raises an OSError when the system's temporary folder cannot be written.
-    """
+    """A folder of this process, for files only, removed after a `with`, by `remove`, or with the object."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
@@ -96,7 +93,8 @@ def _remove_left_behind(parent: Path) -> None:
 def _remove_if_left(place: int, name: str) -> None:
     with contextlib.ExitStack() as stack:
         folder = _open(name, os.O_DIRECTORY | os.O_NOFOLLOW, stack, place)
-        if not _is_private(folder):
+        private = os.fstat(folder)
+        if private.st_uid != os.geteuid() or private.st_mode & 0o077:
             return
         lock = _open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, stack, folder)
         state = os.fstat(lock)
@@ -112,11 +110,6 @@ def _remove_if_left(place: int, name: str) -> None:
         for one in sorted(files, key=_LOCK.__eq__):  # the lock last: after a failure, the next one goes on
             os.unlink(one, dir_fd=folder)
         os.rmdir(name, dir_fd=place)
-
-
-def _is_private(folder: int) -> bool:
-    state = os.fstat(folder)
-    return state.st_uid == os.geteuid() and not state.st_mode & 0o077
 
 
 def _open(path: str, flags: int, stack: contextlib.ExitStack, folder: int | None = None) -> int:

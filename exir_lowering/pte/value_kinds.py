@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -32,12 +31,10 @@ KINDS = {
 
 MAX_RANK = 16
 
-REFUSED: Mapping[int, str] = MappingProxyType(
-    {
-        **dict.fromkeys((12, 13, 14, 16, 17), "quantised element type"),
-        **dict.fromkeys(range(18, 23), "element type of bits"),
-    }
-)
+REFUSED: Mapping[int, str] = {
+    **dict.fromkeys((12, 13, 14, 16, 17), "quantised element type"),
+    **dict.fromkeys(range(18, 23), "element type of bits"),
+}
 """Types that ExecuTorch numbers but never writes, as quantised values are plain integers there: kernels abort."""
 
 _DTYPES = (
@@ -46,12 +43,10 @@ _DTYPES = (
     *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
     *(torch.uint16, torch.uint32, torch.uint64),
 )
-DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
-    dict(zip((code for code in range(30) if code not in REFUSED), _DTYPES, strict=True))
-)
+DTYPES: Mapping[int, torch.dtype] = dict(zip((code for code in range(30) if code not in REFUSED), _DTYPES, strict=True))
 """The element types that a tensor of a file can have, by their numbers there: see ExecuTorch's `scalar_type.fbs`."""
 
-CODES: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
+CODES: Mapping[torch.dtype, int] = {dtype: code for code, dtype in DTYPES.items()}
 """The numbers of element types."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from exir_lowering.graphs.operators.budget import free_memory
 from exir_lowering.pte import slots
@@ -13,9 +12,13 @@ from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.slots import KernelTypes as K, TensorDataLocation, TensorShapeDynamism
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
-_LISTS: Mapping[int, str] = MappingProxyType(
-    {K.INT_LIST: "q", K.DOUBLE_LIST: "d", K.BOOL_LIST: "B", K.TENSOR_LIST: "i", K.OPTIONAL_TENSOR_LIST: "i"}
-)
+_LISTS: Mapping[int, str] = {
+    K.INT_LIST: "q",
+    K.DOUBLE_LIST: "d",
+    K.BOOL_LIST: "B",
+    K.TENSOR_LIST: "i",
+    K.OPTIONAL_TENSOR_LIST: "i",
+}
 """The kinds of lists, with the type of their items."""
 
 
@@ -55,10 +58,7 @@ def _allocation(tensor: Table) -> Allocation | None:
 
 
 def _names(tensor: Table) -> tuple[str | None, str | None]:
-    """Return the name of a tensor's data in a data file, and its own; a CorruptError if it is in neither kind of file.
-
-    None for no such name.
-    """
+    """Return the name of a tensor's data in a data file, and its own, None for none; or a CorruptError."""
     extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is None:
         return None, None
@@ -87,11 +87,7 @@ def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memo
 def read_value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
 ) -> tuple[ValueSpec, Storage | None]:
-    """Read a value of a method, and where the content is if it is a tensor; messages have its number.
-
-    Add what its weight in a data file has to be to `external`, by name. Raise a CorruptError when it refers to
-    something that does not exist.
-    """
+    """Read a value, and where its content is if it is a tensor; one in a data file is added to `external`, by name."""
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
     if kind not in KINDS or (content is None and kind != K.NULL):
@@ -116,7 +112,7 @@ def _plain(kind: int, content: Table) -> int | float | bool | str | tuple[int, .
     if kind == K.BOOL:
         return bool(content.number(slots.ONLY, "B"))
     if kind == K.DOUBLE:
-        return content.real(slots.ONLY)
+        return float(content.number(slots.ONLY, "d"))
     return content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
 
 

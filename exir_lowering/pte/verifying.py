@@ -26,10 +26,7 @@ def check_level(verify: object) -> None:
 
 
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
-    """Check the tables of a program, and return its digests; None for one that has none, such as ExecuTorch's own.
-
-    `verify` is as for `check_all`. Raise an InputError when it is damaged.
-    """
+    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
     try:
         seal = _seal(file.content)
     except (SealError, CorruptError) as error:
@@ -117,7 +114,7 @@ def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, 
     known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
     found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
     raise InputError(
-        f"{file.name} cannot be loaded with {one.name}: the data file belongs to another program, or to this one "
+        f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this one "
         f"before it was emitted again. It has {found}; the program was emitted with {known}. Give the data file that "
         "was saved with it, or save the artifact again."
     )

@@ -6,6 +6,7 @@ system kills a process that uses more memory than there is; here, an error names
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -84,10 +85,7 @@ class Budget:
 
 def bytes_of(shape: Sequence[int], itemsize: int) -> int:
     """Return the size in bytes of a dense tensor."""
-    size = itemsize
-    for extent in shape:
-        size *= extent
-    return size
+    return itemsize * math.prod(shape)
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,14 +101,10 @@ def _size(tensor: torch.Tensor) -> int:
     return bytes_of(tensor.shape, tensor.dtype.itemsize)
 
 
-def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    return [_map(function, item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def _meta(value: Any) -> Any:
-    return _map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), value)
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return [_meta(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _signature(value: Any) -> Any:

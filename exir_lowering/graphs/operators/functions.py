@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,14 +23,12 @@ _OPERATORS = """
 """
 _OF_TORCH = "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum"
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{name: getattr(operator, name) for name in _OPERATORS.split()},
-        **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "sqrt", "trunc")},
-        **{f"torch.{name}": getattr(torch, name) for name in _OF_TORCH.split()},
-        **{function.__name__: function for function in (max, min, round)},
-    }
-)
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in _OPERATORS.split()},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "sqrt", "trunc")},
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_TORCH.split()},
+    **{function.__name__: function for function in (max, min, round)},
+}
 """What exported graphs call on sizes and on lists of results; what has no dot is Python's, most of it in `operator`."""
 
 HIGHER_ORDER = split_words(

@@ -15,28 +15,24 @@ registers operators. What torch tags in a later release is on the list if its sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
-from types import MappingProxyType
 
 import torch
 
 from exir_lowering._upstream.operators import Argument, Operator, defining, find_operator
 from exir_lowering.graphs.operators.functions import split_words
 
-DTYPES = MappingProxyType(
-    {
-        str(dtype).removeprefix("torch."): dtype
-        for dtype in (
-            torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
-            torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-            torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-            torch.complex128,
-        )
-    }
-)  # fmt: skip
+DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+        torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
 """The element types that a payload may name: those of dense tensors. Quantised types can crash the process."""
 
 
@@ -98,9 +94,7 @@ _ENDLESS = ("mvlgamma", "polynomial")
 """Parts of the names of pointwise operators whose number of steps per element is one of their arguments."""
 
 _MODES = split_words(
-    """
-    ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side
-    """
+    "ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side"
 )
 """Arguments whose text selects a mode."""
 

@@ -1,10 +1,15 @@
-"""Arguments and metadata as JSON: plain values, and what only a compiler has: nodes, operators, fake tensors, sizes."""
+"""Arguments and metadata as JSON: plain values, and what only a compiler has: nodes, operators, fake tensors, sizes.
+
+What a node calls is written by name: a registered operator, or a function of a closed table. Nothing is imported.
+"""
 
 from __future__ import annotations
 
+import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import sympy
@@ -12,7 +17,9 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream import serializing
-from exir_lowering.graphs.serialized import expressions, plain, targets
+from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering.graphs.operators.functions import FUNCTIONS, HIGHER_ORDER, REFUSED
+from exir_lowering.graphs.serialized import expressions, plain
 from exir_lowering.graphs.serialized.container import NotSerialisableError, pick
 from exir_lowering.graphs.serialized.fake_values import FakeReader, FakeWriter
 from exir_lowering.graphs.serialized.plain import PlainReader, PlainWriter
@@ -23,7 +30,6 @@ _LONG = 32
 
 _LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo, "sparse_csr": torch.sparse_csr}
 _DEVICE = re.compile(r"[a-z]{1,12}(:[0-9]{1,3})?", re.ASCII)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class ValueWriter(PlainWriter):
@@ -47,8 +53,8 @@ class ValueWriter(PlainWriter):
             torch.dtype: lambda value, depth: {"dtype": name_dtype(value)},
             serializing.FakeTensor: lambda value, depth: {"fake": self._fakes.write(value)},
             serializing.TensorMetadata: lambda value, depth: {"metadata": self.list(value, depth)},
-            serializing.ValueRanges: self._ranges,
-            **dict.fromkeys(_SYMBOLIC, lambda value, depth: self._fakes.write_number(value)),
+            serializing.ValueRanges: lambda value, depth: {"ranges": self._fakes.bounds(value)},
+            **dict.fromkeys(SYMBOLS, lambda value, depth: self._fakes.write_number(value)),
         }
         self.writers |= own
 
@@ -56,7 +62,7 @@ class ValueWriter(PlainWriter):
         """Return the number of an operator."""
         known = self._targets.get((id(target), called))
         if known is None:
-            number = self.operators.setdefault(tuple(targets.name_target(target, called=called)), len(self.operators))
+            number = self.operators.setdefault(tuple(name_target(target, called=called)), len(self.operators))
             known = self._targets[id(target), called] = (target, number)
         return known[1]
 
@@ -83,9 +89,6 @@ class ValueWriter(PlainWriter):
             )
         return {"%": number}
 
-    def _ranges(self, value: Any, depth: int) -> Any:
-        return {"ranges": [expressions.write(bound, self._fakes.symbols) for bound in (value.lower, value.upper)]}
-
 
 class ValueReader(PlainReader):
     """Reads what `ValueWriter` wrote."""
@@ -98,7 +101,7 @@ class ValueReader(PlainReader):
         self._texts = tree["texts"]
         if not all(isinstance(text, str) for text in self._texts):
             raise ValueError("a text is not a str")
-        self._operators = [targets.find_target(*fields) for fields in tree["operators"]]
+        self._operators = [find_target(*fields) for fields in tree["operators"]]
         many, of_length = self.many, plain.of_length
         self.readers |= {
             "%": lambda content, depth: pick(self.nodes, content),
@@ -118,3 +121,73 @@ class ValueReader(PlainReader):
     def target(self, number: Any) -> Any:
         """Return an operator."""
         return pick(self._operators, number)
+
+
+# -- what a node calls ------------------------------------------------------------------------------------------------
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "operator.matmul": operator.matmul,
+    **{
+        name if "." in name else f"operator.{name}": function
+        for name, function in FUNCTIONS.items()
+        if function.__module__ != "builtins"
+    },
+}
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
+
+
+def name_target(target: Any, *, called: bool = True) -> list[str]:
+    """Return the kind and name of what is `called`, or noted; NotSerialisableError unless `find_target` finds it."""
+    named = serializing.name_overload(target)
+    if named is not None:
+        found = list(named)
+    elif isinstance(target, serializing.HigherOrderOperator):
+        found = ["higher_order", str(target)]
+    else:
+        try:
+            found = ["function", _NAMES.get(target, "")]
+        except TypeError:  # not hashable
+            found = ["function", ""]
+    try:
+        registered = find_target(*found)
+        same = registered is target or (
+            not called and serializing.name_overload(registered) == serializing.name_overload(target)
+        )
+    except (LookupError, ValueError, TypeError):
+        same = False
+    if not same:
+        raise NotSerialisableError(f"a node calls {str(target)[:200]}, which no other process would find by its name")
+    return found
+
+
+def find_target(kind: str, name: str) -> Any:
+    """Return what a node calls; LookupError if it is not registered in this process, or not in the closed tables."""
+    if kind == "function":
+        return _FUNCTIONS[name]
+    if kind == "higher_order":
+        if name not in HIGHER_ORDER:
+            raise LookupError(f"the higher-order operator {name[:200]!r} is not supported")
+        return serializing.find_higher_order(name)
+    if name.partition(".")[0] in REFUSED:
+        raise LookupError(f"{name!r} does more than to compute")
+    return serializing.find_overload(kind, name)
+
+
+_SOURCES = ("torch", "torch.nn.functional", "_operator", "math", "torch._C._nn")
+
+
+def name_source(value: Any) -> str:
+    """Return the name of a function or class in a node's `source_fn_stack`."""
+    return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', value)}"
+
+
+def find_source(name: str) -> Any:
+    """Return a function or layer that a loaded module of PyTorch defines, for comparisons; for any other, its name."""
+    module_name, _, attribute = name.partition(":")
+    if module_name in _SOURCES or module_name.startswith("torch.nn.modules."):
+        module = sys.modules.get(module_name)
+        found = vars(module).get(attribute) if module is not None else None
+        layer = isinstance(found, type) and issubclass(found, torch.nn.Module)
+        if (layer or isinstance(found, (FunctionType, BuiltinFunctionType))) and name_source(found) == name:
+            return found
+    return name.replace(":", ".")

@@ -32,14 +32,12 @@ class Encoded:
     """A serialised program.
 
     Attributes:
-        graph: Everything but the content of tensors.
-        pieces: The memory that its tensors are in, which is shared with the program.
+        graph: Everything but the content of tensors; equal programs have equal bytes.
+        pieces: The memory that its tensors are in, shared with the program: one-dimensional tensors of bytes.
     """
 
-    graph: bytes  # everything but the content of its tensors; equal programs have equal bytes
-    pieces: tuple[
-        torch.Tensor, ...
-    ]  # of bytes, with one dimension, each once, in the order in which `decode` takes them
+    graph: bytes
+    pieces: tuple[torch.Tensor, ...]
 
     def digests(self) -> tuple[str, ...]:
         """Return the SHA-256 of each piece, by which pieces can be stored."""

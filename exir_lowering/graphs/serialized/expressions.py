@@ -6,7 +6,6 @@ Only functions of a closed table are called, with few and small arguments: sympy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -19,15 +18,8 @@ DEEPEST, MOST, LARGEST, STEEPEST = 24, 256, 1 << 63, 8
 """How deep an expression nests, how many parts it has, its largest number, and its largest exponent."""
 
 ASSUMPTIONS: tuple[Mapping[str, bool], ...] = tuple(
-    MappingProxyType(dict.fromkeys(names, True))
-    for names in (
-        ("integer", "positive"),
-        ("integer", "nonnegative"),
-        ("integer",),
-        ("real",),
-        ("real", "positive"),
-        (),
-    )
+    dict.fromkeys(names.split(), True)
+    for names in ("integer positive", "integer nonnegative", "integer", "real", "real positive", "")
 )
 """What torch assumes about symbols, by number."""
 
@@ -36,21 +28,16 @@ _OF_TORCH = """
     FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow FloatTrueDiv
     IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat
 """
-_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
-    {
-        **{name: getattr(sympy, name) for name in _OF_SYMPY.split()},
-        **{f"torch.{name}": getattr(sympy_functions, name) for name in _OF_TORCH.split()},
-    }
-)
+_FUNCTIONS: Mapping[str, Any] = {
+    **{name: getattr(sympy, name) for name in _OF_SYMPY.split()},
+    **{f"torch.{name}": getattr(sympy_functions, name) for name in _OF_TORCH.split()},
+}
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _INFINITIES = {"int_oo": int_oo, "-int_oo": -int_oo, "oo": sympy.oo, "-oo": -sympy.oo}
 
 
 def write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
-    """Write an expression; its symbols are added to the known ones, which are by name.
-
-    NotSerialisableError: Reading the result would not give an equal expression.
-    """
+    """Write an expression, and note its symbols; NotSerialisableError if reading would not give an equal one."""
     tree = _write(expression, symbols)
     try:
         same = read(tree, symbols) == expression

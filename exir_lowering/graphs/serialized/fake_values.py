@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -65,10 +65,7 @@ class FakeWriter:
         return size if type(size) is int else self.write_number(size)
 
     def write_number(self, number: Any) -> Any:
-        """Return a reference to a symbolic number, or its value if its expression has become one.
-
-        NotSerialisableError: It depends on data, or its expression cannot be written.
-        """
+        """Return a reference to a symbolic number, or its value; NotSerialisableError if it depends on data."""
         node = number.node
         known = self._known.get(id(node))
         if known is None:
@@ -104,21 +101,21 @@ class FakeWriter:
                 if {symbol.name for symbol in one.free_symbols} <= set(self.symbols)
             ]
             known = [
-                [name, int(environment.backed_var_to_val[symbol]), *self._bounds(environment.var_to_range[symbol])]
+                [name, int(environment.backed_var_to_val[symbol]), *self.bounds(environment.var_to_range[symbol])]
                 for name, symbol in self.symbols.items()
                 if symbol in environment.backed_var_to_val
             ]
             environments.append([serializing.environment_facts(environment), known, divisible])
-        symbols = [[name, expressions.find_assumptions(symbol)] for name, symbol in self.symbols.items()]
         return {
-            "symbols": symbols,
+            "symbols": [[name, expressions.find_assumptions(symbol)] for name, symbol in self.symbols.items()],
             "environments": environments,
             "modes": self.modes,
             "numbers": self.numbers,
             "fakes": self.fakes,
         }
 
-    def _bounds(self, bounds: Any) -> list[Any]:
+    def bounds(self, bounds: Any) -> list[Any]:
+        """Write the least and the greatest value of a range."""
         return [expressions.write(bounds.lower, self.symbols), expressions.write(bounds.upper, self.symbols)]
 
 
@@ -168,29 +165,18 @@ class FakeReader:
         """Return a fake tensor, the same object each time."""
         made = self._made.get(number)
         if made is None:
-            made = self._made[number] = self._make(*pick(self._fakes, number))
+            made = self._made[number] = self._make(pick(self._fakes, number))
         return made
 
-    def _make(
-        self,
-        mode: int,
-        dtype: str,
-        shape: list[Any],
-        stride: list[Any],
-        offset: Any,
-        device: str,
-        gradient: bool,
-        parameter: bool,
-        constant: int | None,
-    ) -> Any:
+    def _make(self, fields: Sequence[Any]) -> Any:
+        mode, dtype, shape, stride, offset, device, gradient, parameter, constant = fields
         if device not in _DEVICES:
             raise ValueError(f"a value on the device {device[:80]!r}")
-        size: Callable[[Any], Any] = self._size
         return serializing.fake_tensor(
             pick(self._modes, mode),
-            [size(one) for one in shape],
-            [size(one) for one in stride],
-            size(offset),
+            list(map(self._size, shape)),
+            list(map(self._size, stride)),
+            self._size(offset),
             DTYPES[dtype],
             torch.device(device),
             gradient is True,

@@ -97,19 +97,12 @@ def is_symbol(name: str) -> bool:
 
 
 def check_expression(text: str) -> None:
-    """Check a symbolic expression: "Mul(Integer(2), Symbol('s0', integer=True))", or "2*s0" in old files.
-
-    Raises UnsafeFileError unless it is made of numbers, symbols, arithmetic and functions of sizes, ExcessiveFileError
-    if it has too many terms when it is multiplied out.
-    """
+    """Raise UnsafeFileError unless a text is a size, as "Mul(Integer(2), Symbol('s0'))"; or ExcessiveFileError."""
     _Checker("symbolic expression", text, _check_expression_call, names=True).check()
 
 
 def check_guard(text: str) -> str:
-    """Return a guard, such as "L['x'].size()[0] <= 8", which torch executes when the program becomes a module.
-
-    Raises UnsafeFileError unless it is made of numbers, arguments, their sizes, arithmetic and comparisons.
-    """
+    """Return a guard, such as "L['x'].size()[0] <= 8"; UnsafeFileError unless of sizes, arithmetic and comparisons."""
     _Checker("guard", text, _check_guard_call, names=False).check()
     return text
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from exir_lowering._upstream.serializing import NodeSource, make_source
-from exir_lowering.graphs.serialized import targets
-from exir_lowering.graphs.serialized.arguments import ValueReader, ValueWriter
+from exir_lowering.graphs.serialized.arguments import ValueReader, ValueWriter, find_source, name_source
 from exir_lowering.graphs.serialized.container import NotSerialisableError, pick
 
 DROPPED = frozenset({"desc"})
@@ -102,7 +101,7 @@ class MetadataWriter:
         try:
             return self._values.target(function)
         except NotSerialisableError:
-            return targets.name_source(function)
+            return name_source(function)
 
 
 def _class_name(kind: Any) -> Any:
@@ -110,10 +109,7 @@ def _class_name(kind: Any) -> Any:
 
 
 class MetadataReader:
-    """Reads the metadata of nodes.
-
-    Nodes with equal stacks of modules share one, and histories share their parts, as in torch.
-    """
+    """Reads the metadata of nodes, which share equal stacks of modules and parts of histories, as in torch."""
 
     def __init__(self, tree: Mapping[str, Any], values: ValueReader) -> None:
         self._values = values
@@ -155,7 +151,7 @@ class MetadataReader:
         if isinstance(function, str):
             return function
         (named,) = function
-        return targets.find_source(named) if isinstance(named, str) else self._values.target(named)
+        return find_source(named) if isinstance(named, str) else self._values.target(named)
 
 
 def _text(value: Any) -> str:

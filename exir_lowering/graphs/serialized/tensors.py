@@ -73,17 +73,8 @@ class TensorWriter:
                 address = tensor.untyped_storage().data_ptr()
                 number = numbers[address]
                 offset = int(tensor.storage_offset()) * tensor.element_size() - storages[address][1]
-            described.append(
-                [
-                    number,
-                    name_dtype(tensor.dtype),
-                    list(tensor.shape),
-                    list(tensor.stride()),
-                    offset,
-                    isinstance(tensor, torch.nn.Parameter),
-                    tensor.requires_grad,
-                ]
-            )
+            layout = [name_dtype(tensor.dtype), list(tensor.shape), list(tensor.stride()), offset]
+            described.append([number, *layout, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad])
         return described, pieces
 
 
@@ -107,10 +98,7 @@ def _span(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int]:
 
 
 class TensorReader:
-    """Makes tensors from what `TensorWriter.finish` returned, and pieces of memory, which are not copied.
-
-    ValueError: The pieces, one-dimensional tensors of bytes, are not as many as the tensors need.
-    """
+    """Makes tensors from what `TensorWriter.finish` returned, on the same pieces of memory, which are not copied."""
 
     def __init__(self, described: Sequence[Any], pieces: Sequence[torch.Tensor]) -> None:
         self._described, self._pieces = described, pieces

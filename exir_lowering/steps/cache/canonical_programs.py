@@ -31,11 +31,7 @@ export, and a count of what the process has differentiated so far."""
 def describe_program(
     program: ExportedProgram, storages: Storages, unread: Collection[str], handles: Mapping[int, int] | None
 ) -> dict[str, list[str]]:
-    """Write a partition's program in canonical form: return the lines of each part of its key.
-
-    `unread` is what the backend does not read: keys of `node.meta`, and `NAMES`. `handles` replaces debug handles; None
-    keeps them. Raise NoKeyError if something has no canonical form.
-    """
+    """Return the lines of each part of a partition's key; `handles` replaces debug handles, None keeps them."""
     writer = _Writer(Forms(storages, named=NAMES not in unread), unread, handles)
     writer.write_state(program)
     writer.write_graph(program.graph_module)
@@ -89,7 +85,8 @@ class _Writer:
         if node.op == "call_function":
             target = forms.form(node.target)
         elif node.op == "get_attr":
-            target = self._attribute(graphs.attribute(module, str(node.target)))
+            value = graphs.attribute(module, str(node.target))
+            target = self.write_graph(value) if isinstance(value, GraphModule) else self._weight(value)
         elif node.op in ("placeholder", "output"):
             target = ""
         else:
@@ -104,11 +101,6 @@ class _Writer:
             lines["handles"].append(f"{forms.nodes[node]} {forms.form(shown)}")
         if self._named:
             lines["names"].append(f"{node.name} {node.target if node.op != 'call_function' else ''}")
-
-    def _attribute(self, value: Any) -> str:
-        if isinstance(value, GraphModule):
-            return self.write_graph(value)
-        return self._weight(value)
 
     def _metadata(self, owner: str, meta: Mapping[str, Any]) -> list[str]:
         left_out = {*self._unread, *UNIMPORTANT, *_SHAPES, debug_handles.KEY}
@@ -141,22 +133,14 @@ class _Writer:
 
 
 def _confusable(names: Iterable[str]) -> list[str]:
-    """Return the names of weights if a backend could give two weights the same name; otherwise none.
-
-    Even a backend that does not read names makes weights, such as "conv_weight_fused" of "conv.weight", and stores them
-    under names that replace dots.
-    """
+    """Return the names if a backend could make one name of two ("conv_weight_fused" of "conv.weight"), else none."""
     found = list(names)
     parts = sorted(name.replace(".", "_").split("_") for name in found)
     return found if any(second[: len(first)] == first for first, second in pairwise(parts)) else []
 
 
 def describe_neighbours(programs: Sequence[ExportedProgram]) -> dict[int, list[str]]:
-    """Return, for each storage by its address, which parts of it the partitions of a group read.
-
-    The weights of a group that overlap in memory are one piece for `WeightStore`, so the result for one partition
-    depends on the others that share its memory.
-    """
+    """Return what partitions read of each storage, by address: `WeightStore` keeps overlapping weights as one piece."""
     found: dict[int, set[str]] = {}
     for program in programs:
         for tensor in (*program.state_dict.values(), *program.constants.values()):

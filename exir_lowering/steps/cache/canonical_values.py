@@ -34,10 +34,7 @@ class Storages:
 
 
 class Forms:
-    """Writes the values of one program in their canonical form.
-
-    Unless `named`, names stand for the order in which they first occur.
-    """
+    """Writes values of one program in canonical form; unless `named`, names stand for the order of first occurrence."""
 
     def __init__(self, storages: Storages, *, named: bool) -> None:
         self.nodes: dict[Node, int] = {}
@@ -50,7 +47,7 @@ class Forms:
         self._graphs: dict[Any, int] = {}
         self._special: dict[str, Callable[[Any], str]] = {
             "nn_module_stack": self._modules,
-            "source_fn_stack": self._functions,
+            "source_fn_stack": lambda stack: ";".join(map(self._function, stack)),
             "torch_fn": self._function,
             "from_node": self._history,
         }
@@ -162,9 +159,6 @@ class Forms:
     def _function(self, pair: Any) -> str:
         name, function = pair
         return f"{self.name(name)},{self._named_class(function)}"
-
-    def _functions(self, stack: Any) -> str:
-        return ";".join(map(self._function, stack))
 
     def _history(self, sources: Any) -> str:
         """Return the form of torch's `NodeSource`s; their graphs are numbered, as ids differ between processes."""

@@ -70,10 +70,7 @@ _BY_NAME = frozenset({"eval", "exec", "globals", "vars"})
 
 
 def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Return lines that are equal, in any process, if a class, with the settings of an object, does the same.
-
-    Raise NoKeyError if that cannot be told.
-    """
+    """Return lines that are equal in any process if a class with an object's settings does the same; or NoKeyError."""
     try:
         return _Code(kind.__module__.partition(".")[0]).describe(kind, dict(settings or {}))
     except NoKeyError:
@@ -86,6 +83,10 @@ def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list
             let_through(another)
             said = type(error).__name__
         raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {said}") from None
+
+
+def _is_installed(file: str | None) -> bool:
+    return file is not None and any(PurePath(file).is_relative_to(folder) for folder in _INSTALLED)
 
 
 class _Code:
@@ -109,8 +110,7 @@ class _Code:
     def _refer(self, value: Any, where: str) -> str:
         """Return the number of a function or a class, which is described in its turn."""
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._numbers)
-            self._kept.append(value)
+            self._number(value)
             self._waiting.append((value, where))
         return f"#{self._numbers[id(value)]}"
 
@@ -123,8 +123,7 @@ class _Code:
             return False
         if name.partition(".")[0] in ("exir_lowering", "executorch", "torch"):
             return True
-        file = getattr(sys.modules.get(name), "__file__", None)
-        return file is not None and any(PurePath(file).is_relative_to(folder) for folder in _INSTALLED)
+        return _is_installed(getattr(sys.modules.get(name), "__file__", None))
 
     # -- what is described in its turn
 
@@ -150,7 +149,7 @@ class _Code:
                 yield f"{name} = {self._value(cell.cell_contents, f'{where}, variable {name}')}"
         if self._is_versioned(function.__globals__.get("__name__")):  # such as a decorator's function
             return
-        names = set(_names(function.__code__))
+        names = {name for code in _codes(function.__code__) for name in code.co_names}
         reached = set(function.__globals__) - _OF_MODULES if names & _BY_NAME else names & set(function.__globals__)
         for name in sorted(reached):
             yield f"{name} = {self._value(function.__globals__[name], f'{function.__module__}.{name}')}"
@@ -179,16 +178,12 @@ class _Code:
         module = sys.modules.get(name)
         if module is not None:
             return self._module(module)
-        if self._is_versioned(name) or self._is_installed(name):
+        if self._is_versioned(name):
+            return "when it is called"
+        top = name.partition(".")[0]
+        if top != self._package and _is_installed(getattr(importlib.util.find_spec(top), "origin", None)):
             return "when it is called"
         raise NoKeyError(f"{where} imports {name}, which is not imported yet")
-
-    def _is_installed(self, name: str) -> bool:
-        if name.partition(".")[0] == self._package:
-            return False
-        found = importlib.util.find_spec(name.partition(".")[0])
-        origin = found.origin if found is not None else None
-        return origin is not None and any(PurePath(origin).is_relative_to(folder) for folder in _INSTALLED)
 
     # -- values
 
@@ -353,12 +348,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the variables of the module, and the attributes, that code names."""
-    for inner in _codes(code):
-        yield from inner.co_names
 
 
 def _imported(function: FunctionType) -> Iterator[str]:

@@ -39,10 +39,7 @@ class Maker:
 
 
 def identify(backend: Backend) -> Maker:
-    """Return what identifies a backend, and what it declares; a result depends on that beside the partition.
-
-    Raise NoKeyError if its code or its settings cannot be told apart from others.
-    """
+    """Return what identifies a backend, and what it declares; NoKeyError if its code or settings have no identity."""
     maker = backend.stands_for
     kind = maker.details if isinstance(maker, ExecutorchBackend) else type(maker)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -63,10 +60,7 @@ def identify(backend: Backend) -> Maker:
 
 
 def identify_partitioner(partitioner: Partitioner) -> list[str]:
-    """Return what the requests of a partitioner to the conversion depend on beside the program.
-
-    Raise NoKeyError if it does not declare that, or not by content.
-    """
+    """Return what a partitioner's requests to the conversion depend on; NoKeyError unless declared by content."""
     kind = type(partitioner)
     name = f"{kind.__module__}.{kind.__qualname__}"
     facts = edge_requests.describe_requests(partitioner)
@@ -105,10 +99,7 @@ def _distributions() -> tuple[str, ...]:
 
 
 def _source(kind: type) -> list[str]:
-    """Return the digests of the source files in the folder of a class of this package, or of ExecuTorch.
-
-    NoKeyError: it has none, or has changed since the process started.
-    """
+    """Return digests of the source files beside a class of ours or ExecuTorch's; NoKeyError if changed since start."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     try:
         file = Path(inspect.getfile(kind)).resolve()

@@ -61,10 +61,7 @@ class Content:
 
 
 class Store:
-    """A folder with entries, created if missing; OSError if it cannot be used.
-
-    Any number of processes and threads may use one at the same time. It keeps `limit` bytes.
-    """
+    """A folder of at most `limit` bytes of entries, for many processes and threads; OSError if it cannot be used."""
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,33 +109,20 @@ class Store:
 
     def write(self, key: Key, value: Any, chunks: Sequence[bytes]) -> bool:
         """Keep a value for a key; return whether it was small enough. A full disk is an OSError."""
-        sizes: list[tuple[int, str | None]] = []
-        rest = []
-        for chunk in chunks:
-            long = len(chunk) >= _LONG
-            sizes.append((len(chunk), hashlib.sha256(chunk).hexdigest() if long else None))
-            if not long:
-                rest.append(chunk)
+        sizes = [(len(one), hashlib.sha256(one).hexdigest() if len(one) >= _LONG else None) for one in chunks]
         description = json.dumps([[key.kind, key.digest, dict(key.parts)], value, sizes]).encode()
         if sum(map(len, chunks)) + len(description) > self._limit // 2 or len(description) > _MOST_DESCRIPTION // 2:
             return False
         for chunk, (_, digest) in zip(chunks, sizes, strict=True):
             if digest is not None and not self._touch(f"{digest}.chunk", len(chunk)):
                 self._save(f"{digest}.chunk", [chunk])
-        body = hashlib.sha256(struct.pack("<I", len(description)) + description)
-        for chunk in rest:
-            body.update(chunk)
-        self._save(
-            _entry_name(key), [_HEADER.pack(_MAGIC, FORMAT, body.digest(), len(description)), description, *rest]
-        )
+        content = [description, *(chunk for chunk in chunks if len(chunk) < _LONG)]
+        checksum = hashlib.sha256(b"".join([struct.pack("<I", len(description)), *content])).digest()
+        self._save(_entry_name(key), [_HEADER.pack(_MAGIC, FORMAT, checksum, len(description)), *content])
         return True
 
     def find_nearest(self, key: Key, known: list[Mapping[str, str]] | None) -> tuple[list[Mapping[str, str]], int]:
-        """Return the parts of the latest entries of a key's kind, and which of them has most parts in common with it.
-
-        That is -1 if there is none. `known` is what this returned first for an earlier key of the same kind, so that
-        files are read once.
-        """
+        """Return the parts of the latest keys of a kind, `known` if read before, and which is nearest, -1 if none."""
         if known is None:
             files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True)
             names = [name for name, _ in files if name.startswith(f"{key.kind}-")]
@@ -159,11 +143,8 @@ class Store:
     def content(self) -> Content:
         """Return what is in the store."""
         files = list(self._files())
-        entries: dict[str, int] = {"edge": 0, "preprocess": 0}
-        for name, _ in files:
-            kind, dash, _ = name.partition("-")
-            if dash:
-                entries[kind] += 1
+        kinds = ("edge", "preprocess")
+        entries = {kind: sum(name.startswith(f"{kind}-") for name, _ in files) for kind in kinds}
         return Content(entries, sum(found.st_size for _, found in files), self._limit)
 
     def clear(self) -> int:
@@ -253,10 +234,7 @@ def _entry_name(key: Key) -> str:
 
 
 def _parse(content: bytes) -> tuple[list[Any], Any, Any, bytes] | None:
-    """Return an entry's key, value, sizes of chunks, and the chunks in it; None if its digest is not right.
-
-    Damaged in another way, it is a ValueError, TypeError or RecursionError.
-    """
+    """Return an entry's key, value, chunk sizes and own chunks; None, or an error that `read` knows, for damage."""
     if len(content) < _HEADER.size:
         return None
     magic, version, digest, length = _HEADER.unpack_from(content)

@@ -84,7 +84,7 @@ class Cache:
 
     def hit(self, key: Key, method: str, partition: str = "") -> None:
         """Note that a result was taken from the cache."""
-        self.uses.append(CacheUse(_kind(key.kind), method, partition, True))
+        self._note(key.kind, method, partition, True)
 
     def miss(self, key: Key, method: str, partition: str = "") -> None:
         """Note that a result was not there, and how its key differs from the nearest one."""
@@ -94,12 +94,15 @@ class Cache:
                 known, nearest = self._store.find_nearest(key, self._known.get(key.kind))
                 self._known[key.kind] = known
             differs = key.differs(known[nearest]) if nearest >= 0 else ()
-        self.uses.append(CacheUse(_kind(key.kind), method, partition, False, differs))
+        self._note(key.kind, method, partition, False, differs)
 
     def refuse(self, kind: str, method: str, partition: str, reason: str) -> None:
         """Note that something has no key."""
         if self.active:
-            self.uses.append(CacheUse(_kind(kind), method, partition, False, (), reason))
+            self._note(kind, method, partition, False, (), reason)
+
+    def _note(self, kind: Any, *facts: Any) -> None:
+        self.uses.append(CacheUse(kind, *facts))
 
     def _give_up(self, folder: Path, error: OSError) -> None:
         self._store = None
@@ -119,7 +122,3 @@ def _warn_of_others(folder: Path) -> None:
             CacheWarning,
             stacklevel=2,
         )
-
-
-def _kind(kind: str) -> Any:
-    return kind

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -16,8 +17,8 @@ from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.steps.casewise.cases import Case, Describer
-from exir_lowering.steps.casewise.templates import Place, Template, fill
+from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
+from exir_lowering.steps.casewise.templates import Place, Template, fill, take_templates
 from exir_lowering.steps.casewise.value_keys import (
     MEMORY,
     Memory,
@@ -40,28 +41,42 @@ class Plain(NamedTuple):
     same: bool  # whether it returns the same kind of value as before
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """One step of the conversion, which changes each call by itself."""
 
-    name: str  # in the history of the nodes that it makes
+    name: ClassVar[str]  # in the history of the nodes that it makes
+    gradients: ClassVar[bool]  # whether it runs with gradients, so that results of parameters require one
+    decomposes: ClassVar[bool]  # whether it drops unused random operators, and traces elements with their call
     key: Hashable  # what else its results depend on
-    gradients: bool  # whether it runs with gradients, so that results of parameters require one
-    decomposes: bool  # whether it drops unused random operators, and traces elements with their call
 
+    @abstractmethod
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the operator that a call gets if that is all that changes, None if it must be converted as a case."""
 
+    @abstractmethod
+    def apply(self, graph: Graph) -> GraphModule:
+        """Convert a graph of cases, by the code of torch and ExecuTorch that converts whole programs."""
+
     def continues_history(self, node: Node) -> bool:
         """Return whether what a call becomes has the call's history, rather than the call as its last origin."""
+        return True
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, unread later; Uncovered if it writes something else."""
+        return False
+
+    def check(self, target: Any) -> None:
+        """Raise Uncovered for an operator whose calls cannot be converted as cases."""
+        if not is_overload(target):
+            raise Uncovered(f"{target}")
 
     def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
-        """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
-
-        The template of one that is `alone` computes the sizes that it needs. Raise Uncovered if results mix.
-        """
+        """Return the templates of cases, that of one `alone` with the sizes it needs; Uncovered if results mix."""
+        for case in cases:
+            self.check(case.node.target)
+        rows = place_side_by_side(cases)
+        converted = self.apply(rows.graph)
+        return take_templates(cases, converted, *rows.split(converted.graph), alone=alone)
 
 
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
@@ -176,11 +191,7 @@ class _Planner:
             same.add(node)
 
     def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
-        """Return whether calls of an operator are as plain as the stage says.
-
-        The first one in a process is converted as a case to find out; until its template is there, the others count as
-        plain.
-        """
+        """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out."""
         if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(node.target):
             return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.
@@ -258,14 +269,13 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     if not template.results:
         return None
     renewed = renew(template.values, mode)
-    if isinstance(template.results, tuple):
-        listed = [
-            values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else value
-            for place, value in zip(template.results, renewed, strict=True)
-        ]
-        return type(template.values)(listed)
-    place = template.results
-    return values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else renewed
+    several = isinstance(template.results, tuple)
+    places, made = (template.results, renewed) if several else ((template.results,), (renewed,))
+    listed = [
+        values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else value
+        for place, value in zip(places, made, strict=True)  # type: ignore[arg-type]
+    ]
+    return type(template.values)(listed) if several else listed[0]
 
 
 class _Builder:

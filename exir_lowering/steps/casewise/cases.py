@@ -54,10 +54,7 @@ class Describer:
         return known[1], known[2]
 
     def case(self, node: Node, target: Any, values: Sequence[Any], result: Any, *, overwrites: bool = False) -> Case:
-        """Describe a call whose operator is, or becomes, `target`.
-
-        `values` are those of `node.all_input_nodes`. Raise Uncovered for an operand or argument of an unexpected type.
-        """
+        """Describe a call, whose operator becomes `target`, by the values of its `all_input_nodes`; or Uncovered."""
         operands = tuple(node.all_input_nodes)
         numbers = {operand: index for index, operand in enumerate(operands)}
         arguments = describe_arguments((node.args, node.kwargs), numbers.__getitem__)
@@ -100,8 +97,11 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
             operand: placeholder if placeholder is not None else sizes[value.node.expr]
             for operand, placeholder, value in zip(case.operands, row, case.values, strict=True)
         }
-        if case.overwrites:
-            _copy(graph, case, env, number)
+        if case.overwrites:  # it is no input of the program that the case is from
+            written: Any = case.node.args[0]
+            before = env[written]
+            env[written] = graph.call_function(torch.ops.aten.clone.default, (before,))
+            _describe(env[written], before.meta["val"], number)
         args, kwargs = map_arg((case.node.args, dict(case.node.kwargs)), env.__getitem__)
         call = graph.create_node("call_function", case.node.target, tuple(args), dict(kwargs))
         _describe(call, case.result, number)
@@ -131,14 +131,6 @@ def _add_sizes(graph: Graph, cases: Sequence[Case]) -> dict[Any, Node]:
         nodes[expression] = graph.call_function(torch.ops.aten.sym_size.int, (carrier, index))
         _describe(nodes[expression], size, 0)
     return nodes
-
-
-def _copy(graph: Graph, case: Case, env: dict[Node, Node], number: int) -> None:
-    """Copy what a case overwrites: it is no input of the program that the case is from."""
-    written = case.node.args[0]
-    copied = graph.call_function(torch.ops.aten.clone.default, (env[written],))  # type: ignore[index]
-    _describe(copied, env[written].meta["val"], number)  # type: ignore[index]
-    env[written] = copied  # type: ignore[index]
 
 
 def _placeholder(graph: Graph, name: str, value: Any) -> Node | None:

@@ -18,30 +18,22 @@ from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
 from exir_lowering._upstream.conversion import calling_convention
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering.errors import LoweringError
-from exir_lowering.graphs import origins
+from exir_lowering.graphs import attribute, origins
 
 MISSING = "missing"
 _SHOWN = 10
 """How many differences an error names."""
 
 READ = (
-    "val",
-    "tensor_meta",
-    "stack_trace",
-    "nn_module_stack",
-    "source_fn_stack",
-    "torch_fn",
-    "from_node",
-    "debug_handle",
-    "quantization_tag",
-    "partitioner_tag",
+    *("val", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"),
+    *("debug_handle", "quantization_tag", "partitioner_tag"),
 )
 """The metadata of operators that partitioners, backends, the emitter and reports read."""
 
 _UNBACKED = re.compile(r"\b(?:u|zuf)\d+\b")
 _CHANGING = re.compile(r"(?<=<eval_with_key>)\.\d+|(?<= at )0x[0-9a-f]+")
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Lines = dict[str, tuple[str, str]]
 """By what it is, the type and the text of each fact about something."""
@@ -107,17 +99,15 @@ class _Writer:
         program = self.program
         self._graph("", program.graph_module)
         nodes = {node.name: self._positions[node] for node in program.graph.nodes}
-        around = {
+        ranges = {self._symbolic(one): self._symbolic(found) for one, found in program.range_constraints.items()}
+        around: dict[str, Any] = {
             "sharing of tensors": _shared(program),
-            "range_constraints": {
-                self._symbolic(symbol): self._symbolic(found) for symbol, found in program.range_constraints.items()
-            },
+            "range_constraints": dict(sorted(ranges.items())),
             "example_inputs": program.example_inputs,
             "module_call_graph": [_module_call(entry) for entry in program.module_call_graph],
             "dialect": program.dialect,
             "verifiers": [_verifier(kind) for kind in program.verifiers],
         }
-        around["range_constraints"] = dict(sorted(around["range_constraints"].items()))
         signature = program.graph_signature
         for what in ("input_specs", "output_specs"):
             around[f"signature: {what}"] = [self._spec(spec, nodes) for spec in getattr(signature, what)]
@@ -132,7 +122,7 @@ class _Writer:
         for index, node in enumerate(nodes):
             place = f"{path}node {index}"
             self.names[place] = f"{place} {node.name}:"
-            found = _attribute(module, node) if node.op == "get_attr" else None
+            found = attribute(module, str(node.target)) if node.op == "get_attr" else None
             self._places[place] = self._node(node, len(self._places), found)
             if isinstance(found, GraphModule):
                 self._graph(f"{path}{node.target}/", found)
@@ -185,7 +175,7 @@ class _Writer:
                 yield from self._parts(f"{what} constant", getattr(value, "constant", None))
             else:
                 yield f"{what} values", ("", _content(value))
-        elif isinstance(value, _SYMBOLIC):
+        elif isinstance(value, SYMBOLS):
             yield what, (kind, self._symbolic(value))
         elif isinstance(value, (list, tuple)):
             yield what, (kind, f"of {len(value)}")
@@ -225,13 +215,6 @@ def _text(value: object) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) < 300 else f"{text[:300]}..."
-
-
-def _attribute(module: GraphModule, node: Node) -> Any:
-    found: Any = module
-    for part in str(node.target).split("."):
-        found = getattr(found, part, MISSING)
-    return found
 
 
 def _ancestor(node: Node) -> tuple[str, str]:

@@ -44,11 +44,7 @@ class Conversion:
         self._name, self._config = name, config
 
     def convert(self, program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-        """Convert a program, a private copy, to Edge dialect.
-
-        Operators that partitioners want whole are not decomposed, and the configuration allows them then. Raise
-        Uncovered if it cannot be converted by cases, or whatever partitioners, torch and ExecuTorch raise.
-        """
+        """Convert a private copy to Edge dialect, and allow what partitioners keep whole; Uncovered if not by cases."""
         inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
         sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
         dynamic = not all(type(size) is int for size in sizes)
@@ -139,10 +135,7 @@ def _trial(program: ExportedProgram) -> ExportedProgram:
 
 
 def _drop_metadata_asserts(program: ExportedProgram) -> None:
-    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes.
-
-    Those that alone keep what they look at stay until then: decomposing would drop a random operator without readers.
-    """
+    """Remove asserts on metadata, but those that alone keep what they look at: decomposing would drop random calls."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule) and any(node.target is ASSERT_METADATA for node in module.graph.nodes):
             read = _list_read(module.graph)

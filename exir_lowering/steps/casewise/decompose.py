@@ -23,12 +23,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS, Verifier, add_sizes, split_table, updated_signature
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.programs import (
-    assemble_program,
-    fake_mode_of,
-    guards_code_of,
-    lazy_graph_module,
-)
+from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.schemas import (
     has_effects,
     is_composite,
@@ -37,34 +32,28 @@ from exir_lowering._upstream.schemas import (
     returned_types,
     writes,
 )
-from exir_lowering.steps.casewise.by_template import Plain, rewrite
-from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
+from exir_lowering.steps.casewise.by_template import Plain, Stage, rewrite
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
-from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered
 
+_ATEN = torch.ops.aten
 _TRACED_APART = frozenset(
     {
-        torch.ops.aten.alias.default,
-        torch.ops.aten.detach.default,
-        torch.ops.aten.lift.default,
-        torch.ops.aten.lift_fresh.default,
-        torch.ops.aten.lift_fresh_copy.default,
-        torch.ops.aten.view.dtype,
+        *(_ATEN.alias.default, _ATEN.detach.default, _ATEN.view.dtype),
+        *(_ATEN.lift.default, _ATEN.lift_fresh.default, _ATEN.lift_fresh_copy.default),
     }
 )
 """Operators that tracing itself treats in a way of its own."""
 
-
 _COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not is_overload(op)) - {operator.getitem}
 """The functions that compute sizes from sizes."""
 
-_MAKING_SIZES = _COMPUTING | {torch.ops.aten.sym_size.int}
+_MAKING_SIZES = _COMPUTING | {_ATEN.sym_size.int}
 """The targets of the nodes whose results are sizes."""
 
 
-class Decomposition:
+class Decomposition(Stage):
     """The stage that decomposes operators as a table says; it runs without gradients, as `run_decompositions`."""
 
     name = "Interpreter_PropagateUnbackedSymInts"  # that of the interpreter in which torch decomposes
@@ -106,13 +95,32 @@ class Decomposition:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
         return is_mutable(node)
 
-    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
+    def check(self, target: Any) -> None:
+        """Raise Uncovered for an operator that tracing treats by data, or by what it did before."""
+        super().check(target)
+        if torch.Tag.data_dependent_output in target.tags:
+            raise Uncovered(f"{target}, whose result depends on data")
+        if has_effects(target):
+            raise Uncovered(f"{target}, which has effects")
+
+    def apply(self, graph: Graph) -> GraphModule:
         """Decompose cases by `run_decompositions`."""
-        for case in cases:
-            _check_traceable(case.node.target)
-        rows = place_side_by_side(cases)
-        decomposed = _program(rows).run_decompositions(dict(self._table))
-        return take_templates(cases, decomposed.graph_module, *rows.split(decomposed.graph), alone=alone)
+        inputs: Any = graph.find_nodes(op="placeholder")
+        outputs: Any = graph.output_node().args[0]
+        signature = ExportGraphSignature(
+            [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in inputs],
+            [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
+        )
+        program = assemble_program(
+            graph_module=lazy_graph_module({}, graph),
+            signature=signature,
+            state_dict={},
+            constants={},
+            range_constraints={},
+            verifiers=[Verifier],
+        )
+        decomposed: GraphModule = program.run_decompositions(dict(self._table)).graph_module
+        return decomposed
 
 
 def _elements_follow(node: Node) -> bool:
@@ -129,7 +137,7 @@ def _elements_follow(node: Node) -> bool:
 
 def _plain_size(node: Node) -> Plain | None:
     """Return the operator of a call that takes a size of an input, or computes with such sizes: so does tracing."""
-    if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+    if node.target is _ATEN.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
         return Plain(node.target, same=True)
     if node.target in _COMPUTING:
         return Plain(node.target, same=True)
@@ -152,38 +160,8 @@ def _one_of_equals(key: Hashable) -> Hashable:
     return key if known is None else known
 
 
-def _check_traceable(target: Any) -> None:
-    if not is_overload(target):
-        raise Uncovered(f"{target}")
-    if torch.Tag.data_dependent_output in target.tags:
-        raise Uncovered(f"{target}, whose result depends on data")
-    if has_effects(target):
-        raise Uncovered(f"{target}, which has effects")
-
-
-def _program(rows: Rows) -> ExportedProgram:
-    """Make a program of cases."""
-    placeholders = [node for node in rows.graph.nodes if node.op == "placeholder"]
-    outputs: Any = rows.graph.output_node().args[0]
-    signature = ExportGraphSignature(
-        [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in placeholders],
-        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
-    )
-    return assemble_program(
-        graph_module=lazy_graph_module({}, rows.graph),
-        signature=signature,
-        state_dict={},
-        constants={},
-        range_constraints={},
-        verifiers=[Verifier],
-    )
-
-
 def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    """Return what `run_decompositions` makes of a program with a table.
-
-    The program's graph may be changed to one that computes the same. Raise Uncovered for what cannot be done by cases.
-    """
+    """Return what `run_decompositions` makes of a program, whose graph may become an equal one; or Uncovered."""
     _check_program(program)
     mode = fake_mode_of(program.graph_module)
     if mode is None:

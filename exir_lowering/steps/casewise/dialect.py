@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.conversion import (
@@ -26,36 +26,24 @@ from exir_lowering._upstream.conversion import (
 from exir_lowering._upstream.operators import list_arguments
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering._upstream.schemas import is_overload, writes
-from exir_lowering.steps.casewise.by_template import Plain, rewrite
-from exir_lowering.steps.casewise.cases import Case, place_side_by_side
-from exir_lowering.steps.casewise.templates import Template, take_templates
-from exir_lowering.steps.casewise.value_keys import Uncovered
+from exir_lowering.steps.casewise.by_template import Plain, Stage, rewrite
 
+_ATEN = torch.ops.aten
 _LOOKED_AT = frozenset(
-    {
-        ASSERT_METADATA,
-        torch.ops.aten._unsafe_view.default,
-        torch.ops.aten.cat.default,
-        torch.ops.aten.slice_copy.Tensor,
-        torch.ops.aten.to.dtype,
-    }
+    {ASSERT_METADATA, torch.ops.aten._unsafe_view.default, _ATEN.cat.default, _ATEN.slice_copy.Tensor, _ATEN.to.dtype}
 )
 """Operators that a pass treats by name."""
 
 _PROMOTED = frozenset(
     {
-        torch.ops.aten.add.Tensor,
-        torch.ops.aten.div.Tensor,
-        torch.ops.aten.div.Tensor_mode,
-        torch.ops.aten.minimum.default,
-        torch.ops.aten.mul.Tensor,
-        torch.ops.aten.sub.Tensor,
+        *(_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor),
+        *(_ATEN.div.Tensor, _ATEN.div.Tensor_mode, _ATEN.minimum.default),
     }
 )
 """Operators whose operands a pass converts to one dtype."""
 
 
-class Dialect:
+class Dialect(Stage):
     """The stage that replaces core ATen operators by those of Edge dialect, with gradients, as ExecuTorch's passes."""
 
     name = "edge"
@@ -67,7 +55,7 @@ class Dialect:
         self._plain: dict[Any, Plain | None] = {}
         self._by_name = pins.is_on("Edge operators by name")
         # What unknown passes do is remembered for nobody else: they may be others the next time.
-        self.key: Hashable = ("edge", skips_dim_order(config), None if self._by_name else object())
+        self.key = ("edge", skips_dim_order(config), None if self._by_name else object())
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""
@@ -83,24 +71,12 @@ class Dialect:
             return None
         return plain
 
-    def continues_history(self, node: Node) -> bool:
-        """Return that it does: ExecuTorch's passes add nothing to histories."""
-        return True
-
-    def overwrites(self, node: Node) -> bool:
-        """Return that a call does not: in-place operators are gone."""
-        return False
-
-    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
+    def apply(self, graph: Graph) -> GraphModule:
         """Convert cases by ExecuTorch's passes."""
-        for case in cases:
-            if not is_overload(case.node.target):
-                raise Uncovered(f"{case.node.target}")
-        rows = place_side_by_side(cases)
-        converted: GraphModule = lazy_graph_module({}, rows.graph)
+        converted: GraphModule = lazy_graph_module({}, graph)
         for step in dialect_passes(self._config):
             converted = step(converted).graph_module
-        return take_templates(cases, converted, *rows.split(converted.graph), alone=alone)
+        return converted
 
 
 def _replaced_only(target: Any) -> Plain | None:
@@ -137,10 +113,7 @@ def _all_of_one_float(values: Sequence[Any], node: Node) -> bool:
 
 
 def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> GraphModule:
-    """Return a new graph with Edge operators for one with core ATen operators, as ExecuTorch would convert it.
-
-    Raise Uncovered if it has something that cannot be converted by cases.
-    """
+    """Return a graph with Edge operators for core ATen ones, as ExecuTorch makes it; Uncovered if not by cases."""
     converted = rewrite(graph_module, Dialect(config))
     _fold_requantized(converted)
     for node in converted.graph.nodes:

@@ -26,10 +26,7 @@ _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
-    """Replace calls of graphs under `torch.no_grad()` by what they compute.
-
-    Return the nodes that were taken in; their histories name the step already.
-    """
+    """Replace calls under `torch.no_grad()` by what they compute; return the nodes, whose histories name the step."""
     inlined: set[Node] = set()
     for call in list(graph_module.graph.nodes):
         if call.op == "call_function" and call.target is _SET_GRAD and call.args[0] is False:
@@ -74,10 +71,7 @@ def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: b
 
 
 def _shares(call: Node, mode: FakeTensorMode) -> bool:
-    """Return whether a composite operator returns the memory of an operand, and does not declare it.
-
-    Kernels decide, as in eager PyTorch: torch decomposes a dropout that does nothing to a clone.
-    """
+    """Return whether a composite operator, by its eager kernel, returns memory of an operand without declaring it."""
     if not is_composite(call.target) or is_view(call.target) or graphs.is_mutating(call):
         return False
     if not storages_of(call.meta.get("val")):

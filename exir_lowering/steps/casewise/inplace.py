@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 from networkx.utils import UnionFind
 from torch.fx import Graph, Node
 
+from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.operators import list_arguments
 from exir_lowering._upstream.schemas import is_composite, is_overload, returns_what_it_overwrites, writes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of, tensors_of
+from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of
 
 
 class _Found(NamedTuple):
@@ -29,7 +31,7 @@ class _Found(NamedTuple):
 def _run(node: Node, values: Sequence[Any], mode: FakeTensorMode, *, gradients: bool) -> _Found:
     """Find out about a call, by the values of `node.all_input_nodes`; if it fails, it may share memory with all."""
     own = [renew(value, mode, gradients=gradients) for value in values]
-    before = [version(tensor) for tensor in tensors_of(own)]
+    before = [version(tensor) for tensor in tensors(own)]
     value_of = dict(zip(node.all_input_nodes, own, strict=True)).__getitem__
     try:
         result = evaluate(node, node.target, value_of, mode, gradients=False)
@@ -38,10 +40,10 @@ def _run(node: Node, values: Sequence[Any], mode: FakeTensorMode, *, gradients: 
         result = None
     if result is None:
         return _Found(tuple(range(len(own))))
-    storages, returned = storages_of(result), set(map(id, tensors_of(result)))
+    storages, returned = storages_of(result), set(map(id, tensors(result)))
     shared = tuple(index for index, value in enumerate(own) if storages & storages_of(value))
-    is_view = any(not returned <= set(map(id, tensors_of(own[index]))) for index in shared)
-    return _Found(shared, is_view, before == [version(tensor) for tensor in tensors_of(own)])
+    is_view = any(not returned <= set(map(id, tensors(own[index]))) for index in shared)
+    return _Found(shared, is_view, before == [version(tensor) for tensor in tensors(own)])
 
 
 class _Aliases:
@@ -65,10 +67,9 @@ class _Aliases:
         elif is_composite(node.target):  # it may return what it is given, whatever it declares
             yield from (node.all_input_nodes[index] for index in self._found(node).shared)
         else:
-            for index, argument in enumerate(list_arguments(node.target)):
+            for argument in list_arguments(node.target):
                 if argument.aliased:
-                    value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-                    yield from _nodes(value)
+                    yield from _nodes(graphs.argument(node, argument.name))
 
     def _found(self, node: Node, *, gradients: bool = True) -> _Found:
         """Return what is found out by running a call, once for each case."""
@@ -116,10 +117,7 @@ def written_operand(node: Node) -> Node | None:
 
 
 def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
-    """Make what is read after an in-place operator its result, wherever that is all it changes.
-
-    Return the operators that write into inputs, or into what is also seen through a view; they stay as they are.
-    """
+    """Make what is read after in-place operators their results; return those that change what is read elsewhere."""
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return []
@@ -148,10 +146,7 @@ def is_mutable(node: Node) -> bool:
 
 
 def _list_versions(node: Node) -> list[Node] | None:
-    """Return the nodes that stand for what an in-place operator overwrites, as it was before.
-
-    They are the node that made it, or a view of it, and the in-place operators on it in between.
-    """
+    """Return the nodes that stand for what is overwritten: what made it, or a view of it, and the writes in between."""
     versions = []
     written = written_operand(node)
     while written is not None and written.op == "call_function":

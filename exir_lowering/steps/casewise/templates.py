@@ -95,11 +95,9 @@ def take_templates(
     *,
     alone: bool = False,
 ) -> list[Template]:
-    """Take the template of each case from the graph that their conversion made.
+    """Take each case's template from their converted graph, by its placeholders (None for sizes) and tensor outputs.
 
-    `inputs` and `results` are each case's placeholders in it, None for sizes, and its outputs that are tensors. A
-    template `alone` has the computation of sizes, which belongs to no case if there are several. Raise Uncovered if
-    something in the graph belongs to no case or to two, or to no call.
+    Sizes belong to no case, but to one that is `alone`. Uncovered if anything else belongs to no case, or to two.
     """
     owner: dict[Node, int] = {}
     for number, row in enumerate(inputs):

@@ -15,6 +15,7 @@ from exir_lowering._upstream.likeness import SYMBOLS, Likeness
 from exir_lowering._upstream.retracing import decomposed_call, enable_python_dispatcher
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering._upstream.trees import pytree
+from exir_lowering.graphs.operators.calls import tensors
 
 
 class Uncovered(Exception):
@@ -60,10 +61,7 @@ MEMORY = Memory()
 
 
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:
-    """Return a separate value for another node: equal fake tensors, which share nothing with the given ones.
-
-    None as the mode stands for theirs; with `gradients`, those that require one still do.
-    """
+    """Return equal fake tensors that share nothing with the given ones, of a mode, or of theirs if that is None."""
     if isinstance(value, FakeTensor):
         return make_fake(value, mode or value.fake_mode, requires_grad=gradients and value.requires_grad)
     if isinstance(value, (list, tuple)):
@@ -76,10 +74,7 @@ _NO_PROGRAM = FakeTensorMode()
 
 
 def outlast(value: Any) -> Any:
-    """Return a value that keeps nothing of its program alive.
-
-    Raise Uncovered if it has symbols, though its operator was given none: they stand for what depends on data.
-    """
+    """Return a value that keeps no program alive; Uncovered if it has symbols: they stand for what depends on data."""
     likeness = Likeness(Uncovered, constants=True)
     likeness.describe(value)
     if likeness.symbolic:
@@ -88,37 +83,26 @@ def outlast(value: Any) -> Any:
 
 
 def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
-    """Return what a call returns with an operator, its own or the one that it gets; raise what the operator raises.
-
-    ExecuTorch's passes run with gradients; decompositions run without, and take composite operators apart.
-    """
+    """Return what a call returns with an operator; without gradients, composite ones are decomposed, as torch does."""
     run = target if gradients or not is_composite(target) else decomposed_call(target)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients):
         return run(*args, **kwargs)
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in a value."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def storages_of(value: Any) -> set[int]:
     """Return the storages of all tensors in a value."""
-    return set(map(storage_of, tensors_of(value)))
+    return set(map(storage_of, tensors(value)))
 
 
 def check_eager(target: Any, value: Any) -> None:
     """Raise Uncovered for a value that torch may conjugate or negate later, when an operator reads it."""
-    for tensor in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(tensor, torch.Tensor) and tensor.dtype.is_complex:
-            raise Uncovered("complex numbers")
+    if any(tensor.dtype.is_complex for tensor in tensors(value)):
+        raise Uncovered("complex numbers")
     if target is torch.ops.aten._neg_view.default:
         raise Uncovered(f"{target}")
 
 
 def require_gradients(value: Any) -> bool:
     """Return whether a tensor of a value requires a gradient."""
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad
-    return isinstance(value, (list, tuple)) and any(map(require_gradients, value))
+    return any(tensor.requires_grad for tensor in tensors(value))

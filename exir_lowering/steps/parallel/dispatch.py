@@ -39,12 +39,10 @@ _LOG = logging.getLogger(__name__)
 def preprocess_parallel(
     group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
 ) -> list[LoweredPartition]:
-    """Lower a group as `preprocess` does, with several partitions at once if options and backend allow it.
+    """Lower a group as `preprocess` does, several partitions at once if options and backend allow it.
 
-    What cannot be lowered by others is lowered here, by `preprocess`, and the log says why. It raises as `preprocess`:
-    the error of the first partition, in the group's order, that fails; a worker that ends twice while it lowers the
-    same partition is a failure of the backend. `sharing` is the group with whose weights those of this one share
-    pieces, if that is a larger one.
+    The rest is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice is a
+    failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
     """
     options = session.options
     # One alone is worth a worker where the backend may end its process, and that is no error.
@@ -107,10 +105,7 @@ class _Call:
     done: dict[str, PreprocessResult] = field(default_factory=dict)  # the results so far, by partition
 
     def leave_entangled(self) -> None:
-        """Leave to this thread the partitions whose weights overlap those of others without being the same.
-
-        A store of weights keeps overlapping tensors as one piece, so these partitions need a store in common.
-        """
+        """Leave here what has weights that overlap those of others: they are one piece, which needs one store."""
         views: dict[int, dict[str, set[Any]]] = {}
         for partition in self.sharing.partitions:
             for tensor in _tensors(partition):

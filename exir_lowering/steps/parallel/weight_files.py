@@ -39,10 +39,7 @@ class MissingError(Exception):
 
 
 class WeightsFile:
-    """The pieces of memory of one call, for its workers. Threads may share it; `close` removes the file.
-
-    With digests, workers may be on other machines, and know pieces by these.
-    """
+    """The memory of one call for its workers, in a file until `close`; with digests, for other machines too."""
 
     def __init__(self, *, digests: bool) -> None:
         self._digests = digests
@@ -52,11 +49,7 @@ class WeightsFile:
         self._places: dict[tuple[int, int], tuple[torch.Tensor, list[Any]]] = {}
 
     def place(self, pieces: Sequence[torch.Tensor], inline: Collection[str] = ()) -> tuple[list[Any], list[bytes]]:
-        """Make pieces available; return what `find_pieces` takes, and the bytes that travel with the task.
-
-        The pieces are one-dimensional tensors of bytes, and stay alive as long as this object; `inline` are the digests
-        of those that travel with the task.
-        """
+        """Return what `find_pieces` takes, and the bytes sent with the task: small pieces, and `inline` digests."""
         places: list[Any] = []
         sent: list[bytes] = []
         for piece in pieces:
@@ -118,15 +111,11 @@ def _find_kept(digest: str) -> torch.Tensor | None:
 
 
 def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Tensor]:
-    """Return the pieces of memory of a task from their places and the bytes that came with it.
-
-    Raise MissingError if this machine does not see the file, and was not sent some pieces.
-    """
+    """Return a task's pieces of memory, from their places and the bytes that came with it; or MissingError."""
     found: list[torch.Tensor] = []
     missing = []
-    for kind, *fields in places:
+    for kind, *where, digest in places:
         piece: torch.Tensor | None
-        *where, digest = fields
         if kind == "inline":
             piece = _copy(inline[where[0]])
             if digest:
