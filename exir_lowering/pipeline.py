@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering.errors import BackendFailure, InputError
+from exir_lowering.errors import InputError
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import private_copy
@@ -28,11 +29,10 @@ from exir_lowering.model import (
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions, read_size
-from exir_lowering.plans.coverage import require_coverage
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.plans.memory import require_memory
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
+from exir_lowering.plans.requirements import require_coverage
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.predicting import planning_with
@@ -42,7 +42,7 @@ from exir_lowering.steps.arguments import Request, TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
-from exir_lowering.steps.emit import Lowered, plan_memory
+from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
@@ -58,7 +58,6 @@ from exir_lowering.steps.tag import make_fake_state, retag, tag
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
 PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
-LowerGroup = Callable[[BackendGroup], list[LoweredPartition]]
 
 
 def lower(
@@ -166,7 +165,8 @@ def plan(
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            _, planned = _partition_all(methods, states, session, memory=True)
+            extracted, planned = _partition_all(methods, states, session)
+            planned = plan_memory(methods, extracted, planned, session.options)
             if any(method.rewritings for method in methods):
                 _, unchanged = _partition_all(given, states, session, required=False)
                 planned = planned.beside(unchanged)
@@ -266,24 +266,24 @@ def _lower(
         while results is None:  # again only where a backend fails, and that is no error
             with locks.conversion(), converting([method.program for method in methods], gradients=True):
                 extracted, planned = _partition_all(methods, states, session, recovery)
+                if session.options.require_memory is not None:
+                    with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
+                        planned = plan_memory(methods, extracted, planned, session.options)
+                constants = describe_families({one.name: one.program for one in extracted}, request.buckets)
                 own_state(program for method in extracted for program in _programs(method))
             set_aside()
             groups = _group(extracted)
             found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
             with session.timed("preprocess"):
-                results = _preprocess(groups, lower_group, recovery)
+                results = recovery.lower(groups, lower_group)
         with session.timed("splice"), locks.conversion():
-            programs = splice(extracted, lowered := {one.partition.id: one for one in results})
+            programs = splice(extracted, {one.partition.id: one for one in results})
             made_by, narrowed = describe(methods, found, planned, session.options), list_narrowed(methods)
-    payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
-    left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
-    uses, off = tuple(session.cache.uses), pins.tell_switched_off()
-    parts = planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)
     return LoweredMethods(
         programs,
-        Report(*parts, states=states, units=list_units(results), narrowed=narrowed, versions=planned.versions),
+        replace(_report(methods, planned, results, session), refused=tuple(recovery.refused), narrowed=narrowed),
         {method.name: method.program for method in methods},
-        {**request.constant_methods, **describe_families(programs, request.buckets)},
+        {**request.constant_methods, **constants},
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
@@ -295,21 +295,20 @@ def _lower(
     )
 
 
-def _preprocess(
-    groups: Sequence[BackendGroup], lower_group: LowerGroup, recovery: Recovery
-) -> list[LoweredPartition] | None:
-    """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
-    if recovery.learn(groups, lower_group):
-        return None
-    results: list[LoweredPartition] = []
-    try:
-        for group in groups:
-            results += lower_group(group)
-    except BackendFailure as failure:
-        if not recovery.begin(group.backend_id, failure) or not recovery.learn(groups, lower_group):
-            raise
-        return None
-    return results
+def _report(
+    methods: Sequence[EdgeMethod], planned: LoweringPlan, results: Sequence[LoweredPartition], session: Session
+) -> Report:
+    return Report(
+        planned.methods,
+        {one.partition.id: len(one.result.processed_bytes) for one in results},
+        dict(session.times.seconds),
+        {method.name: method.left_to_executorch for method in methods if method.left_to_executorch},
+        tuple(session.cache.uses),
+        pins.tell_switched_off(),
+        units=list_units(results),
+        states=planned.states,
+        versions=planned.versions,
+    )
 
 
 def _partition_all(
@@ -319,7 +318,6 @@ def _partition_all(
     recovery: Recovery | None = None,
     *,
     required: bool = True,
-    memory: bool = False,
 ) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
@@ -333,25 +331,7 @@ def _partition_all(
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
-    if memory or (required and session.options.require_memory is not None):
-        try:
-            planned = _plan_memory(methods, extracted, planned, session.options)
-        except InputError:  # without a configuration, they cannot be emitted: `emit` checks it again
-            if memory and session.options.require_memory is not None:
-                raise
     return extracted, planned
-
-
-def _plan_memory(
-    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, options: LoweringOptions
-) -> LoweringPlan:
-    """Add the memory of the methods to a plan, and check that it is not more than is required."""
-    most, in_place = read_size(options.require_memory), any(method.rewrites for method in methods)
-    programs = {method.name: method.program for method in extracted}
-    given = Lowered(programs, Report(planned.methods, {}, {}, states=planned.states), accelerate=options.accelerate)
-    known = plan_memory(replace(given, in_place=in_place, memory_planner=options.memory_planner))
-    require_memory(known, most)
-    return replace(planned, methods=known)
 
 
 def _partition(

@@ -15,7 +15,7 @@ from exir_lowering.errors.interrupts import let_through
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exir_lowering.plans.cache_use import CacheUse
+    from exir_lowering.plans.report import CacheUse
 
 _EXAMPLES = """\
 examples:

@@ -212,11 +212,11 @@ def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Arti
 
 
 def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
-    from exir_lowering.plans.memory import describe
+    from exir_lowering.plans.text import describe_memory
 
     make_console().print(lowered.report.table())
     for method in artifact.report.methods:
-        say(f"{method.name}: planned memory {describe(method.memory)}.")
+        say(f"{method.name}: planned memory {describe_memory(method.memory)}.")
     for refused in lowered.report.refused if arguments.save_repro is None else ():
         say(f"{refused}.")
     if arguments.sizes:

@@ -52,7 +52,8 @@ def _method(method: MethodPlan) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        names = (field.name.lstrip("_") for field in fields(value))  # a property tells what a private field keeps
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: _plain(value[key]) for key in sorted(value)}
     if isinstance(value, (tuple, list)):

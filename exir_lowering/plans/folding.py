@@ -56,10 +56,7 @@ class Box:
 
 
 def fold(picture: Picture, most: int = MOST) -> list[Box]:
-    """Return the boxes of a picture in topological order, at most so many.
-
-    A box is a stretch of that order, so boxes never form a cycle.
-    """
+    """Return a picture's boxes, at most so many: stretches of the topological order, so that they form no cycle."""
     boxes = _repeated(picture.vertices)
     depth = max((name.count(".") for box in boxes for name in _modules(box)), default=0)
     names: dict[int, tuple[Box, list[str]]] = {}  # of each box once, by its identity

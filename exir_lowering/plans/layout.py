@@ -53,11 +53,7 @@ class _Rows:
 
 
 def place(vertices: int, edges: Sequence[tuple[int, int]], room: float) -> Layout:
-    """Lay out a directed acyclic graph, whose vertices are numbered in topological order; it has each edge once.
-
-    What is long is folded into columns. Where rows by longest path are wider than the room, or leave much of it empty,
-    each vertex has a separate row.
-    """
+    """Lay out a directed acyclic graph, numbered in topological order: by longest path, or a row each, in columns."""
     in_rows, in_column = _lay_out(_ranks(vertices, edges), edges), _lay_out_in_a_column(vertices, edges)
     folded = _fold(in_column, room)
     if in_rows.width > room:

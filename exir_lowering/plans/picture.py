@@ -92,10 +92,9 @@ def _contract(method: MethodPlan) -> dict[str, list[str]]:
 
 
 def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Contract host operators that are connected, within one epoch and one graph.
+    """Contract host operators that are connected, within one graph and one epoch of the schedule, which stays acyclic.
 
-    The host's own schedule stays acyclic when its epochs are contracted. No region may mix a nested graph with the
-    graph that calls it, so nested graphs divide an epoch into stages: the more often a path changes graphs, the later.
+    Nested graphs divide an epoch into stages: the more often a path changes graphs, the later.
     """
     owner = {name: key for key, names in members.items() for name in names}
     crossing = _crossing(method, owner)
@@ -128,10 +127,7 @@ def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, 
 
 
 def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """Return the edges between vertices with the bytes of the values that cross, each value once.
-
-    An operator that calls a nested graph has edges without bytes to the start of that graph.
-    """
+    """Return the edges between vertices with the bytes that cross, each value once; calls of graphs have none."""
     sizes = {node.name: node.result_bytes for node in method.nodes}
     values: dict[tuple[str, str], dict[str, int]] = {}
     for node in method.nodes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from exir_lowering._upstream import locks
 from exir_lowering.model import Adjustment, RefusedRewrite, Rejection, Rewriting
 
 
@@ -219,6 +221,24 @@ class PlannedMemory:
     greedy_bytes: int
 
 
+class LaterMemory:
+    """The memory of methods, which is planned when somebody asks for it: that takes longer than all else in a plan."""
+
+    def __init__(self, plan: Callable[[], Mapping[str, PlannedMemory]] | None) -> None:
+        self._plan, self._known = plan, dict[str, PlannedMemory]()
+
+    def of(self, method: str) -> PlannedMemory | None:
+        """Return the memory of a method, None if it cannot be emitted."""
+        with locks.conversion():
+            if self._plan is not None:
+                self._known, self._plan = dict(self._plan()), None
+        return self._known.get(method)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.of("")
+        return {"_plan": None, "_known": self._known}
+
+
 @dataclass(frozen=True, slots=True)
 class MethodPlan:
     """One method.
@@ -239,8 +259,6 @@ class MethodPlan:
         unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
-        memory: The memory that `emit()` plans for it; None if that was not asked, or cannot be said, as the method
-            cannot be emitted.
     """
 
     name: str
@@ -258,7 +276,15 @@ class MethodPlan:
     unchanged: Unchanged | None = None
     model: str = ""
     partitioners: tuple[str, ...] = ()
-    memory: PlannedMemory | None = field(default=None, compare=False)  # a plan has it, a report if it was asked
+    _memory: LaterMemory | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def memory(self) -> PlannedMemory | None:
+        """The memory that `emit()` plans for it; None in a report that was not asked, or if it cannot be emitted.
+
+        A plan plans it when it is first asked for, and keeps the graphs until then.
+        """
+        return None if self._memory is None else self._memory.of(self.name)
 
     @property
     def delegated(self) -> int:

@@ -45,7 +45,8 @@ def plan_method(
     between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
     host = tuple(_host(placed.planned, tagged, extracted))
     advice = tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE])
-    predicted = predict(program, placed.partition_of, backend_of, costs)
+    host_of = {found.node: found for found in host}
+    on_host = {node: host_of[name] for node, name in placed.name_of.items() if name in host_of}
     return MethodPlan(
         name=extracted.name,
         nodes=tuple(placed.planned),
@@ -58,7 +59,7 @@ def plan_method(
         delegated_weight_bytes=sum(
             measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
         ),
-        prediction=predicted.describe(edge, placed.name_of, host, advice),
+        prediction=predict(edge, placed.partition_of, backend_of, on_host, advice, costs),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
         model=next((kind for node in program.graph.nodes for _, kind in graphs.modules(node)[:1]), ""),

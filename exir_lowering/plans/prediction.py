@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
@@ -26,20 +25,30 @@ _ATTENTION = "aten.scaled_dot_product_attention"
 
 
 def predict(
-    program: ExportedProgram,
+    edge: EdgeMethod,  # before partitions are taken out
     partition_of: Mapping[Node, str],  # with getitems and the nodes of nested graphs
     backend_of: Mapping[str, str],  # by partition
+    host: Mapping[Node, HostNode],
+    advice: Sequence[Advice],
     model: CostModel | None = None,  # None: the default model
-) -> Predicted:
-    """Predict the latency of a method in Edge dialect before partitions are taken out, nested graphs included.
+) -> Prediction:
+    """Predict the latency of a method, nested graphs included, with what would remove the largest costs on the host.
 
     Of the branches of a cond the one that takes longer counts. The graph of a map or scan counts once for each element
     of what it goes over, that of a loop once, as nobody knows how often it runs.
     InputError: The model raised, or a cost is not a finite number of at least 0.
     """
     walk = _Walk(partition_of, backend_of, AskedCosts(model))
-    sums = walk.graph(program.graph_module, frozenset(graphs.lifted_inputs(program)), None)
-    return Predicted(sums, walk.costs.guessed)
+    sums = walk.graph(edge.program.graph_module, frozenset(graphs.lifted_inputs(edge.program)), None)
+    # The dearest first.
+    ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in sums.by_operator.items())
+    largest = []
+    for seconds, operator in ranked[:LARGEST]:
+        nodes = sums.by_operator[operator]
+        dearest = max(nodes, key=nodes.__getitem__)
+        remedy = _remedy(dearest, edge, host.get(dearest), advice)
+        largest.append(HostCost(operator, len(nodes), -seconds, remedy))
+    return Prediction(sums.total, sums.host, sums.delegates, sums.crossing, tuple(largest), walk.costs.guessed)
 
 
 # -- the walk ----------------------------------------------------------------------------------------------------------
@@ -73,30 +82,6 @@ class _Sums:
             own = self.by_operator.setdefault(operator, {})
             for node, seconds in nodes.items():
                 own[node] = own.get(node, 0.0) + seconds * times
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """What a walk over a method found."""
-
-    sums: _Sums  # the seconds
-    guessed: int  # how many operators the model has no cost for
-
-    def describe(
-        self, edge: EdgeMethod, names: Mapping[Node, str], host: Sequence[HostNode], advice: Sequence[Advice]
-    ) -> Prediction:
-        """Return it as a value, with what would remove the largest costs on the host."""
-        sums = self.sums
-        # The dearest first.
-        ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in sums.by_operator.items())
-        refused = {node.node: node for node in host}
-        largest = []
-        for seconds, operator in ranked[:LARGEST]:
-            nodes = sums.by_operator[operator]
-            dearest = max(nodes, key=nodes.__getitem__)
-            remedy = _remedy(dearest, edge, refused.get(names.get(dearest, "")), advice)
-            largest.append(HostCost(operator, len(nodes), -seconds, remedy))
-        return Prediction(sums.total, sums.host, sums.delegates, sums.crossing, tuple(largest), self.guessed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rich import box
 from rich.console import RenderableType
@@ -14,7 +15,6 @@ from rich.table import Table
 
 from exir_lowering.model import NarrowedDimension, RefusedPartition
 from exir_lowering.plans import text
-from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.printing import in_notebook, render
 
@@ -33,6 +33,40 @@ class Times:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the cache had for a method's conversion, or for a partition.
+
+    Attributes:
+        kind: "edge" for a conversion to Edge dialect, "preprocess" for a partition.
+        method: The method.
+        partition: The id of the partition, "" for a conversion.
+        hit: Whether the result was in the cache.
+        differs: The parts of the key in which the nearest entry differs; () for a hit, or if there is no other entry.
+        reason: Why there is no key for it, "" if there is one.
+    """
+
+    kind: Literal["edge", "preprocess"]
+    method: str
+    partition: str
+    hit: bool
+    differs: tuple[str, ...] = ()
+    reason: str = ""
+
+    def explain(self) -> str:
+        """Return what happened, in words."""
+        if self.hit:
+            return "taken from the cache"
+        if self.reason:
+            return f"not cached: {self.reason}"
+        if self.differs:
+            return f"the nearest entry differs in: {', '.join(self.differs)}"
+        return "the cache has no similar entry"
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.partition or 'conversion'}: {self.explain()}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.plans import formatting as shown, naming
 from exir_lowering.plans.data import coverages
 from exir_lowering.plans.findings import Finding, find, name_partitions
-from exir_lowering.plans.memory import describe
-from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.plans.planned import MethodPlan, PlannedMemory
 from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
@@ -66,8 +65,17 @@ def predicted(method: MethodPlan) -> str:
     shares.append(f"data between them {shown.duration(each.crossing_seconds)}")
     if each.guessed:
         shares.append(f"{shown.many(each.guessed, 'operator')} without a cost, taken from the default model")
-    planned = "" if method.memory is None else f"; planned memory {describe(method.memory)}"
+    planned = "" if method.memory is None else f"; planned memory {describe_memory(method.memory)}"
     return f"Predicted latency {shown.duration(each.seconds)}: {', '.join(shares)}{planned}"
+
+
+def describe_memory(memory: PlannedMemory | None) -> str:
+    """Return how much a method takes, with what was saved, in short."""
+    if memory is None:
+        return "not known"
+    saved = memory.greedy_bytes - memory.bytes
+    before = f", {shown.size(memory.greedy_bytes)} with ExecuTorch's planner" if saved > 0 else ""
+    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak{before})"
 
 
 def _wrap(text: str, width: int, indent: int = 0, hang: int = 2) -> list[str]:

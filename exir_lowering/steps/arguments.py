@@ -74,11 +74,7 @@ class Request:
 
 
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
-    """Turn what a caller passed to `lower` into one value per method; what is wrong in it is an InputError.
-
-    A program alone is the method "forward". UnknownPluginError or PluginLoadError: a partitioner's name is not
-    resolved.
-    """
+    """Turn what a caller passed to `lower` into one value per method; a program alone is the method "forward"."""
     methods, constant_methods = _methods(programs)
     given = {} if transform_passes is None else transform_passes
     passes = _by_method("transform_passes", given, methods, _passes)
@@ -95,10 +91,7 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
 
 
 def choose_rewrites(options: LoweringOptions, default: str) -> tuple[Rewrite, ...]:
-    """Return the rewrites that a call applies: the default, "safe" or "none", if the options do not say it.
-
-    InputError: it is no rewrite. UnknownPluginError, PluginLoadError: it cannot be found or loaded.
-    """
+    """Return the rewrites of a call: the default, "safe" or "none", if the options do not say it."""
     return find_rewrites(default if options.rewrites is None else options.rewrites)
 
 
@@ -145,10 +138,7 @@ def _passes(who: str, value: Any) -> Passes:
 
 
 def list_partitioners(value: Any, methods: Collection[str], who: str = "partitioners") -> dict[str, list[Partitioner]]:
-    """Return the partitioners of each method in priority order; a method without any stays on the host.
-
-    InputError: no such method, or no partitioner. UnknownPluginError, PluginLoadError: a name cannot be resolved.
-    """
+    """Return the partitioners of each method in priority order; a method without any stays on the host."""
     found = _by_method(who, value, methods, _list)
     return {name: found.get(name, []) for name in methods}
 

@@ -40,10 +40,7 @@ class _Given:
 
 
 def convert_cached(method: RequestedMethod, session: Session, convert: Callable[[], EdgeMethod]) -> EdgeMethod:
-    """Take the Edge program of a method from the session's cache, or convert it; the result is equal in any case.
-
-    Its tensors are those of the given program, but for new ones. Whatever `convert` raises is passed on.
-    """
+    """Take a method's Edge program from the cache, or convert it; the result is equal, with the given tensors."""
     cache = session.cache
     if not cache.active:
         return convert()
@@ -106,10 +103,7 @@ def _reading(program: ExportedProgram) -> Iterator[None]:
 
 
 def _flatten(converted: EdgeMethod, given: _Given) -> tuple[Any, list[bytes]]:
-    """Turn an Edge program into data, without copies of memory that the given program has too.
-
-    Raise NotSerialisableError if it has something that data cannot describe.
-    """
+    """Turn an Edge program into data, without copies of memory that the given program has too."""
     encoded = _encode(converted.program)
     chunks = [encoded.graph]
     known = {piece.untyped_storage().data_ptr(): (number, piece) for number, piece in enumerate(given.pieces)}

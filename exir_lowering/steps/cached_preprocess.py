@@ -48,11 +48,7 @@ class _Task:
 
 
 def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
-    """Lower a group as `preprocess` does, with results of the session's cache where it has them.
-
-    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`. What the
-    cache does not have is lowered in one call.
-    """
+    """Lower a group as `preprocess` does, to the same bytes; what the cache does not have, in one call."""
     cache = session.cache
     if not cache.active:
         return preprocess_parallel(group, backend, session)

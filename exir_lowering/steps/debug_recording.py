@@ -19,11 +19,7 @@ def record(
     emitted: Mapping[str, Sequence[EmittedCall]],
     unchanged: Mapping[str, ExportedProgram],
 ) -> dict[str, MethodDebug]:
-    """Describe the methods of a file by the calls that ExecuTorch emitted; nothing of it belongs to the programs.
-
-    The debug handles of what rewrites removed lead to the lines that they led to: `unchanged` are the programs before
-    they were rewritten, of some of the methods.
-    """
+    """Describe a file's methods by the calls that were emitted; `unchanged` has the lines of what was rewritten."""
     return {
         name: _method(program.graph_module, emitted.get(name, ()), unchanged.get(name))
         for name, program in programs.items()

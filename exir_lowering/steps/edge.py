@@ -52,9 +52,7 @@ def to_edge(
 ) -> tuple[EdgeMethod, ...]:
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
-    Operators that partitioners want whole are not decomposed, and passes run over the result; if `decomposed`, the
-    programs are functional and nothing is decomposed. The given programs are not changed; one already in Edge dialect,
-    without passes, is returned itself. Raise InputError if a program cannot be converted, or a pass failed.
+    Operators that partitioners want whole stay; if `decomposed`, programs are functional and nothing is decomposed.
     """
     methods = tuple(methods)
     for method in methods:
@@ -199,11 +197,7 @@ def _with_state(copied: ExportedProgram, names: Collection[str | None]) -> Expor
 
 
 def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
-    """Restore the source lines of nodes that the conversion replaced by lines of generated code.
-
-    It replaces them in graphs that it inlines, such as those under torch.no_grad(); the generated line has the node's
-    name in the program.
-    """
+    """Restore source lines where the conversion, inlining a graph, left those of generated code, by their names."""
     traces: dict[str, set[str]] = {}
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
@@ -219,12 +213,9 @@ def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> No
 def _run_passes(
     name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
 ) -> ExportedProgram:
-    """Run passes, or a manager of passes, over a program in Edge dialect, and check the result.
+    """Run passes, which may change the program, and check that the result is valid and no tensor was written to.
 
-    They may change the program; its tensors are the model's. `config`, with what partitioners keep whole, is what the
-    result must be valid for; None if the program was already in Edge dialect: its own verifier decides. The caller's
-    configuration is `asked`. Raise InputError if a pass raised, returned something invalid, wrote into a tensor of the
-    model, or made an invalid program.
+    `config`, None for what was given in Edge dialect, has what partitioners keep whole; `asked` is the caller's.
     """
     tensors = _tensors(program)
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
@@ -273,11 +264,7 @@ def _format_error(error: BaseException) -> str:
 
 
 def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:
-    """Check that what partitioners kept from decomposition was delegated, and that the rest is valid Edge dialect.
-
-    `owner` is what remains of the method's program after the partitions were taken out. Nothing is checked if it was
-    given in Edge dialect. Raise PartitionerContractError for a preserved operator on the host, where it has no kernel.
-    """
+    """Check that what partitioners kept from decomposition was delegated, and that the owner is valid Edge dialect."""
     if method.converted_from is None:
         return
     try:

@@ -45,10 +45,7 @@ def explain_conversion(
     config: EdgeCompileConfig,
     convert: Callable[[EdgeCompileConfig], ExportedProgram],
 ) -> InputError:
-    """Return the InputError that says why a method was not converted.
-
-    `error` is what the conversion raised, and `convert` converts the program with another configuration.
-    """
+    """Return why a method was not converted; `convert` converts the program with another configuration."""
     if checks_validity(config):
         unchecked = with_allowed(config, (), checked=False)
         try:
@@ -66,11 +63,7 @@ def explain_conversion(
 def explain_invalid(
     name: str, program: ExportedProgram, config: EdgeCompileConfig, asked: EdgeCompileConfig
 ) -> InputError | None:
-    """Return the InputError that says what makes a program with Edge operators invalid, None if it is valid.
-
-    `config` is what it was converted with: ExecuTorch has added to what the caller asked for what partitioners keep
-    whole.
-    """
+    """Return what makes a program invalid Edge dialect, None if nothing; `config` has what partitioners keep whole."""
     foreign = _refused_operators(program, with_allowed(config, ()))
     targets = [nodes[0][1].target for nodes in foreign.values()]
     rest = _refusal(EXIREdgeDialectVerifier(edge_compile_config=with_allowed(config, targets)), program.graph_module)
@@ -261,10 +254,7 @@ class OutVariants:
 def explain_emission(
     programs: Mapping[str, ExportedProgram], error: Exception, config: ExecutorchBackendConfig, variants: OutVariants
 ) -> InputError:
-    """Return the InputError that says why lowered programs were not emitted.
-
-    `error` is what the emission raised; the pass has recorded which operators have no out variant.
-    """
+    """Return why lowered programs were not emitted; the pass has recorded what has no out variant."""
     if not variants.missing:
         return InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,16 +26,17 @@ from exir_lowering.errors import InputError, InvariantError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.isolation import private_copy
-from exir_lowering.model import Partition
-from exir_lowering.options import MemoryPlanner
-from exir_lowering.plans.memory import require_memory
-from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition
+from exir_lowering.options import LoweringOptions, MemoryPlanner, read_size
+from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plans.planned import LaterMemory, MethodPlan, PlannedMemory
 from exir_lowering.plans.report import Report
+from exir_lowering.plans.requirements import require_memory
 from exir_lowering.pte import manifest, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
-from exir_lowering.steps.conversion_context import converting, settings
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
@@ -166,26 +168,57 @@ class Lowered:
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
-    # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    context = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
+    with _emitting(lowered):
         artifact = _emit(lowered, options)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 
 
-def plan_memory(lowered: Lowered) -> tuple[MethodPlan, ...]:
-    """Return the methods with the memory that `emit()` will plan for them; their delegates need no payloads yet.
+def plan_memory(
+    methods: Sequence[EdgeMethod], extracted: Sequence[ExtractedMethod], planned: LoweringPlan, options: LoweringOptions
+) -> LoweringPlan:
+    """Return a plan with the memory that `emit()` will plan: checked now if there is a limit, else when it is asked."""
+    lowered = Lowered(
+        {method.name: method.program for method in extracted},
+        Report(planned.methods, {}, {}, states=planned.states),
+        accelerate=options.accelerate,
+        in_place=any(method.rewrites for method in methods),
+        memory_planner=options.memory_planner,
+    )
+    if options.require_memory is not None:
+        known = _plan_memory(lowered)
+        require_memory(known, read_size(options.require_memory))
+        return replace(planned, methods=_with_memory(planned, lambda: known))
 
-    Raise InputError if they cannot be emitted.
-    """
-    try:
-        with settings(lowered.programs.values(), gradients=False), accelerating(lowered.accelerate):
+    def find() -> dict[str, PlannedMemory]:
+        with suppress(InputError):  # without a configuration, they cannot be emitted
+            return _plan_memory(lowered)
+        return {}
+
+    return replace(planned, methods=_with_memory(planned, find))
+
+
+def _with_memory(planned: LoweringPlan, plan: Callable[[], Mapping[str, PlannedMemory]]) -> tuple[MethodPlan, ...]:
+    memory = LaterMemory(plan)
+    return tuple(replace(method, _memory=memory) for method in planned.methods)
+
+
+def _plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
+    with _emitting(lowered):
+        try:
             _emit(lowered, EmitOptions(), only_plan=True)
-    except Planned as error:
-        planning: Planning = error.args[0]
-        return planning.describe(lowered.report.methods)
+        except Planned as error:
+            planning: Planning = error.args[0]
+            return planning.describe()
     raise InvariantError("ExecuTorch did not plan the memory of the methods. Please report this program.")
+
+
+@contextmanager
+def _emitting(lowered: Lowered) -> Iterator[None]:
+    # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
+    context = converting(lowered.programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
+        yield
 
 
 def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) -> Artifact:
@@ -222,8 +255,9 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
-    report = replace(lowered.report, states=states, methods=planning.describe(lowered.report.methods))
-    require_memory(report.methods, lowered.require_memory)
+    memory = planning.describe()
+    report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
+    require_memory(memory, lowered.require_memory)
     if options.keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None

@@ -38,12 +38,9 @@ def extract(
 ) -> ExtractedMethod:
     """Move the claimed nodes of a method into partitions, for which the owner then calls pending delegates.
 
-    The tagged method is not changed. Partitions' ids are numbered from `earlier`, the number that earlier partitioners
-    took. What is `shared` with other methods stays with the method. A tag that would form a cycle is split into convex
-    pieces; `non_convex="raise"` raises PartitionerContractError, as does sharing a `no_copy` constant.
+    Ids are numbered from `earlier`; what is `shared` with other methods stays; a tag with a cycle is split, or refused.
     """
-    sweep = _MethodSweep(tagged, earlier, non_convex, shared)
-    return sweep.run()
+    return _MethodSweep(tagged, earlier, non_convex, shared).run()
 
 
 @dataclass
@@ -89,9 +86,7 @@ class _MethodSweep:
 
     def _owner(self, module: GraphModule, sweep: _GraphSweep, lifted: Mapping[Node, InputSpec]) -> ExportedProgram:
         """Build the owner program: its signature without the inputs and mutations that partitions took over."""
-        moved = {
-            node for node in lifted if node.users and not sweep.env[node].users
-        }  # read before, read by partitions only now
+        moved = {node for node in lifted if node.users and not sweep.env[node].users}  # only partitions read them now
         taken = sweep.owned.taken
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         old, new = self.program.graph_signature, graphs.copy_signature(self.program)
@@ -145,7 +140,10 @@ class _GraphSweep:
             raise self._not_convex(cycles[0])
         units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
-        self.owned = self._ownership(piece_of)
+        if self.path:
+            self.owned = ownership.nested_graph(piece_of, self.lifted)
+        else:
+            self.owned = ownership.top_graph(self.method.program, piece_of, self.lifted, self.method.shared)
         pieces = Counter(unit.piece[0] for unit in units if unit.piece is not None)
         for node in nodes:
             if node.op == "placeholder":
@@ -191,7 +189,7 @@ class _GraphSweep:
         if graphs.is_delegate_call(node) and _is_pending(graphs.attribute(self.module, str(node.args[0]))):
             return "it was claimed by an earlier partitioner"
         for nested in graphs.nested_graphs(self.module, node):
-            if _holds_pending(nested.module):
+            if any(_is_pending(getattr(module, name)) for _, module, name in graphs.delegates(nested.module)):
                 return f"an earlier partitioner claimed nodes in its graph {nested.name}"
         return ""
 
@@ -215,11 +213,6 @@ class _GraphSweep:
             violation="not_convex",
             details={"tag": cycle.tag, "path": cycle.path},
         )
-
-    def _ownership(self, piece_of: Mapping[Node, Piece]) -> Ownership:
-        if self.path:
-            return ownership.nested_graph(piece_of, self.lifted)
-        return ownership.top_graph(self.method.program, piece_of, self.lifted, self.method.shared)
 
     # -- what stays ----------------------------------------------------------------------------------------------
 
@@ -338,14 +331,11 @@ class _GraphSweep:
         for node in unit.nodes:
             readers = [user for user in node.users if user not in inside]
             if node in written:
-                readers = [user for user in readers if user.op != "output" or self._is_output(node, written[node])]
+                returned = any(spec is not written[node] for spec in self.outputs_of.get(node, ()))
+                readers = [user for user in readers if user.op != "output" or returned]
             if readers:
                 results.append(node)
         return results
-
-    def _is_output(self, node: Node, besides: OutputSpec) -> bool:
-        """Return whether a value is an output of the program other than as a single mutation."""
-        return any(spec is not besides for spec in self.outputs_of.get(node, ()))
 
     @cached_property
     def outputs_of(self) -> dict[Node, list[OutputSpec]]:
@@ -389,11 +379,3 @@ _PARTITION_META = frozenset({graphs.DELEGATION_TAG, "nn_module_stack", "source_f
 
 def _is_pending(module: Any) -> bool:
     return isinstance(module, LoweredBackendModule) and _PENDING in (module.meta or {})
-
-
-def _holds_pending(graph_module: GraphModule) -> bool:
-    return any(
-        graphs.is_delegate_call(node) and _is_pending(graphs.attribute(module, str(node.args[0])))
-        for _, module in graphs.walk(graph_module)
-        for node in module.graph.nodes
-    )

@@ -161,10 +161,7 @@ def _writes_rows(node: Node) -> bool:
 
 
 def plan_as_written(out_variants: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
-    """Return ExecuTorch's pass for out variants, which plans what `nonzero` writes as it is written.
-
-    The kernel writes row after row. ExecuTorch plans columns, which PyTorch's CPU kernel returns.
-    """
+    """Let ExecuTorch's pass plan rows where `nonzero` writes rows: PyTorch's CPU kernel returns columns."""
 
     def run(module: GraphModule) -> Any:
         for _, nested in graphs.walk(module):

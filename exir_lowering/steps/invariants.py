@@ -33,10 +33,7 @@ def check_extracted(method: ExtractedMethod) -> None:
 
 
 def check_program(what: str, program: ExportedProgram) -> None:
-    """Check that a program's signature and tables fit its graph, and that no tag or unresolved attribute is left.
-
-    Raise InvariantError, which says what program it is, if not.
-    """
+    """Check that a program's signature and tables fit its graph, and that no tag or unresolved attribute is left."""
     nodes = list(program.graph.nodes)
     placeholders = [node.name for node in nodes if node.op == "placeholder"]
     signature = program.graph_signature

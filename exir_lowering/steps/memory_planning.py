@@ -1,7 +1,7 @@
 """Who plans the memory of methods, by name, and what was planned.
 
 "greedy" and "naive" are ExecuTorch's. "smallest" is ExecuTorch's greedy, or what takes less: our places of tensors, and
-another order of the calls (see `execution_order`).
+another order of the calls, in which less may be in use at once.
 
 Our places are those of Pisarchyk and Lee, "Efficient memory management for deep neural net inference" (2020): each
 tensor goes into the smallest gap between those that are in use at the same time; by size, by how much is in use while
@@ -12,11 +12,12 @@ puts no tensor across two of them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from executorch.exir import ExecutorchBackendConfig, memory
 from executorch.exir.memory_planning import (
     MemoryAlgoResult,
@@ -30,16 +31,21 @@ from executorch.exir.passes import MemoryPlanningPass
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering.plans.planned import LiveTensor, MethodPlan, PlannedMemory
-from exir_lowering.steps import execution_order
+from exir_lowering._upstream.operators import list_arguments, written_arguments
+from exir_lowering.errors import InvariantError
+from exir_lowering.graphs.operators.purity import only_computes
+from exir_lowering.plans.planned import LiveTensor, PlannedMemory
+
+_KNOWN = ("aten", "dim_order_ops", "quantized_decomposed", "executorch_prim")
+"""The namespaces of operators whose out variants only compute, but for random numbers."""
 
 
 def configure(config: ExecutorchBackendConfig, planner: str) -> ExecutorchBackendConfig:
     """Return a configuration whose memory is planned by a planner of that name, where it names no other algorithm."""
     given = config.memory_planning_pass
-    if isinstance(given, Mapping):
-        return replace(config, memory_planning_pass={name: _named(one, planner) for name, one in given.items()})
-    return replace(config, memory_planning_pass=_named(given, planner))
+    by_method = isinstance(given, Mapping)
+    named = {name: _named(one, planner) for name, one in given.items()} if by_method else _named(given, planner)
+    return replace(config, memory_planning_pass=named)
 
 
 def _named(given: Any, planner: str) -> Any:
@@ -86,11 +92,10 @@ class Planning:
         if self._only:
             raise Planned(self)
 
-    def describe(self, methods: Sequence[MethodPlan]) -> tuple[MethodPlan, ...]:
-        """Return methods with the memory that was planned."""
+    def describe(self) -> dict[str, PlannedMemory]:
+        """Return the memory that was planned for each method."""
         planned, self._planned = self._planned, []  # ExecuTorch's manager keeps this object
-        memory = {name: _describe(*each) for name, each in zip(self._names, planned, strict=True)}
-        return tuple(replace(method, memory=memory[method.name]) for method in methods)
+        return {name: _describe(*each) for name, each in zip(self._names, planned, strict=True)}
 
 
 # -- what was planned --------------------------------------------------------------------------------------------------
@@ -99,8 +104,8 @@ class Planning:
 def _describe(module: GraphModule, signature: Any, before: int | None) -> PlannedMemory:
     found: dict[Any, tuple[Node, int]] = {}  # the node that makes each tensor, and its number among the results
     for node in module.graph.nodes:
-        if node.op not in ("get_attr", "output") and node.target not in (memory.alloc, memory.view):
-            for number, spec in enumerate(get_node_tensor_specs(node)):
+        if node.op != "output" and node.target not in (memory.alloc, memory.view):
+            for number, spec in enumerate(_specs(node)):
                 if spec.mem_offset is not None and spec.storage_base is None:
                     found.setdefault(spec, (node, number))
     spans = [(*spec.lifetime, spec.nbytes(), _name(module, signature, spec, *made)) for spec, made in found.items()]
@@ -152,12 +157,14 @@ class _Smallest(MemoryPlanningAlgorithmSuite):  # type: ignore[misc]
 
         Also return what greedy takes. It stays where the runtime allocates some tensors, or the pass shares some.
         """
-        nodes = [node for _, graph in graphs.walk(module) for node in graph.graph.nodes if node.op != "get_attr"]
-        specs = [spec for node in nodes for spec in get_node_tensor_specs(node)]
-        given = {spec: (spec.mem_id, spec.mem_obj_id, spec.mem_offset) for spec in specs}
+        nodes = [node for _, graph in graphs.walk(module) for node in graph.graph.nodes]
+        given = {spec: (spec.mem_id, spec.mem_obj_id, spec.mem_offset) for node in nodes for spec in _specs(node)}
 
         def again(order: Sequence[Node]) -> Any:
-            execution_order.arrange(module, order)
+            output = module.graph.output_node()
+            for node in order:
+                output.prepend(node)
+            module.recompile()
             for node in nodes:
                 if node.target is memory.alloc:
                     node.meta.pop("spec", None)  # the pass adds it
@@ -173,7 +180,7 @@ class _Smallest(MemoryPlanningAlgorithmSuite):  # type: ignore[misc]
             return result, before
         self.algo_list, sizes = [greedy, by_offsets], []
         calls = [node for node in module.graph.nodes if node.op == "call_function"]
-        orders = [calls, *execution_order.depth_first(module)]
+        orders = [calls, *depth_first(module)]
         for order in orders:
             result = again(order)
             sizes.append(sum(module.meta["non_const_buffer_sizes"]))
@@ -213,3 +220,107 @@ def _place(order: Any, size: Any, first: Any, last: Any) -> Any:
         begin[each] = reached[fitting[np.argmin(gaps[fitting])]] if len(fitting) else reached[-1]
         end[each], placed[each] = begin[each] + size[each], True
     return begin
+
+
+# -- another order of the calls ----------------------------------------------------------------------------------------
+
+
+def depth_first(module: GraphModule) -> list[list[Node]]:
+    """Return the other order of the calls of a graph whose memory is planned, if there is one and it calls no graph.
+
+    It goes depth first: what leads to a result is computed just before it, and of two operands first the one whose
+    computation needs more beyond its result. For trees, that is the best order: Liu, "An application of generalized
+    tree pebbling to sparse matrix factorization" (1987), after Sethi and Ullman (1970).
+    """
+    for node in module.graph.nodes:
+        shared = node.target is memory.alloc and len(node.users) != 1
+        if shared or graphs.calls_graphs(module, node):
+            return []
+    units, before = _divide(module)
+    made: list[int] = []
+    needs: list[int] = []
+    operands: list[list[int]] = []
+    for unit, ahead in zip(units, before, strict=True):
+        read = [each for node in unit for each in node.all_input_nodes if each not in unit]
+        made.append(sum(spec.allocated_memory for spec in _planned(unit) - _planned(read)))
+        operands.append(sorted(ahead, key=lambda each: (made[each] - needs[each], each)))
+        held = most = 0
+        for each in operands[-1]:
+            most, held = max(most, held + needs[each]), held + made[each]
+        needs.append(max(most, held + made[-1]))
+    read_by = set[int]().union(*before)
+    waiting = [(number, False) for number in reversed(range(len(units))) if number not in read_by]
+    order: dict[int, None] = {}
+    while waiting:
+        number, ready = waiting.pop()
+        if ready:
+            order[number] = None
+        elif number not in order:
+            waiting += [(number, True), *((each, False) for each in reversed(operands[number]) if each not in order)]
+    check_order(list(order), before)
+    return [[node for number in order for node in units[number]]] if list(order) != sorted(order) else []
+
+
+def check_order(order: Sequence[int], before: Sequence[set[int]]) -> None:
+    """Raise InvariantError unless an order has each call once, after all that have to run before it."""
+    done, wrong = set[int](), len(order) != len(before)
+    for number in order:
+        wrong = wrong or number in done or not before[number] <= done
+        done.add(number)
+    if wrong:
+        raise InvariantError("Another order of calls has one too early, twice or not at all. Please report this model.")
+
+
+def _divide(module: GraphModule) -> tuple[list[list[Node]], list[set[int]]]:
+    """Return the calls, each with nodes that stay beside it, and the numbers of those that have to run before each.
+
+    A call stays after all whose results it reads. Calls that do more than compute (writes in place, random numbers,
+    delegates with state, whatever is not known) are fences: what is before or after such a call stays there.
+    """
+    units: list[list[Node]] = []
+    before: list[set[int]] = []
+    unit_of: dict[Node, int] = {}
+    fence, since = set[int](), list[int]()
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is memory.alloc:
+            continue
+        if graphs.is_getitem(node) and (call := node.all_input_nodes[0]) in unit_of:
+            unit_of[node] = unit_of[call]
+            units[unit_of[node]].append(node)
+            continue
+        number = unit_of[node] = len(units)
+        units.append([*(each for each in node.all_input_nodes if each.target is memory.alloc), node])
+        before.append({unit_of[each] for each in node.all_input_nodes if each in unit_of} | fence)
+        if not _only_computes(module, node):
+            before[number].update(since)
+            fence, since = {number}, []
+        since.append(number)
+    return units, before
+
+
+def _planned(nodes: Iterable[Node]) -> set[Any]:
+    """Return the tensors in planned memory that nodes stand for."""
+    return {spec for node in nodes for spec in _specs(node) if spec.mem_offset is not None}
+
+
+def _specs(node: Node) -> Sequence[Any]:
+    return () if node.op == "get_attr" else get_node_tensor_specs(node)
+
+
+def _only_computes(module: GraphModule, node: Node) -> bool:
+    if graphs.is_delegate_call(node):
+        original = graphs.attribute(module, str(node.args[0])).original_module
+        called = (each for each in original.graph.nodes if each.op == "call_function")
+        return not graphs.written_state(original) and all(map(only_computes, called))
+    return node.target is memory.view or _is_pure(node.target) or only_computes(node)
+
+
+def _is_pure(target: Any) -> bool:
+    """Return whether an operator writes its result into the memory that it is given for that, and does nothing else."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet is None or target.namespace not in _KNOWN:
+        return False
+    if any(torch.Tag.nondeterministic_seeded in getattr(packet, name).tags for name in packet.overloads()):
+        return False
+    results = tuple(argument.name for argument in list_arguments(target) if argument.out)
+    return bool(results) and written_arguments(target) == results

@@ -1,7 +1,4 @@
-"""The original graphs of partitions, kept in a file so that PyTorch can execute them where their backend is missing.
-
-They are payloads of the backend `reference`, stored as named data: graphs without pickle, weights by their content.
-"""
+"""Partitions' original graphs, kept as payloads of the backend `reference` where their own backend may be missing."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ from exir_lowering.steps.session import Session
 
 
 def attach(programs: Mapping[str, ExportedProgram]) -> None:
-    """Add its original graph to each delegate, except to those that are such graphs themselves.
-
-    The programs are copies, whose delegates are replaced. Raise InputError if a partition's operator cannot be kept.
-    """
+    """Add its original graph to each delegate of private copies, except to those that are such graphs themselves."""
     sites = {
         (method, number): (path, module, name)
         for method, program in programs.items()
@@ -51,10 +45,7 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
 
 
 def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:
-    """Check that a file numbers its delegates as the originals are numbered.
-
-    Raise InputError if a pass of the emission removed or reordered delegate calls.
-    """
+    """Check that a file numbers its delegates as the originals are numbered: passes may have changed the calls."""
     plans = {plan.name: plan for plan in manager.executorch_program.execution_plan}
     for method, program in programs.items():
         expected = [getattr(module, name).backend_id for _, module, name in graphs.delegates(program.graph_module)]

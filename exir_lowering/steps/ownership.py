@@ -42,11 +42,7 @@ def top_graph(
     lifted: Mapping[Node, InputSpec],
     shared: Collection[str] = (),
 ) -> Ownership:
-    """Decide for the top graph, where partitioners tag the constants that their partitions are to own.
-
-    No partition may own what is `shared` with other methods. Raise PartitionerContractError if a constant marked
-    `no_copy` is tagged and read outside of its tag.
-    """
+    """Decide for the top graph, where partitioners tag constants; nobody owns what is `shared` with other methods."""
     mutated = graphs.written_state(program)
     inputs: dict[Piece, dict[Node, str]] = {}
     state: dict[str, tuple[Node, Piece]] = {}
@@ -73,11 +69,7 @@ def top_graph(
 
 
 def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
-    """Decide for a graph that a higher-order operator calls: a partition owns each constant that it reads.
-
-    Partitioners cannot tag these: in a branch a weight is a placeholder like any other. `lifted` are those that stand
-    for a constant which the program does not mutate.
-    """
+    """Decide for a graph that an operator calls: a partition owns each constant it reads, as these cannot be tagged."""
     inputs: dict[Piece, dict[Node, str]] = {}
     for node in lifted:
         _own(inputs, node, _names_in_pieces(node, piece_of))

@@ -21,12 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.programs import (
-    DelegatedProgram,
-    assemble_program,
-    fake_mode_of,
-    lazy_graph_module,
-)
+from exir_lowering._upstream.programs import DelegatedProgram, assemble_program, fake_mode_of, lazy_graph_module
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
 from exir_lowering.graphs.quotient import Unit
 
@@ -51,7 +46,8 @@ class PartitionBuilder:
 
     def build(self, mutations: Sequence[tuple[Node, OutputSpec]], results: Sequence[Node]) -> ExportedProgram:
         """Return the unit's program; `user_inputs` are then the nodes that its caller passes."""
-        external = self._external_inputs()
+        inside = set(self.unit.nodes)
+        external = [*dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside)]
         self._own(external)
         for node in external:
             if node not in self.env and node.op != "get_attr":
@@ -63,11 +59,6 @@ class PartitionBuilder:
         output_specs += [OutputSpec(OutputKind.USER_OUTPUT, _argument(self.env[n]), None) for n in results]
         self.graph.output([self.env[n] for n in (*(n for n, _ in mutations), *results)])
         return self._program(ExportGraphSignature(input_specs=self.input_specs, output_specs=output_specs))
-
-    def _external_inputs(self) -> list[Node]:
-        """Return what the unit reads, in the order of its first use."""
-        inside = set(self.unit.nodes)
-        return list(dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside))
 
     def _own(self, external: Sequence[Node]) -> None:
         """Add the placeholders of constants: one per tensor, under whatever names it is read."""
@@ -123,7 +114,10 @@ class PartitionBuilder:
         if node not in self.env:
             target = str(node.target)
             value = attribute(self.module, target)
-            self.root[target] = _strip_tag(value) if isinstance(value, GraphModule) else value
+            if isinstance(value, GraphModule):  # it moves as a whole: its nodes move with the call
+                value = copy_graph_module(value)
+                strip_tags(value)
+            self.root[target] = value
             self.env[node] = copy_node(self.graph, node, self._value)
         return self.env[node]
 
@@ -143,13 +137,6 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
     """Copy a node to another graph, without its tag."""
     copied = graph.node_copy(node, value)
     copied.meta.pop(DELEGATION_TAG, None)
-    return copied
-
-
-def _strip_tag(graph_module: GraphModule) -> GraphModule:
-    """Copy a graph that moves as a whole, without tags: its nodes move with the call."""
-    copied = copy_graph_module(graph_module)
-    strip_tags(copied)
     return copied
 
 

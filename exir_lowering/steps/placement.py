@@ -65,11 +65,9 @@ class StoredData:
 
 
 def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
-    """Move the delegates' named data and the host's constants to where a policy puts them.
+    """Move the named data of delegates, and the host's constants except literals, to where a policy puts them.
 
-    The programs are copies: delegates are replaced, constants are marked; literals stay in the `.pte` file. The policy
-    is called with the keys of named data and the names of parameters and buffers, once per key and size. Raise
-    InputError if it is invalid, or the configuration also sets one.
+    The programs are copies; the policy is called once per key and size.
     """
     if config.external_constants:
         raise InputError(

@@ -31,12 +31,9 @@ _LISTED = 6
 def preprocess(
     group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
 ) -> list[LoweredPartition]:
-    """Lower a group: all partitions of all methods that go to the backend; return them in the group's order.
+    """Lower all partitions of all methods that go to a backend, in the group's order, and check what it returns.
 
-    The backend gets copies of the graphs and the user's own tensors; with the option `check_weights`, the weights'
-    checksums are compared before and after. Each finished partition is shown, as far as the backend reports it.
-    `sharing` is the group with whose weights those of this one share pieces, if that is a larger one. Raise
-    BackendFailure if the backend raised, BackendContractError if the results are not as requested, or a weight changed.
+    It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
     """
     programs = [partition.program for partition in group.partitions]
     keeping = keeping_contents(session.options.accelerate)

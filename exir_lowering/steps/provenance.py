@@ -38,8 +38,6 @@ _VERSIONS = ("exir-lowering", "executorch", "torch")
 _OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner", "refit")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
-_EMISSION = ("keep_originals",)
-"""The options of an emission that the tables do not show."""
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 """In which other orders of dimensions backends keep a weight of four."""
 
@@ -68,8 +66,9 @@ def describe(
         counts = Counter(one.rewrite for one in method.rewritings)
         # The conversion knows less about sizes: a least of 0 or 1 becomes 2 there.
         original = method.converted_from or method.program
-        ends = tuple(_inputs(original)), tuple(_outputs(original, method.program))
-        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), *ends)
+        inputs = tuple(NamedValue(name, _bounds(original, value)) for name, value in _user_inputs(original))
+        outputs = tuple(_outputs(original, method.program))
+        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), inputs, outputs)
     return Provenance(
         dict(planned.versions),
         _differing(options, LoweringOptions(), _OPTIONS),
@@ -91,7 +90,7 @@ def complete(
     for name in programs:
         own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
         methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own)
-    emission = _differing(options, type(options)(), _EMISSION)
+    emission = _differing(options, type(options)(), ("keep_originals",))  # the tables show the others
     if options.config is not None:
         names = [each.name for each in fields(ExecutorchBackendConfig)]
         emission.update(_differing(options.config, ExecutorchBackendConfig(), names))
@@ -147,11 +146,6 @@ def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...
                 if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
                     found.append(NarrowedDimension(method.name, name, number, before, after))
     return tuple(found)
-
-
-def _inputs(program: ExportedProgram) -> Iterator[NamedValue]:
-    for name, value in _user_inputs(program):
-        yield NamedValue(name, _bounds(program, value))
 
 
 def _user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:

@@ -20,13 +20,13 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure, PartitionTooLargeError
 from exir_lowering.graphs.measures import value_bytes
-from exir_lowering.model import BackendGroup, Partition, RefusedPartition
+from exir_lowering.model import BackendGroup, LoweredPartition, Partition, RefusedPartition
 
 _Place = tuple[str, str, str]
 _Places = tuple[_Place, ...]
 """A method, a backend, and an operator of the method."""
 
-_Lower = Callable[[BackendGroup], object]
+_Lower = Callable[[BackendGroup], list[LoweredPartition]]
 """Lowers a group, or raises a BackendFailure."""
 
 _Weights = Sequence[dict[Node, int]]
@@ -67,11 +67,21 @@ class Recovery:
         self._apart: dict[_Place, int] | None = None  # the pieces that work, when they have been put together again
         self._fine: set[_Places] = set()  # partitions that the backend lowers by themselves
 
-    def begin(self, backend_id: str, failure: BackendFailure) -> bool:
-        """Begin to look for what fails; return False if nothing is to be done, or it was looked for already."""
-        begun, self._begun = self._begun, self._mode != "raise"
-        self._note(backend_id, failure)
-        return self._begun and not begun
+    def lower(self, groups: Sequence[BackendGroup], lower: _Lower) -> list[LoweredPartition] | None:
+        """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
+        if self._begun and self._learn(groups, lower):
+            return None
+        results: list[LoweredPartition] = []
+        try:
+            for group in groups:
+                results += lower(group)
+        except BackendFailure as failure:
+            self._note(group.backend_id, failure)
+            begun, self._begun = self._begun, self._mode != "raise"
+            if begun or not self._begun or not self._learn(groups, lower):
+                raise
+            return None
+        return results
 
     @property
     def knows(self) -> bool:
@@ -83,10 +93,8 @@ class Recovery:
         place = (method, backend_id, node)
         return self._reasons.get(place, self._pieces.get(place))
 
-    def learn(self, groups: Sequence[BackendGroup], lower: _Lower) -> bool:
+    def _learn(self, groups: Sequence[BackendGroup], lower: _Lower) -> bool:
         """Try each partition by itself that was not tried before; return whether the methods have to be cut again."""
-        if not self._begun:
-            return False
         works = [self._works(partition, lower) for group in groups for partition in group.partitions]
         if not all(works) or self._apart is not None or not self._pieces:
             return not all(works)
@@ -154,11 +162,7 @@ def _find_weights(partition: Partition) -> _Weights:
 
 
 def _find_ends(partition: Partition, weights: _Weights, limits: _Limits) -> list[int]:
-    """Return where the pieces of a partition begin and end: within the limits if it is above them, else two.
-
-    A piece ends where the fewest bytes cross: in the latter half of what is within the limits, or the middle half of
-    the partition.
-    """
+    """Return where a partition is cut, at the fewest bytes: late in what the limits allow, or in its middle half."""
     operators, count, ends = _operators(partition), len(weights), [0]
     places, changes = {node: place for place, node in enumerate(operators)}, [0] * (count + 2)
     for node, place in places.items():

@@ -29,12 +29,9 @@ from exir_lowering.steps.shared_state import shareable
 def rewrite(
     methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session, states: Sequence[State] = ()
 ) -> tuple[EdgeMethod, ...]:
-    """Rewrite each method; the rewrites are tried in order at a node, with the session's `assume` and `costs`.
+    """Rewrite private copies of methods; the rewrites are tried in order at a node, with what the session assumes.
 
-    The caller holds the lock of conversions, with their settings. The given programs are not changed; those in which
-    nothing was rewritten are the same objects. What can be one memory in a file is what every method leaves there.
-    Raise InputError if no method has an input of which something is assumed, or the costs are wrong, and
-    RewriteContractError if a rewrite raised, or did not give an equal value.
+    The caller holds the lock of conversions. What can be one memory in a file is what every method leaves there.
     """
     assumed = _assumptions(methods, session.options.assume)
     if not rewrites:

@@ -26,10 +26,7 @@ from exir_lowering.pte.flatbuffer import CorruptError
 
 @contextmanager
 def reserving(edge: Any, reserved: Mapping[str, bytes], with_provenance: bool) -> Iterator[None]:
-    """Reserve named data, and space for the digests, in what an `EdgeProgramManager` emits while the context lasts.
-
-    Raise ValueError if a delegate provides named data with the same key.
-    """
+    """Reserve named data, and space for the digests, in what an `EdgeProgramManager` emits while the context lasts."""
     first = {provenance.KEY: provenance.RESERVED} if with_provenance else {}
     for key, content in (*first.items(), *reserved.items(), (digests.KEY, digests.RESERVED)):
         add_last_named_data(edge, key, content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -44,7 +44,4 @@ class Session:
     def __init__(self, options: LoweringOptions) -> None:
         self.options, self.progress = options, Progress(options.progress)
         self.times, self.cache = Times(), Cache(options.cache)
-
-    def timed(self, step: str) -> AbstractContextManager[None]:
-        """Add the time that the body takes to that of a step."""
-        return self.times.step(step)
+        self.timed = self.times.step

@@ -54,8 +54,7 @@ class _Member:
 def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
     """List what methods write and keep, and what has the memory or a name of that in methods that only read it.
 
-    There is a state for each memory that was exported: that of the programs from which the methods were converted. It
-    is shared if several methods have it, and one writes it.
+    There is one for each memory that was exported, shared if several methods have it, and one writes it.
     """
     members = [member for method in methods for member in _members(method)]
     names = {member.name for member in members if member.written}
@@ -123,11 +122,7 @@ def _state(members: Mapping[str, _Member]) -> State:
 
 
 def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[State, ...]:
-    """Return the states of a file: those that are to be shared as one, all others by method.
-
-    ExecuTorch's memory planning pass, or one per method, may ask for sharing too. Raise InputError if what to share is
-    not known, or cannot be shared.
-    """
+    """Return the states of a file: those that are to be shared as one, all others by method."""
     if share is not False:
         _check_overlaps(states)
     passes = list(planning.values()) if isinstance(planning, Mapping) else [planning]
@@ -242,10 +237,7 @@ def elsewhere(states: Iterable[State], method: str) -> frozenset[str]:
 
 
 def check(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
-    """Check that no delegate owns what its method shares.
-
-    Raise InputError if a delegate writes what another method has too, or reads what another one writes.
-    """
+    """Check that no delegate writes what its method shares, or reads what another method writes."""
     for method, program in programs.items():
         shared = {state.names[method]: state for state in states if state.shared and method in state.names}
         for _, module, attribute in graphs.delegates(program.graph_module) if shared else ():
@@ -272,11 +264,7 @@ def _refuse(name: str, state: State, method: str, backend: str, written: bool) -
 def share(
     copies: Mapping[str, ExportedProgram], states: Sequence[State], config: ExecutorchBackendConfig
 ) -> ExecutorchBackendConfig:
-    """Make programs share state, and return the configuration that plans their memory for it.
-
-    The private copies are changed: what another method writes is a buffer, with its initial value. Raise InputError if
-    methods have different initial values for a state, or the pass that plans memory cannot be used.
-    """
+    """Make private copies share state, with its initial values; return the configuration that plans their memory so."""
     shared = {(method, name): state for state in states if state.shared for method, name in state.names.items()}
     places: dict[Hashable, int] = {}
     offsets: dict[str, dict[str, int]] = {}
@@ -353,10 +341,7 @@ class _StatePlanning:
         self.memory_planning_algo = planner.memory_planning_algo
 
     def run(self, graph_module: GraphModule, signature: ExportGraphSignature) -> Any:
-        """Plan the memory; called by ExecuTorch in the place of a pass of its own.
-
-        Raise InputError if something else was planned into the memory of state, or a pass has removed state.
-        """
+        """Plan the memory; called by ExecuTorch in the place of a pass of its own."""
         self._planner.enable_non_cpu_memory_planning = self.enable_non_cpu_memory_planning
         result = self._planner.run(graph_module, signature)
         if not self._offsets:

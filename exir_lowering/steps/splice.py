@@ -15,11 +15,7 @@ from exir_lowering.plugins.backend import PlacedResult
 
 
 def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]) -> dict[str, ExportedProgram]:
-    """Replace each call site's pending delegate by the lowered one, by id; return the programs by method.
-
-    Each method is the one after its last extraction, with the partitions of all its extractions. The graph modules of
-    the programs now contain the payloads.
-    """
+    """Replace the pending delegates of methods after their last extraction by the lowered ones, by id, in place."""
     programs: dict[str, ExportedProgram] = {}
     for method in methods:
         for partition in method.partitions:

@@ -25,10 +25,7 @@ is."""
 
 
 def make_fake_state(program: ExportedProgram) -> FakeState:
-    """Return fake tensors for a program's parameters and buffers: partitioners look at shapes, not at values.
-
-    If the program has no fake tensor, its own tensors are returned (nothing is copied).
-    """
+    """Return fake parameters and buffers, of which partitioners see shapes only; the own ones without fake values."""
     mode = fake_mode_of(program.graph_module)
     if mode is None:
         return dict(program.state_dict)
@@ -36,11 +33,9 @@ def make_fake_state(program: ExportedProgram) -> FakeState:
 
 
 def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
-    """Run one partitioner on one method in Edge dialect; return the program with tags.
+    """Run one partitioner on a private copy of one method; return the copy with tags, once they are checked.
 
-    The program is a private copy, whose graph gets the tags. The partitioner sees the graph, fake parameters and
-    buffers (`make_fake_state`), and the real constants. Raise PartitionerContractError if it raised, returned something
-    invalid, changed the graph, tagged an input or the output, or used a tag without a destination.
+    It sees the graph, fake parameters and buffers (`make_fake_state`), and the real constants.
     """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
     view = graphs.copy_program(program, program.graph_module)

@@ -46,10 +46,7 @@ _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind
 
 
 def write_back(program: ExportedProgram, *, in_place: bool) -> None:
-    """Let a program, a private copy, write its state and its inputs with operators of its graph.
-
-    Rows are written `in_place` only where it is proven that nothing reads them later.
-    """
+    """Let a private copy write its state and inputs with operators, rows `in_place` where nothing reads them later."""
     if in_place:
         _write_rows(program)
     _keep_overwritten(program)
@@ -62,12 +59,10 @@ def write_back(program: ExportedProgram, *, in_place: bool) -> None:
 
 
 def separate(program: ExportedProgram, *, distinct: bool = False) -> None:
-    """Give each value that a program writes, and the old state that it returns, memory of its own.
+    """Give each value that a private copy writes, and the old state that it returns, memory of its own.
 
-    The program is a private copy, functional or not. PyTorch's `ExportedProgram.module()`, with which it decomposes as
-    well, writes in the order of the signature, too, and returns what was written. `distinct` gives each write of a
-    program that is not functional a separate value: a signature names a write by its value, so that torch cannot
-    describe two writes of one.
+    PyTorch's `ExportedProgram.module()`, with which it decomposes as well, writes in the order of the signature, too,
+    and returns what was written; and torch cannot describe two writes of one value, unless they are made `distinct`.
     """
     mode = fake_mode_of(program.graph_module)
     if mode is not None and writes(program.graph_module):
@@ -83,11 +78,7 @@ def separate(program: ExportedProgram, *, distinct: bool = False) -> None:
 
 
 def check_written(method: str, program: ExportedProgram) -> None:
-    """Check that what a functional program writes has the types and shapes of what it is written to.
-
-    Otherwise, and if that is nothing, raise InputError: whatever reads a value behind the write reads something else
-    than the state.
-    """
+    """Check that what a functional program writes has the type and shape of its target, as readers rely on it."""
     signature = program.graph_signature
     inputs = {spec.target or spec.arg.name for spec in signature.input_specs}
     for spec in signature.output_specs:
@@ -111,10 +102,7 @@ def check_written(method: str, program: ExportedProgram) -> None:
 
 
 def _fit_copied(module: GraphModule, distinct: bool) -> None:
-    """Give what `copy_` writes the shape, dtype and order of its target, and clone it if it may be written state.
-
-    In torch's functional form the value takes the target's place as it is.
-    """
+    """Give what `copy_` writes the form of its target, whose place it takes when the graph is functional."""
     copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     if not copies:
         return
@@ -280,11 +268,7 @@ def _in_order(ending: _Ending, writes: dict[int, Node]) -> Iterator[int]:
 
 
 def _keep_overwritten(program: ExportedProgram) -> None:
-    """Copy what a custom operator writes into, unless nothing needs what was there.
-
-    torch.export describes such operators by functional ones (`auto_functionalized`), and ExecuTorch puts the operators
-    back, whatever else reads what they overwrite.
-    """
+    """Copy what is needed and a custom operator overwrites: torch.export made it functional, ExecuTorch undoes it."""
     nodes = list(program.graph.nodes)
     calls = [node for node in nodes if node.target in _FUNCTIONALIZED]
     if not calls:
@@ -372,10 +356,7 @@ def _has_kernel(state: Node, write: Node) -> bool:
 
 
 def _from_the_start(write: Node, counted: dict[tuple[Node, int], Node]) -> list[Node | None]:
-    """Return the indices of a write, none of them counted from the end: the kernel that writes in place refuses those.
-
-    The write has one index; `counted` has what was added for an index and a size, once for all writes.
-    """
+    """Return a write's indices, with its one counted from the start, as its kernel needs; `counted` has all so far."""
     indices: Any = write.args[1]
     state: Any = write.args[0]
     (dim,) = (number for number, index in enumerate(indices) if index is not None)

@@ -21,7 +21,7 @@ import wide_models
 
 from exir_lowering import lower
 from exir_lowering.partitioners import SupportPartitioner, ops
-from exir_lowering.steps import execution_order
+from exir_lowering.steps import memory_planning
 
 PRODUCTS = ("aten.convolution.default", "aten.addmm.default", "aten.mm.default", "aten.bmm.default")
 WIDE = {
@@ -54,15 +54,15 @@ def main() -> None:
     """Print a row for each model and partitioner."""
     print("| model | delegated to | greedy | other places | and another order | saved | emission, ms |")
     print("|---|---|---:|---:|---:|---:|---:|")
-    other = execution_order.depth_first
+    other = memory_planning.depth_first
     for name in sys.argv[1:] or [*WIDE, *models.MODELS]:
         program = export(*_model(name))
         for label, partitioner in PARTITIONERS.items():
             lowered = lower(program, partitioner)
             greedy, before = _planned(lowered, "greedy")
-            execution_order.depth_first = lambda module: []
+            memory_planning.depth_first = lambda module: []
             places, _ = _planned(lowered, "smallest")
-            execution_order.depth_first = other
+            memory_planning.depth_first = other
             smallest, after = _planned(lowered, "smallest")
             saved = f"{1 - smallest / greedy:.0%}"
             times = f"{before * 1e3:.0f} / {after * 1e3:.0f}"

@@ -1,6 +1,7 @@
 """Variants: each program lowered several times into one file, with weights and state once."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -126,11 +127,18 @@ def test_wrong_names(program):
     with pytest.raises(InputError, match="constant_methods: 'get_manifest' is made for the families"):
         lowered.emit(constant_methods={"get_manifest": 1})
 
-    class Spaced(ScriptBackend):
-        backend_id = "a b"
 
-    with pytest.raises(InputError, match="is for the backend 'a b': ids in a manifest have no spaces"):
-        lower(program, variants={"x": TagPartitioner(backend="a b")}, backends={"a b": Spaced})
+@pytest.mark.parametrize("name", ["a b", "a\tb"])
+def test_an_id_that_a_manifest_cannot_have_is_refused_before_a_backend_is_called(name):
+    class Never(ScriptBackend):
+        backend_id = name
+
+        def preprocess_all(self, edge_programs, compile_specs):
+            raise AssertionError("it was called")
+
+    program = export(nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(InputError, match=re.escape(f"is for the backend {name!r}: ids in a manifest have no spaces")):
+        lower(program, variants={"x": TagPartitioner(backend=name)}, backends={name: Never})
 
 
 def test_weights_are_there_once():

@@ -19,7 +19,7 @@ from torch.export import export
 from exir_lowering import InputError, InvariantError, LoweredMethods, inspect, load, lower
 from exir_lowering.backends.reference import reference_partitioner
 from exir_lowering.partitioners import SupportPartitioner, ops
-from exir_lowering.steps import execution_order
+from exir_lowering.steps import memory_planning
 
 CONVOLUTIONS = ("aten.convolution.default", "aten.addmm.default", "aten.mm.default")
 
@@ -141,15 +141,15 @@ def test_debug_handles_lead_to_the_same_lines() -> None:
 
 def test_an_order_that_breaks_a_dependence_is_refused() -> None:
     before = [set(), {0}, {1}]
-    execution_order.check([0, 1, 2], before)
+    memory_planning.check_order([0, 1, 2], before)
     for order in ([1, 0, 2], [0, 1], [0, 1, 1]):
         with pytest.raises(InvariantError, match="Another order of calls"):
-            execution_order.check(order, before)
+            memory_planning.check_order(order, before)
 
 
 def test_what_does_more_than_compute_is_a_fence() -> None:
     aten = torch.ops.aten
-    assert all(map(execution_order._is_pure, (aten.add.out, aten.cat.out, aten.topk.values, aten.convolution.out)))
+    assert all(map(memory_planning._is_pure, (aten.add.out, aten.cat.out, aten.topk.values, aten.convolution.out)))
     for operator in (aten.rand.out, aten.bernoulli.out, aten.native_dropout.out, aten.index_put_.default):
-        assert not execution_order._is_pure(operator)
-    assert not execution_order._is_pure(aten.copy_.default) and not execution_order._is_pure(print)
+        assert not memory_planning._is_pure(operator)
+    assert not memory_planning._is_pure(aten.copy_.default) and not memory_planning._is_pure(print)

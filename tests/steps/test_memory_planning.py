@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import subprocess
+import weakref
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -182,6 +185,17 @@ def test_views_show_memory(tmp_path: Path) -> None:
     assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"greedy_bytes": {memory.greedy_bytes}' in plan.to_json()
     assert lower(_experts()).report.methods[0].memory is None  # it costs time, and nobody asked
     load(lower(_experts()).emit().buffer)
+
+
+def test_a_plan_plans_memory_when_it_is_asked_and_lets_the_programs_go_then() -> None:
+    program = _program(wide_models.Decoder)
+    weights = [weakref.ref(weight) for weight in program.state_dict.values()]
+    plan = exir_lowering.plan(program)
+    del program
+    copied = pickle.loads(pickle.dumps(plan))
+    gc.collect()
+    assert copied == plan and copied.methods[0].memory == plan.methods[0].memory is not None
+    assert weights and not any(weight() is not None for weight in weights)
 
 
 class Counted(torch.nn.Module):
