@@ -1,13 +1,9 @@
 """Partitioners that take less than the given ones: nothing random, nothing for other backends, and only what pays.
 
-What pays: a call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are
-copied. So a few small operators are not worth it. What a partition computes counts as equally fast in both, as nobody
-has measured it: what decides is what comes on top. The figures for that were fitted by hand to chains of 2 to 32
-elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512).
-
-They are constants, and not measured in each process: what carries over to other machines are ratios, and the model that
-predicts the work is of the same machine; and processes that train together have to make the same partitions, whatever
-else their machines do when they start.
+A call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are copied.
+Its work counts as equally fast in both, as nobody has measured it. The figures were fitted by hand to chains of 2 to 32
+elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512). They are
+constants: ratios carry over to other machines, and processes that train together have to make the same partitions.
 """
 
 from __future__ import annotations
