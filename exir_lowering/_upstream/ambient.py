@@ -13,11 +13,7 @@ from exir_lowering._upstream.tensors import function_modes
 
 
 def neutral() -> AbstractContextManager[None]:
-    """Set aside autocast, inference mode, gradients, and other default devices and dtypes, while the context lasts.
-
-    Memory that is made in inference mode cannot be written outside of it, and the others change what operators return.
-    It is entered for each call of a delegate, so it does as little as possible if only gradients are to be set aside.
-    """
+    """Set aside autocast, inference mode, gradients, other default devices and dtypes; fast, for each delegate call."""
     if (
         torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")

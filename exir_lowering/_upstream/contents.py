@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from executorch.exir.emit import _emitter
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.memory import current
-from exir_lowering._upstream.replacing import replacing
+from exir_lowering._upstream.replacing import during, replacing
 
 _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
@@ -61,26 +61,14 @@ _compared: ContextVar[_Contents | None] = ContextVar("exir_lowering_compared", d
 _kept: ContextVar[_Contents | None] = ContextVar("exir_lowering_kept", default=None)
 
 
-@contextmanager
-def comparing_contents() -> Iterator[None]:
+def comparing_contents() -> AbstractContextManager[Any]:
     """Compare what this thread emits by content if it accelerates; no store of named data may outlive it."""
-    token = _compared.set(_Contents() if current() is not None else None)
-    try:
-        with _COMPARING:
-            yield
-    finally:
-        _compared.reset(token)
+    return during(_compared, _Contents() if current() is not None else None, _COMPARING)
 
 
-@contextmanager
-def keeping_contents(keep: bool = True) -> Iterator[None]:
+def keeping_contents(keep: bool) -> AbstractContextManager[Any]:
     """Keep equal named data of this thread's delegates in memory once, and take the SHA-256 of XNNPACK's once."""
-    token = _kept.set(_Contents() if keep else None)
-    try:
-        with _KEEPING:
-            yield
-    finally:
-        _kept.reset(token)
+    return during(_kept, _Contents() if keep else None, _KEEPING)
 
 
 def _read(content: Any) -> bytes:
@@ -96,13 +84,20 @@ def _comparing() -> list[tuple[Any, str, Any]]:
         contents = _compared.get()
         return hashed(data) if contents is None else contents.find(data).name
 
+    hashing = _hashing(_compared, lambda found: SimpleNamespace(hexdigest=lambda: found.name))
+    return [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", hashing)]
+
+
+def _hashing(variable: ContextVar[_Contents | None], hash_of: Callable[[_Content], Any]) -> SimpleNamespace:
+    """Return what stands in for hashlib: it takes the hash of bytes from what is known of this thread's contents."""
+
     def sha256(data: Any) -> Any:
-        contents = _compared.get()
+        contents = variable.get()
         if contents is None or type(data) is not bytes:
             return hashlib.sha256(data)
-        return SimpleNamespace(hexdigest=lambda: contents.find(data).name)
+        return hash_of(contents.find(data))
 
-    return [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", SimpleNamespace(sha256=sha256))]
+    return SimpleNamespace(sha256=sha256)
 
 
 def _keeping() -> list[tuple[Any, str, Any]]:
@@ -116,18 +111,14 @@ def _keeping() -> list[tuple[Any, str, Any]]:
             data = contents.find(data).content
         add(self, key, data, *args, **kwargs)
 
-    def sha256(data: Any) -> Any:
-        contents = _kept.get()
-        if contents is None or type(data) is not bytes:
-            return hashlib.sha256(data)
-        found = contents.find(data)
+    def hashed(found: _Content) -> Any:
         if found.sha256 is None:
-            found.sha256 = hashlib.sha256(data)
+            found.sha256 = hashlib.sha256(found.content)
         return found.sha256.copy()
 
     visitor = sys.modules.get(_VISITOR)  # it names data by the SHA-256 of its content
     known = visitor is not None and pins.is_on("reused XNNPACK hashes")
-    hashing = [(visitor, "hashlib", SimpleNamespace(sha256=sha256))] if known else []
+    hashing = [(visitor, "hashlib", _hashing(_kept, hashed))] if known else []
     return [(NamedDataStore, "_add_named_data_to_map", added), *hashing]
 
 

@@ -11,11 +11,7 @@ _KEY = "exir_lowering_decisions"
 
 
 class Decisions:
-    """Notes what is decided in a copy of a shape environment and in the copies of that copy.
-
-    Whoever evaluates `size == 4` for a symbolic size gets the answer for the example inputs, and the environment notes
-    that as a guard. A program that is lowered has copies of Dynamo's environment, whose guards Dynamo does not see.
-    """
+    """What symbolic sizes decide in copies of a shape environment of Dynamo's, which does not see their guards."""
 
     def __init__(self, original: Any, copied: Any) -> None:
         self._original = original
@@ -24,10 +20,7 @@ class Decisions:
         vars(copied)[_KEY] = self._copies  # copies of the copy have it too
 
     def repeat(self) -> str:
-        """Decide the same in the original, so that the result is used for sizes of which it is true only.
-
-        Returned is a clause why that cannot be done; "" if it was done.
-        """
+        """Decide the same in the original, so that it holds for these sizes only; return "", or a clause why not."""
         found = {guard.expr: None for guard in self._copies.guards()}
         fixed = self._copies.fixed(self._original)
         self._copies.clear()

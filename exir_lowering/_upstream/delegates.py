@@ -29,11 +29,7 @@ from exir_lowering._upstream.programs import fake_mode_of
 
 @contextmanager
 def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
-    """Drop the delegates that enter torch's cache of results on fake tensors while the context lasts.
-
-    Emission calls delegates on fake tensors. The cache belongs to the process or to a program's symbols; it is never
-    cleared, and its keys are the arguments: the delegates, with their payloads and weights.
-    """
+    """Drop the delegates that enter torch's caches of results on fake tensors, which are never cleared."""
     before = {id(table): set(map(id, table)) for table in _results(programs)}
     try:
         yield
@@ -61,38 +57,30 @@ def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
 
 
 def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
-    """Yield the named data that a delegate provides: the key, the data file ("" for the `.pte`), and the bytes."""
-    output = module.named_data_store_output
-    if output is None:
-        return
-    for file, entries in {"": output.pte_data, **output.external_data}.items():
-        for key, entry in entries.items():
-            yield key, file, len(output.buffers[entry.buffer_index])
+    """Return the named data that a delegate provides: the key, the data file ("" for the `.pte`), and the bytes."""
+    return ((key, file, len(content)) for key, file, content in named_buffers(module.named_data_store_output))
 
 
 def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
     """Return the named data that a delegate provides, by key, whatever files it is for."""
-    return {key: bytes(content) for key, content in _named_buffers(module)}
+    return {key: bytes(content) for key, _, content in named_buffers(module.named_data_store_output)}
 
 
 def named_data_in_memory(module: LoweredBackendModule) -> dict[str, bytes]:
     """Return the named data that a delegate provides, by key, without what is on the disk; nothing is copied."""
-    return {key: content for key, content in _named_buffers(module) if type(content) is bytes}
+    buffers = named_buffers(module.named_data_store_output)
+    return {key: content for key, _, content in buffers if type(content) is bytes}
 
 
-def _named_buffers(module: LoweredBackendModule) -> Iterator[tuple[str, Any]]:
-    output = module.named_data_store_output
-    for table in () if output is None else (output.pte_data, *output.external_data.values()):
-        for key, entry in table.items():
-            yield key, output.buffers[entry.buffer_index]
+def named_buffers(output: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield named data: the key, the data file ("" for the `.pte`), and the content: bytes, or what is on the disk."""
+    for file, entries in () if output is None else {"": output.pte_data, **output.external_data}.items():
+        for key, entry in entries.items():
+            yield key, file, output.buffers[entry.buffer_index]
 
 
 def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:
-    """Return a delegate whose named data is in other files; the given one and the data itself are unchanged.
-
-    `file_of` returns the data file for a key and its bytes, None for the `.pte` file. What the backend itself put into
-    a data file stays there.
-    """
+    """Return a delegate with the named data of its `.pte` in the files that `file_of` returns, None for the `.pte`."""
     output = module.named_data_store_output
     if output is None:
         return module
@@ -114,9 +102,13 @@ def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendM
 
 
 def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput) -> LoweredBackendModule:
+    return _changed(module, "_named_data_store_output", output)
+
+
+def _changed(module: LoweredBackendModule, name: str, value: Any) -> LoweredBackendModule:
     # ExecuTorch has no way to change it; its copies copy the weights of the original program too.
-    changed = copy.copy(module)
-    changed._named_data_store_output = output
+    changed: LoweredBackendModule = copy.copy(module)
+    setattr(changed, name, value)
     return changed
 
 
@@ -131,10 +123,8 @@ def delegate_info(result: PreprocessResult) -> Any:
 
 
 def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
-    """Return a lowered module with another original program, and all else shared; there is no public way to do so."""
-    copied: LoweredBackendModule = copy.copy(lowered)
-    copied._original_exported_program = program
-    return copied
+    """Return a lowered module with another original program, and all else shared."""
+    return _changed(lowered, "_original_exported_program", program)
 
 
 def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> PreprocessResult:
@@ -143,10 +133,7 @@ def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> Preproces
 
 
 def split_named_data(output: Any) -> tuple[list[bytes], list[Any], list[Any]] | None:
-    """Return named data as bytes, and what JSON can hold about those in the `.pte` and in each data file.
-
-    None if it has something else, such as data in files.
-    """
+    """Return named data as bytes, and what describes it in JSON, by file; None if any of it is not in memory."""
     if type(output) is not NamedDataStoreOutput or any(type(buffer) is not bytes for buffer in output.buffers):
         return None
     outside = [[file, _split_entries(entries)] for file, entries in output.external_data.items()]

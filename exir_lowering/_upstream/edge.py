@@ -50,10 +50,7 @@ gen_edge_manager = _gen_edge_manager_for_partitioners
 
 
 def transform(program: ExportedProgram, passes: Any) -> Any:
-    """Run passes, or a manager of passes, over an Edge program, which they may change, as ExecuTorch does.
-
-    `EdgeProgramManager.transform` does it for all methods, and copies those without passes, with their weights.
-    """
+    """Run passes, or a manager of passes, over an Edge program, which they may change; its weights are not copied."""
     if isinstance(passes, FxPassManager):
         result = _transform_with_pass_manager(program, passes)
     else:
@@ -89,10 +86,7 @@ def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: 
 
 
 def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
-    """Note the nodes, with dtypes by argument, whose Edge operators ExecuTorch does not define for their dtypes.
-
-    Exception: Whatever an operator raises on fake tensors; nodes before it may be invalid as well.
-    """
+    """Note nodes whose Edge operators are not defined for their dtypes, by argument; any Exception of an operator."""
     validator = EdgeOpArgValidator(graph_module)
     validator.violating_ops = _Violations(note)
     inputs = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
@@ -135,10 +129,7 @@ def lacks_out_variant(node: torch.fx.Node) -> bool:
 
 
 def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it changes the program.
-
-    It raises whatever the fusion raises for a program that it cannot process.
-    """
+    """Return which operators ExecuTorch's fusion of quantized patterns removes; it changes the program, or raises."""
     left = quant_fusion_and_const_prop_pass(program).graph_module
     graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
     return operators - {operator_name(node.target) for graph in graphs for node in graph.nodes}
@@ -160,11 +151,7 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
-    """Check, as ExecuTorch does at the end, that each operator a partitioner kept from decomposition was delegated.
-
-    It returns those that the final verification has to allow. ExecuTorch's own RuntimeError names node, operator and
-    partitioner.
-    """
+    """Check that what partitioners preserved was delegated, by ExecuTorch's RuntimeError; return what stays allowed."""
     preserved: set[Any] = set()
     for partitioner in partitioners:
         ops, supported = partitioner.ops_to_not_decompose(program)

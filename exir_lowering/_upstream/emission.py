@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,13 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 from executorch.exir.emit import _emitter as et_emitter
 from torch.export.graph_signature import InputKind
 
-from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering._upstream.replacing import replacing
+from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
+from exir_lowering._upstream.replacing import during, replacing
 
 
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
     """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
-    output = manager._named_data
-    every = [output.pte_data, *output.external_data.values()] if output is not None else []
-    return {key: output.buffers[entry.buffer_index] for entries in every for key, entry in entries.items()}
+    return {key: content for key, _, content in named_buffers(manager._named_data)}
 
 
 def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:
@@ -40,18 +38,9 @@ DataAddition = Callable[[Sequence[Any]], tuple[str, bytes]]
 _data_addition: ContextVar[DataAddition | None] = ContextVar("exir_lowering_data_addition", default=None)
 
 
-@contextmanager
-def adding_to_data_files(addition: DataAddition) -> Iterator[None]:
-    """Add a named datum to each data file that this thread emits while the context lasts.
-
-    ExecuTorch's store of named data accepts a key once, and only its emitter knows which data files there are.
-    """
-    token = _data_addition.set(addition)
-    try:
-        with _ADDING:
-            yield
-    finally:
-        _data_addition.reset(token)
+def adding_to_data_files(addition: DataAddition) -> AbstractContextManager[DataAddition]:
+    """Add a named datum to each data file that this thread emits: only the emitter knows which files there are."""
+    return during(_data_addition, addition, _ADDING)
 
 
 def _adding() -> list[tuple[Any, str, Any]]:
@@ -114,19 +103,9 @@ class Emissions:
 _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
 
 
-@contextmanager
-def emitting() -> Iterator[Emissions]:
-    """List, by method, what is emitted while the context lasts, including the calls in nested graphs.
-
-    The emitter's own tables only have the calls of a method's top graph, and no names.
-    """
-    emissions = Emissions({}, {}, [], {})
-    token = _emissions.set(emissions)
-    try:
-        with _EMITTING:
-            yield emissions
-    finally:
-        _emissions.reset(token)
+def emitting() -> AbstractContextManager[Emissions]:
+    """List, by method, what is emitted, with the calls in nested graphs, which the emitter's own tables lack."""
+    return during(_emissions, Emissions({}, {}, [], {}), _EMITTING)
 
 
 def _emitting() -> list[tuple[Any, str, Any]]:

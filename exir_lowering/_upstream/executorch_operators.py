@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ _SCHEMAS = (
 @lru_cache(maxsize=1)
 def _parsed() -> Mapping[tuple[str, str], Any]:
     parsed = map(torch._C.parse_schema, _SCHEMAS)
-    return MappingProxyType({(one.name, one.overload_name): one for one in parsed})
+    return {(one.name, one.overload_name): one for one in parsed}
 
 
 def schema(name: str, overload: str) -> Any:
@@ -45,10 +44,7 @@ def schema(name: str, overload: str) -> Any:
 
 
 def function(name: str, overload: str) -> tuple[Callable[..., Any], bool] | None:
-    """Return a function that computes an operator's result without writing it; None if it is not one of these.
-
-    It takes the arguments except the one that is written; with it comes whether it also takes a `dtype`.
-    """
+    """Return what computes an operator's result from all arguments but the written one, and if it takes a dtype."""
     return _FUNCTIONS.get(name) if overload == "out" else None
 
 
@@ -88,12 +84,10 @@ def _copy(self: torch.Tensor) -> torch.Tensor:
     return self.clone()
 
 
-_FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = MappingProxyType(
-    {
-        "dim_order_ops::_to_dim_order_copy": (_to, True),
-        "dim_order_ops::_empty_dim_order": (_empty, True),
-        "dim_order_ops::_clone_dim_order": (_clone, False),
-        "et_copy::_h2d_copy": (_copy, False),
-        "et_copy::_d2h_copy": (_copy, False),
-    }
-)
+_FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = {
+    "dim_order_ops::_to_dim_order_copy": (_to, True),
+    "dim_order_ops::_empty_dim_order": (_empty, True),
+    "dim_order_ops::_clone_dim_order": (_clone, False),
+    "et_copy::_h2d_copy": (_copy, False),
+    "et_copy::_d2h_copy": (_copy, False),
+}

@@ -27,10 +27,7 @@ def schema_names() -> dict[str, Any]:
 
 
 def from_schema(kind: str, tree: Any) -> Any:
-    """Return JSON as a class of the schema of exported programs; any Exception if it does not fit.
-
-    The types of numbers and strings are not checked.
-    """
+    """Return JSON as a class of the schema, with numbers and texts unchecked; any Exception if it does not fit."""
     return serde._dict_to_dataclass(getattr(program_schema, kind), tree)  # type: ignore[no-untyped-call]
 
 
@@ -46,10 +43,7 @@ def dtype_of(code: int) -> torch.dtype | None:
 
 
 def evaluate_size(text: str) -> None:
-    """Evaluate a symbolic size and multiply it out, as torch does; any Exception if it is no expression.
-
-    The text is executed: it has to be checked before.
-    """
+    """Execute the text of a size, which was checked before, and multiply it out, as torch does; any Exception."""
     names = {name: one for name, one in vars(size_functions).items() if isinstance(one, type)}
     str(safe_expand(sympy.sympify(text, locals=names)))
 
@@ -57,8 +51,5 @@ def evaluate_size(text: str) -> None:
 def read_program(
     serialized: Any, state: dict[str, torch.Tensor], constants: dict[str, torch.Tensor], examples: Any
 ) -> torch.export.ExportedProgram:
-    """Make a program from its parts, as `torch.export.load` does after reading them from the file.
-
-    State and constants are dicts, which are used as they are; bytes would be unpickled. `examples` is a tuple or None.
-    """
+    """Make a program from its parts, as `torch.export.load` does; bytes for state or constants would be unpickled."""
     return serde.ExportedProgramDeserializer().deserialize(serialized, state, constants, examples)

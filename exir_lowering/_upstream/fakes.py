@@ -44,10 +44,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def shape_env_of(value: Any) -> Any:
-    """Return the environment that the symbols of a fake tensor or a symbolic number belong to, None if there is none.
-
-    A fake tensor of known sizes has one too: the environment of its mode.
-    """
+    """Return the shape environment of a symbolic number, or of the mode of any fake tensor; None if there is none."""
     if isinstance(value, _SYMBOLIC):
         return value.node.shape_env
     return value.fake_mode.shape_env if isinstance(value, FakeTensor) else None
@@ -60,12 +57,9 @@ def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
 
 
 class FakeCopies:
-    """Copies of fake tensors and symbolic numbers, in modes and shape environments of their own.
+    """Copies of fake tensors and symbolic numbers, in modes and environments that they share as the originals do."""
 
-    What the values of a program share, their copies share too. torch's deepcopy of a fake tensor keeps its mode and its
-    environment. Symbols for which `sizes` has numbers are replaced by these; `shape_env` is where they are from.
-    """
-
+    # Symbols of `shape_env` for which `sizes` has numbers are replaced by these.
     def __init__(self, sizes: Mapping[Any, int] = MappingProxyType({}), shape_env: Any = None) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id is not reused
         self._sizes = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
@@ -192,10 +186,7 @@ def memory_of(tensor: Any) -> tuple[int, int] | None:
 
 
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
-    """Return a fake tensor of a mode, like another one, with its own storage; of a constant, with its own content.
-
-    The other one is of this mode or, if its sizes are known, of another one.
-    """
+    """Return a fake tensor of a mode, with its own storage, like another one of it or one whose sizes are known."""
     size, stride, offset = like.size(), like.stride(), like.storage_offset()
     meta = torch.empty_strided(size, stride, dtype=like.dtype, device="meta")
     if not isinstance(offset, int) or offset:
@@ -218,10 +209,7 @@ def symbols_of(number: Any) -> dict[str, Any]:
 
 
 def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
-    """Return what a shape environment knows about symbols: kinds, ranges, values in the example inputs, conditions.
-
-    Conditions that name any of them are included, and so are their other symbols.
-    """
+    """Return what an environment knows of symbols: kinds, ranges, values, conditions, and the others in these."""
     conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
     conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}
     conditions |= {str(one): one for one in (*shape_env.divisible, *shape_env.axioms)}

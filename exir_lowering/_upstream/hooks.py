@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from typing import Any
@@ -28,7 +28,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.locks import conversion
-from exir_lowering._upstream.replacing import replacing
+from exir_lowering._upstream.replacing import during, replacing
 
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and the name of what refused it."""
@@ -36,20 +36,9 @@ Refusal = Callable[[torch.fx.Node, str, str], None]
 _listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
 
 
-@contextmanager
-def listening(listener: Refusal) -> Iterator[None]:
-    """Collect what ExecuTorch's partitioners say about the nodes that they leave while the context lasts.
-
-    They report it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, if
-    torch.fx asks an operator support for them. The methods that report are replaced on the classes, and restored when
-    the last listener is done; each listener gets only what partitioners of its thread report.
-    """
-    token = _listener.set(listener)
-    try:
-        with _REPORTING:
-            yield
-    finally:
-        _listener.reset(token)
+def listening(listener: Refusal) -> AbstractContextManager[Refusal]:
+    """Collect why partitioners of this thread leave nodes: they log it, report it, or only answer torch.fx."""
+    return during(_listener, listener, _REPORTING)
 
 
 def _say(node: torch.fx.Node, reason: str, by: str) -> None:
@@ -66,16 +55,14 @@ def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
 
 
 def _reporting() -> list[tuple[Any, str, Any]]:
-    why, report = WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject
     supported = CapabilityBasedPartitioner._is_node_supported
 
-    def said(self: WhyNoPartition, node: torch.fx.Node, reason: str) -> None:
-        why(self, node, reason)
-        _say(node, reason, "")
+    def telling(report: Callable[[Any, torch.fx.Node, str], None]) -> Callable[[Any, torch.fx.Node, str], None]:
+        def reported(self: Any, node: torch.fx.Node, reason: str) -> None:
+            report(self, node, reason)
+            _say(node, reason, "")
 
-    def reported(self: WhyNoPartitionReporter, node: torch.fx.Node, reason: str) -> None:
-        report(self, node, reason)
-        _say(node, reason, "")
+        return reported
 
     def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
         answer: bool = supported(self, node)
@@ -84,8 +71,8 @@ def _reporting() -> list[tuple[Any, str, Any]]:
         return answer
 
     return [
-        (WhyNoPartition, "__call__", said),
-        (WhyNoPartitionReporter, "report_reject", reported),
+        (WhyNoPartition, "__call__", telling(WhyNoPartition.__call__)),
+        (WhyNoPartitionReporter, "report_reject", telling(WhyNoPartitionReporter.report_reject)),
         (CapabilityBasedPartitioner, "_is_node_supported", answered),
     ]
 
@@ -95,11 +82,7 @@ _REPORTING = replacing(lambda: _reporting() if pins.is_on("refusal reasons") els
 
 @cache  # the same context for the same function: the contexts of several threads end in any order
 def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """Return a context that replaces how torch.fx's and ExecuTorch's partitioners propose, in all threads.
-
-    Their constructors make a table of everything downstream of every node, which is quadratic in the graph; here, it is
-    only made when it is used.
-    """
+    """Return a context in which all partitioners propose by a function, without their quadratic tables of nodes."""
     classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
     viewers = (fx_partitioner, group_partitioner)
     return replacing(

@@ -70,17 +70,12 @@ class Likeness:
 
     def __init__(
         self,
-        error: type[Exception],
-        other: Callable[[Any], Hashable] | None = None,
+        error: type[Exception],  # raised, with a reason, for what has more to it
+        other: Callable[[Any], Hashable] | None = None,  # is asked about what is no value
         *,
-        mode: FakeTensorMode | None = None,
-        constants: bool = False,
+        mode: FakeTensorMode | None = None,  # the one whose tensors count, if their sizes are known
+        constants: bool = False,  # whether tensors of known content count too
     ) -> None:
-        """Describe nothing yet.
-
-        `error` is raised, with a reason, for what has more to it; `other` is asked about what is no value. With a
-        `mode`, only tensors of it count whose sizes are known; with `constants`, also those of known content.
-        """
         self.symbolic = False  # whether anything so far has symbols, which mean something in one program only
         self._error, self._other, self._mode, self._constants = error, other, mode, constants
 

@@ -38,11 +38,7 @@ _locks = _Locks()
 
 
 def conversion() -> Lock:
-    """Return the lock to hold while torch or ExecuTorch convert, trace or rewrite graphs, or a plug-in may do so.
-
-    `with` takes it. Before, this waits until the lock is free, but no longer than a minute, which is logged then: the
-    thread that has the lock may be waiting for this one.
-    """
+    """Return the lock to hold while graphs are traced or rewritten, once it is free; after a minute, it warns."""
     lock, free = _locks.conversions, True
     if not converts_here():
         try:
@@ -65,11 +61,7 @@ def converts_here() -> bool:
 
 
 def engine() -> Lock:
-    """Return the lock to hold while an engine is used.
-
-    ExecuTorch's runtime must not be entered by two threads: a delegate that runs Python code releases the
-    interpreter's lock. The same thread may enter again: a delegate may run a program of its own.
-    """
+    """Return the lock to hold while an engine is used: no two threads may enter the runtime, a delegate may again."""
     return _locks.engine
 
 

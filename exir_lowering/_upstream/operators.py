@@ -94,10 +94,7 @@ class FunctionalOperator:
 
 @lru_cache(maxsize=1024)
 def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return the operator that computes an operator of a file without writing the result; None if torch has none.
-
-    The out variant marks with `is_out` what it writes; the functional one has the other arguments.
-    """
+    """Return the operator that computes an operator of a file without writing the result; None if torch has none."""
     own, schema = executorch_operators.function(name, overload), executorch_operators.schema(name, overload)
     if own is not None:
         given = tuple((position, one.name) for position, one in enumerate(schema.arguments) if not one.is_out)
@@ -183,9 +180,8 @@ def known_operators() -> frozenset[str]:
 
 def written_arguments(target: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes to; empty if it has no schema."""
-    schema = getattr(wrapped_operator(target), "_schema", None)
-    arguments = schema.arguments if schema is not None else ()
-    return tuple(argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
+    op = wrapped_operator(target)
+    return tuple(one.name for one in (list_arguments(op) if hasattr(op, "_schema") else ()) if one.written)
 
 
 def is_view(target: Any) -> bool:

@@ -12,8 +12,7 @@ which skips what is empty.) Operators compute such sizes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -31,20 +30,14 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch.utils._python_dispatch import _disable_current_modes
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.replacing import replacing
+from exir_lowering._upstream.replacing import during, replacing
 
 _mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
 
 
-@contextmanager
-def mending_passes() -> Iterator[None]:
+def mending_passes() -> AbstractContextManager[bool]:
     """Put the known passes right for what this thread converts."""
-    token = _mending.set(True)
-    try:
-        with _MENDING:
-            yield
-    finally:
-        _mending.reset(token)
+    return during(_mending, True, _MENDING)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:

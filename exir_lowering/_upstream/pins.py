@@ -88,10 +88,7 @@ def state() -> list[str]:
 
 
 def find(place: str) -> Any:
-    """Return what is at a place such as "torch.fx:GraphModule.recompile": upstream's own where we replace it.
-
-    What is at "file:torch/fx/proxy.py" is its text. Raises ImportError or AttributeError if it is not there.
-    """
+    """Return upstream's own code, or a file's text, at a place; ImportError or AttributeError if it is not there."""
     module, _, path = place.partition(":")
     if module == "file":
         return _read_file(path)
@@ -112,10 +109,7 @@ def _read_file(path: str) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """Return the first digits of the SHA-256 of a function's source, of a class's functions and tables, or of a table.
-
-    UnknownCodeError: It has a function without source, or something else that cannot be described.
-    """
+    """Return the first digits of the SHA-256 of a function, class or table; UnknownCodeError if there is no source."""
     return _short("\n".join(_describe(value, 0)))
 
 
@@ -136,6 +130,7 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
     """Return why a feature is off, "" if it is on; `exactly` with what is there instead."""
     if is_plain():
         return f"{PLAIN} is set"
+    here = f" {_PROCESS}" if exactly else ""
     for place in feature.places:
         module = place.partition(":")[0]
         if module in feature.when_imported and module not in sys.modules:
@@ -145,12 +140,10 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
         except (ImportError, AttributeError) as error:
             return f"{place} is missing ({error})"
         except UnknownCodeError as error:
-            return f"{place} is not known: {error}{f' {_PROCESS}' if exactly else ''}"
+            return f"{place} is not known: {error}{here}"
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
             let_through(error)
-            return f"{place} cannot be inspected ({type(error).__name__}: {error})" + (
-                f" {_PROCESS}" if exactly else ""
-            )
+            return f"{place} cannot be inspected ({type(error).__name__}: {error}){here}"
         if not known:
             return f"{place} differs from the code that was checked" + (f" {digest_of(find(place))}" if exactly else "")
     return ""

@@ -60,12 +60,7 @@ def assemble_program(
     guards_code: Sequence[str] = (),
     kind: type[ExportedProgram] = ExportedProgram,
 ) -> ExportedProgram:
-    """Make an ExportedProgram from parts that are already valid; without a call graph, it is called with flat lists.
-
-    The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
-    much work as the rest of lowering, for nodes that were verified when the input was built. What this package
-    changes (signatures, the calls) is checked by `steps.checks` instead.
-    """
+    """Make a program from valid parts, which torch would check slowly; without a call graph, it takes flat lists."""
     program = object.__new__(kind)
     program._graph_module = graph_module
     program._graph_signature = signature
@@ -96,20 +91,13 @@ for _name, _table in vars(ExportGraphSignature).items():
 
 
 def fix_signature(program: ExportedProgram) -> None:
-    """Make a program, whose signature must not change from now on, build each table of its signature once.
-
-    torch builds a table of all parameters for each look-up; partitioners look up each operand of each operator.
-    """
+    """Build each table of a program's signature once, which must not change from now on; torch does at each look-up."""
     signature = program.graph_signature
     program._graph_signature = _FixedSignature(signature.input_specs, signature.output_specs)
 
 
 class DelegatedProgram(ExportedProgram):
-    """The program of a partition, which eager PyTorch runs when it reaches the delegate call.
-
-    In the body of map, scan and while_loop, PyTorch first runs it on fake tensors, so the weights that the partition
-    owns have to be fake there too.
-    """
+    """The program of a partition in eager PyTorch, which may run on fake tensors first, as in the body of a loop."""
 
     def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
         """Return the program as a module, with fake weights inside a fake tensor mode."""

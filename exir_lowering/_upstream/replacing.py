@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from inspect import getattr_static
-from typing import Any
+from typing import Any, TypeVar
 
 from exir_lowering._upstream.locks import Change, Shared
+
+Value = TypeVar("Value")
 
 _REPLACED: dict[tuple[int, str, int], Any] = {}
 """What is replaced now, by the identity of its owner, its name, and the identity of what is in its place."""
@@ -38,3 +42,15 @@ def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Sha
         return replace, restore
 
     return Shared(prepare)
+
+
+@contextmanager
+def during(variable: ContextVar[Any], value: Value, change: AbstractContextManager[None]) -> Iterator[Value]:
+    """Set a variable of this thread, and make a change that all threads share, while the context lasts."""
+    before = variable.get()
+    try:
+        variable.set(value)
+        with change:
+            yield value
+    finally:
+        variable.set(before)

@@ -6,14 +6,13 @@ inputs, and the main part of those that torch writes for graphs of Dynamo's, whi
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo import config
+from torch._dynamo import config as config  # `repro_after` is "aot", "dynamo" or None, as the environment says
 from torch._dynamo.debug_utils import (
     AccuracyError as AccuracyError,
     helper_for_dump_minify,
@@ -30,23 +29,6 @@ if __name__ == '__main__':
     with torch.no_grad():
         run_repro(mod, load_args, accuracy={accuracy!r}, command={command!r}, save_dir={folder!r}, backend={backend!r})
 """
-
-
-def repro_after() -> str | None:
-    """Return what TORCHDYNAMO_REPRO_AFTER asks for: "aot", "dynamo", or None."""
-    return config.repro_after
-
-
-def repro_level() -> int:
-    """Return what TORCHDYNAMO_REPRO_LEVEL asks for."""
-    return int(config.repro_level)
-
-
-@contextlib.contextmanager
-def without_repro() -> Iterator[None]:
-    """Ask for nothing meanwhile."""
-    with config.patch(repro_after=None):
-        yield
 
 
 def backend_name() -> str | None:

@@ -22,10 +22,7 @@ decomposed_call = _get_decomp_for_cia
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:
-    """Return what a node made from another one says of its origin, which shares the older history with it.
-
-    torch copies the whole history for each node.
-    """
+    """Return the origin of a node made from another one; it shares the older history, which torch copies for each."""
     source = NodeSource(None, step, NodeSourceAction.CREATE)
     source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
     source.from_node = node.meta.get("from_node", [])

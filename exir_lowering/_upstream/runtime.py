@@ -22,12 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
-    """Open a `.pte` file in ExecuTorch's runtime; RuntimeError if that refuses the file.
-
-    executorch.runtime.Program hides what it opens: one program per file, whose methods share their planned memory, so
-    running one method overwrites the state of another. Content that is given instead of a path must outlive the
-    program. If `profiled`, `write_etdump_result_to_file` can record what was run, and for how long.
-    """
+    """Open a `.pte` file, or content that outlives the program, in ExecuTorch's runtime; RuntimeError if refused."""
     runtime = executorch_runtime()
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
     return load(
@@ -54,11 +49,7 @@ _USED = frozenset(
 
 
 def _extension() -> Any:
-    """Return the extension module alone: its wrapper imports ExecuTorch's compiler just to issue a warning.
-
-    The rest of what the wrapper, `portable_lib.py`, does is done here. None if this wheel has no such module, or one
-    that lacks something: then the wrapper is needed.
-    """
+    """Return the extension module without its wrapper, which imports the compiler to warn; None if it lacks a name."""
     try:
         found = find_spec(_EXTENSION)
         if found is None or found.origin is None:
@@ -104,10 +95,7 @@ def _find_openvino() -> None:
 
 @dataclass(eq=False, repr=False)
 class _CompileSpec:
-    """A compile spec of a file: equal to one of ExecuTorch's, and an instance of that class once it is imported.
-
-    ExecuTorch's class is in its compiler, which is not needed to run a file.
-    """
+    """A compile spec that equals one of ExecuTorch's, without its compiler, and is of that class once it is there."""
 
     key: str
     value: bytes
@@ -140,10 +128,7 @@ def compile_spec(key: str, value: bytes) -> Any:
 
 
 def import_quantized_kernels() -> None:
-    """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
-
-    ImportError: They are not there; ExecuTorch's package hides the reason.
-    """
+    """Import the kernels and schemas of `quantized_decomposed`; ImportError if they are not there."""
     import executorch.kernels.quantized  # noqa: F401
 
     try:
@@ -153,12 +138,8 @@ def import_quantized_kernels() -> None:
 
 
 def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
-    """Return what an operator of a file takes; None if that is unknown.
-
-    torch has no public way to get a schema by name. Those of `quantized_decomposed` come with their kernels. Only
-    operators whose kernels are generated from the schema count: others may take their arguments in any way. The types
-    are in TorchScript's notation; then come which arguments it writes to, and how many results it has.
-    """
+    """Return an operator's argument types, which ones it writes, and how many results it has; None if unknown."""
+    # Types are in TorchScript's notation. The kernels of other operators may take their arguments in any way.
     namespace = name.partition("::")[0]
     if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):
         return None

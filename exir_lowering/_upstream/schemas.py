@@ -82,10 +82,7 @@ def may_rely_on_memory_order(target: Any) -> bool:
 
 
 def view_for_copy(target: Any) -> Any:
-    """Return the operator of ATen that returns a view where another, such as `aten.permute_copy.default`, copies it.
-
-    It is `aten.reshape` for a view that the tensor's strides may not allow, and the given one if there is none.
-    """
+    """Return ATen's view for an operator that copies it, `reshape` for `view_copy`; the given one if there is none."""
     if not is_overload(target) or target.namespace != "aten":
         return target
     name, overload = packet_name(target), target._overloadname

@@ -124,11 +124,7 @@ def environment_facts(environment: Any) -> list[bool]:
 def make_environment(
     facts: Sequence[bool], symbols: Sequence[tuple[sympy.Symbol, int, Any, Any]], divisible: Sequence[sympy.Expr]
 ) -> ShapeEnv:
-    """Make a shape environment from what `environment_facts` returned.
-
-    Each symbol has its value for the example inputs, and its bounds. Known to be zero are the divisible expressions:
-    remainders.
-    """
+    """Make a shape environment of settings, symbols with hint and bounds, and remainders that are known to be zero."""
     settings: dict[str, Any] = dict(zip(_SETTINGS, facts, strict=True))
     environment = ShapeEnv(**settings)
     for symbol, hint, lower, upper in symbols:

@@ -19,10 +19,7 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def versions(tensors: Sequence[Any]) -> list[int]:
-    """Return how often torch has written to the memory of each tensor; values that are not tensors are skipped.
-
-    It is called twice per delegate call.
-    """
+    """Return how often torch has written to the memory of each tensor among values; read twice per delegate call."""
     try:
         return [tensor._version for tensor in tensors if type(tensor) is torch.Tensor]
     except RuntimeError:  # tensors of inference mode have no count

@@ -15,10 +15,7 @@ namedtuple_context = pytree._namedtuple_deserialize
 
 
 def find_registered_type(name: str) -> Any:
-    """Return the type that pytree knows by a serialized name; None if there is none.
-
-    `treespec_loads` also finds types here, but imports whatever else the text names.
-    """
+    """Return the type that pytree knows by a serialized name, without importing what it names; None if unknown."""
     kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     # Types without such a name share a key.
     own = name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND and kind in pytree.SUPPORTED_SERIALIZED_TYPES

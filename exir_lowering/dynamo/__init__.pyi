@@ -1,10 +1,11 @@
 from .compiler import backend as backend
-from .debugging import debug_backend as debug_backend, explain as explain
-from .explained import (
+from .debugging import (
     ExplainedGraph as ExplainedGraph,
     Explanation as Explanation,
     GraphBreak as GraphBreak,
     GraphPlan as GraphPlan,
+    debug_backend as debug_backend,
+    explain as explain,
 )
 from .logs import (
     Fallback as Fallback,

@@ -12,6 +12,8 @@ from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.schemas import returns_view, view_for_copy
 
+_RESHAPES = ("aten.view.default", "aten._unsafe_view.default")
+
 
 def is_view(node: Node) -> bool:
     """Return whether a node's value shares memory with an argument, or is one value of such an operator."""
@@ -42,12 +44,7 @@ def is_same_memory(node: Node) -> bool:
 
 
 def sole_views(results: Sequence[Any]) -> list[Node]:
-    """Return the results that are views of what the program computes, where no other result is one of the same value.
-
-    PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
-    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three
-    dimensions.
-    """
+    """Return the views among results that no other result shares memory with; PyTorch lets nobody write into them."""
     bases: dict[Node, list[Node]] = {}
     for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
         *_, base = _chain(value)
@@ -59,7 +56,8 @@ def sole_views(results: Sequence[Any]) -> list[Node]:
 
 def last_reshape(view: Node) -> Node | None:
     """Return the last view on the way to a view's base that only changes the shape; None if there is none."""
-    return next((node for node in _chain(view) if node.op == "call_function" and _is_reshape(node)), None)
+    views = (node for node in _chain(view) if node.op == "call_function")
+    return next((node for node in views if graphs.operator_name(node) in _RESHAPES), None)
 
 
 def _chain(value: Node) -> Iterator[Node]:
@@ -68,10 +66,6 @@ def _chain(value: Node) -> Iterator[Node]:
     while is_view(value):
         value = value.args[0]  # type: ignore[assignment]
         yield value
-
-
-def _is_reshape(node: Node) -> bool:
-    return graphs.operator_name(node) in ("aten.view.default", "aten._unsafe_view.default")
 
 
 def on_host(target: Any) -> Any:

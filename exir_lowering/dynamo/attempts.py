@@ -38,10 +38,7 @@ class Candidate:
 
 
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
-    """Return what is tried, in order, and the torch.compile backend that runs what nothing compiles; None for an error.
-
-    Raises InputError, UnknownPluginError or PluginLoadError if an option names something that is not there.
-    """
+    """Return what is tried, in order, and the torch.compile backend for the rest; InputError for a wrong option."""
     if isinstance(options.backends, Mapping):
         attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends, options)
         return [Candidate(attempt.name, lambda: attempt)], options.fallback
@@ -63,10 +60,7 @@ def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | Non
 
 
 def _check_spelling(candidate: Candidate, *, among_backends: bool) -> None:
-    """Raise UnknownPluginError for a name that is nearly one that is known: its turn might never come.
-
-    Other names that are not known may be those of plug-ins that are not installed here.
-    """
+    """Raise UnknownPluginError for a name that is nearly a known one; others may be plug-ins of another machine."""
     try:
         with suppress(PluginLoadError):
             candidate.make()

@@ -31,17 +31,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from exir_lowering import graphs
 from exir_lowering._upstream.decisions import Decisions
 from exir_lowering._upstream.fakes import FakeCopies, FakeTensor, shape_env_of
-from exir_lowering._upstream.programs import (
-    ATEN_VERIFIER,
-    assemble_program,
-    lazy_graph_module,
-)
+from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.programs import ATEN_VERIFIER, assemble_program, lazy_graph_module
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo.aliases import is_same_memory, is_view, last_reshape, sole_views
 from exir_lowering.dynamo.higher_order import LOWERED, replace_calls
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_storage_offset", "aten._reshape_alias")
 """The beginnings of the names of operators that see how a tensor lies in memory, which may be otherwise here."""
@@ -78,32 +73,25 @@ class Captured:
             return self
         program = graphs.copy_program(self.program)
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        constants: list[tuple[Node, InputSpec]] = []
-        baked, inputs = constants[:], constants[:]
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            kind = baked if spec.target in self.baked else inputs if spec.kind is InputKind.USER_INPUT else constants
-            kind.append((node, spec))
+        given = list(zip(placeholders, program.graph_signature.input_specs, strict=True))
+        # Constants, then what was baked in, then inputs.
+        given.sort(key=lambda one: 1 if one[1].target in self.baked else 2 * (one[1].kind is InputKind.USER_INPUT))
+        baked = [str(spec.target) for _, spec in given if spec.target in self.baked]
         first = next(node for node in program.graph.nodes if node.op != "placeholder")
-        for node, _ in (*constants, *baked, *inputs):
+        for node, _ in given:
             first.prepend(node)
-        signature = ExportGraphSignature(
-            [
-                *(spec for _, spec in constants),
-                *(InputSpec(InputKind.USER_INPUT, spec.arg, None) for _, spec in baked),
-                *(spec for _, spec in inputs),
-            ],
-            program.graph_signature.output_specs,
-        )
+        specs = [
+            InputSpec(InputKind.USER_INPUT, spec.arg, None) if spec.target in self.baked else spec for _, spec in given
+        ]
         changed = assemble_program(
             graph_module=program.graph_module,
-            signature=signature,
+            signature=ExportGraphSignature(specs, program.graph_signature.output_specs),
             state_dict={name: value for name, value in program.state_dict.items() if name not in self.baked},
             constants=program.constants,
             range_constraints=program.range_constraints,
             verifiers=program.verifiers,
         )
-        weights = (self.baked[str(spec.target)] for _, spec in baked)
-        return replace(self, program=changed, inputs=(*weights, *self.inputs), baked={})
+        return replace(self, program=changed, inputs=(*map(self.baked.__getitem__, baked), *self.inputs), baked={})
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
@@ -135,7 +123,7 @@ def is_host_value(node: Node) -> bool:
 
 def _is_size(node: Node) -> bool:
     """Return whether a value is a symbolic number that is computed from sizes and numbers alone."""
-    if not isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float, bool)):
+    if not isinstance(node.meta.get("val"), (*SYMBOLS, int, float, bool)):
         return False
     if node.op == "placeholder":
         return True
@@ -145,11 +133,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _find_roots(graph: Graph) -> list[Node]:
-    """Return what the program returns.
-
-    A reshape whose memory no other result shares is a part of it: it ends the decomposition of a linear layer of three
-    dimensions, which some backends take only whole.
-    """
+    """Return what the program returns; a last reshape of its own is a part of it, as it may end a linear layer."""
     roots: dict[Node, None] = {}
     results = results_of(graph)
     reshapes = {last_reshape(view) for view in sole_views(results)}
@@ -293,15 +277,10 @@ class _Builder:
         if "nn_module_stack" in meta:
             meta["nn_module_stack"] = as_exported(meta["nn_module_stack"])
         if "val" in meta:
-            self._note_environment(meta["val"])
+            for leaf in pytree.tree_leaves(meta["val"]):
+                self.environment = shape_env_of(leaf) or self.environment
             meta["val"] = pytree.tree_map(self.copies.copy, meta["val"])
         return meta
-
-    def _note_environment(self, value: Any) -> None:
-        for leaf in pytree.tree_leaves(value):
-            environment = shape_env_of(leaf)
-            if environment is not None:
-                self.environment = environment
 
 
 _LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "example_value", "partitioner_tag"})
@@ -411,7 +390,7 @@ def _lies_plainly(node: Node) -> bool:
 
 
 def _check_value(node: Node, value: Any) -> None:
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLS):
         if free_unbacked_symbols(value):
             raise NotLowered("it has sizes that depend on data", node)
         return

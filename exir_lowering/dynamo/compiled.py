@@ -7,7 +7,6 @@ nobody else has ends at its last use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,24 +24,14 @@ from exir_lowering.dynamo.aliases import on_host, sole_views
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 from exir_lowering.dynamo.higher_order import host_call, is_host_call
 from exir_lowering.dynamo.partition_calls import Call, make_call
-from exir_lowering.pte.value_kinds import strides
+from exir_lowering.runtime.inputs import lay_out as lay_out_in_order
 
 Boxed = Callable[[list[Any]], Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompiledGraph:
-    """A graph of AOTAutograd's that was captured, lowered, and can be called."""
-
-    captured: Captured
-    lowered: ExportedProgram | None  # its program, with delegate calls; None if nothing is computed
-    calls: Sequence[Call]  # what executes its partitions
-    run: Boxed  # computes what the graph does, and keeps what it needs
-
-
 def compile_graph(
     captured: Captured, lowered: ExportedProgram | None, delegates: Mapping[str, Any], kept: Sequence[Any] = ()
-) -> CompiledGraph:
+) -> Boxed:
     """Make a captured graph callable, as `make_call` does its partitions; `kept` lives as long as it can be called."""
     calls: dict[int, Call] = {}
 
@@ -53,7 +42,7 @@ def compile_graph(
 
     run = partial(_assemble(captured, lowered, _Builder(call)).forward)
     run.kept = kept  # type: ignore[attr-defined]  # not in the module, which refers to itself and ends later
-    return CompiledGraph(captured, lowered, tuple(calls.values()), run)
+    return run
 
 
 def _assemble(captured: Captured, lowered: ExportedProgram | None, builder: _Builder) -> GraphModule:
@@ -166,7 +155,7 @@ class _Builder:
         """Lay a value out as another one: with its strides, if they are known, or with its order of dimensions."""
         if by_strides and _is_known(expected.stride()):
             return self.graph.call_function(_lay_out, (value, expected.stride()))
-        return self.graph.call_function(_in_order, (value, dim_order(expected)))
+        return self.graph.call_function(lay_out_in_order, (value, dim_order(expected)))
 
     def _nested(self, module: GraphModule) -> GraphModule:
         inner = _Builder(self._call)
@@ -219,8 +208,3 @@ def _lay_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if value.stride() == strides:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
-
-
-def _in_order(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor whose dimensions lie in memory in an order, from outer to inner."""
-    return _lay_out(value, strides(value.shape, order))

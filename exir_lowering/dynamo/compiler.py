@@ -10,20 +10,23 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import locks, repros
 from exir_lowering._upstream.dynamo import (
     aot_autograd,
+    boxed,
     default_partition,
     eager,
     input_number,
     is_static_input,
     lookup_backend,
+    outside_tracing,
     requires_full_graph,
     reset_with_dynamo,
     unboxed,
@@ -37,12 +40,14 @@ from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log
-from exir_lowering.dynamo.minifying import warn_of_options, watched
 from exir_lowering.dynamo.options import read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.checksums import is_readable
 
 NAME = "exir_lowering"
+
+Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
 
 def backend(
@@ -66,7 +71,7 @@ def backend(
     """
     reset_with_dynamo(backend)
     warn_of_mode(NAME, mode)
-    warn_of_options(options)
+    _warn_of_minifier(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
     if fallback == "eager" and _needs_autograd(module):
@@ -122,8 +127,13 @@ def try_each(
             made = function(module, example_inputs, candidate.make(), log, strict=strict)
             return made.compile(module, example_inputs, last=last)
         except (NotLowered, LoweringError) as error:
+            if last and strict and isinstance(error, LoweringError):
+                raise
             if last and strict:
-                raise _as_error(candidate.name, error) from error
+                raise InputError(
+                    f"torch.compile: {candidate.name} cannot compile this graph: {error}. Without fullgraph=True, a "
+                    "required coverage and fallback=None, another backend would run it."
+                ) from error
             log.note(candidate.name, "function", error, instead)
     return None
 
@@ -134,15 +144,6 @@ def _needs_autograd(module: GraphModule) -> bool:
         higher_order_name(node.target) in ("tag_activation_checkpoint", "invoke_subgraph")
         for _, inner in graphs.walk(module)
         for node in inner.graph.nodes
-    )
-
-
-def _as_error(name: str, error: Exception) -> LoweringError:
-    if isinstance(error, LoweringError):
-        return error
-    return InputError(
-        f"torch.compile: {name} cannot compile this graph: {error}. Without fullgraph=True, a required coverage "
-        "and fallback=None, another backend would run it."
     )
 
 
@@ -165,7 +166,7 @@ class Function:
         }
         self._inputs = len(placeholders)
         self._pairs: list[tuple[GraphModule, GraphModule]] = []
-        self._backward: list[tuple[str, Boxed]] = []
+        self._backward: dict[str, Boxed] = {}  # what was compiled with forward graphs, by the text of the graph
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any], *, last: bool = True) -> Callable[..., Any]:
         """Compile the function, as `GraphCompiler` does its graphs. `last`: no other attempt follows."""
@@ -174,9 +175,9 @@ class Function:
         )
         raises, decompositions = self._strict and last, self._attempt.options.decompositions
         wrapped = aot_autograd(
-            fw_compiler=watched(self.forward, raises=raises),
-            bw_compiler=watched(self.backward, raises=self._strict),
-            inference_compiler=watched(self.inference, raises=raises),
+            fw_compiler=_watched(self.forward, raises=raises),
+            bw_compiler=_watched(self.backward, raises=self._strict),
+            inference_compiler=_watched(self.inference, raises=raises),
             partition_fn=self.partition,
             decompositions=choose_decompositions(decompositions, training=training),
         )
@@ -204,12 +205,12 @@ class Function:
         if training == "both" and backward is not None:
             try:
                 functions = self._compiler.compile("forward", {"forward": module, "backward": backward}, weights)
-                self._backward.append((_text(backward), functions["backward"]))
+                self._backward[str(backward.graph)] = functions["backward"]
                 return functions["forward"]
             except (NotLowered, LoweringError):
                 if self._strict:  # now, not in the first backward pass
                     alone = self._compiler.compile("backward", {"backward": backward}, {})["backward"]
-                    self._backward.append((_text(backward), alone))
+                    self._backward[str(backward.graph)] = alone
         # Each alone: it shows which one it is, and one that needs to know its sizes is compiled for these.
         return self._compiler.compile("forward", {"forward": module}, weights)["forward"]
 
@@ -217,10 +218,9 @@ class Function:
         """Return what was compiled with the forward graph, or compile a backward graph alone."""
         if self._attempt.options.training not in ("both", "backward"):
             return eager(module)
-        text = _text(module)
-        for known, function in self._backward:
-            if known == text:
-                return function
+        known = self._backward.get(str(module.graph))
+        if known is not None:
+            return known
         try:
             return self._compiler.compile("backward", {"backward": module}, {})["backward"]
         except (NotLowered, LoweringError) as error:
@@ -242,5 +242,65 @@ class Function:
         return {position: weight for position, weight in found.items() if weight is not None}
 
 
-def _text(module: GraphModule) -> str:
-    return str(module.graph)
+# The minifier, TORCHDYNAMO_REPRO_AFTER="aot", between AOTAutograd and this backend.
+
+
+def _warn_of_minifier(options: Any) -> None:
+    """Warn if the minifier is on, and its scripts would call the backend without its options."""
+    if options and repros.config.repro_after is not None and repros.backend_name() in (NAME, f"{NAME}_debug"):
+        warnings.warn(
+            f"TORCHDYNAMO_REPRO_AFTER={repros.config.repro_after!r}: the minifier's scripts call the backend "
+            f"{repros.backend_name()!r} by name, without these options. To keep them, register a function that calls "
+            "exir_lowering.dynamo.backend with them, and compile with its name.",
+            stacklevel=4,
+        )
+
+
+def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
+    """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on."""
+    if repros.config.repro_after != "aot":
+        return compile_graph
+    backend = repros.backend_name()
+
+    def compile_watched(module: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        try:
+            compiled = compile_graph(module, inputs)
+        except Exception as error:
+            let_through(error)
+            # Unless an error of ours is raised to the user, another backend takes the graph.
+            if raises or not isinstance(error, (NotLowered, LoweringError)):
+                with outside_tracing():
+                    _write_script(module, inputs, backend)
+            raise
+        return boxed(partial(_run_watched, module, compiled, backend))
+
+    return compile_watched
+
+
+def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inputs: list[Any]) -> Any:
+    """Execute a compiled graph of AOTAutograd's, and write a script if that fails or is not accurate."""
+    if repros.config.repro_after != "aot":
+        return compiled(inputs)
+    level = repros.config.repro_level
+    with repros.config.patch(repro_after=None):
+        if level == 3:  # before a call that may end the process
+            repros.write_launcher(module, inputs, backend)
+        if level == 4:
+            if not repros.same_results(module, compiled, inputs):
+                repros.write_launcher(module, inputs, backend, accuracy=True)
+                raise repros.AccuracyError("Bad accuracy detected")
+            return compiled(inputs)
+        kept = list(inputs)  # the call empties the list
+        try:
+            return compiled(inputs)
+        except Exception as error:
+            let_through(error)
+            _write_script(module, kept, backend)
+            raise
+
+
+def _write_script(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
+    if repros.config.repro_level == 1:
+        repros.write_repro(module, inputs, backend)
+    else:
+        repros.write_launcher(module, inputs, backend)

@@ -36,11 +36,7 @@ class GraphCompiler:
         self._attempt, self._log = attempt, log
 
     def compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
-        """Compile graphs together, and return what computes each; kind and weights are those of the first graph.
-
-        Raises NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed
-        here.
-        """
+        """Compile graphs together, whose first has this kind and weights; NotLowered, or LoweringError as `lower`."""
         with outside_tracing():
             try:
                 functions = self._compile(kind, modules, weights)
@@ -55,7 +51,7 @@ class GraphCompiler:
         compiled, marks = self._lower(kind, modules, weights)
         if self._attempt.must_take and not (compiled.report and takes_any(compiled.report.methods)):
             raise NotLowered("it took no operator")
-        functions = {name: one.run for name, one in compiled.graphs.items()}
+        functions = dict(compiled.functions)
         if compiled.baked:
             first, module = next(iter(modules.items()))
             functions[first] = self._watch(kind, first, module, marks, functions[first])
@@ -86,7 +82,7 @@ class GraphCompiler:
             try:
                 with outside_tracing():
                     compiled, found = self._lower(kind, {name: module}, weights)
-                return (found if compiled.baked else ()), compiled.graphs[name].run
+                return (found if compiled.baked else ()), compiled.functions[name]
             except (NotLowered, LoweringError) as error:
                 self._log.note("weights that have changed", kind, error, "eager")
                 return (), eager(module)

@@ -107,10 +107,6 @@ class Log:
                 if self in _logs:
                     _logs.remove(self)
 
-    def value(self, number: int) -> GraphReport:
-        """Return what has happened so far to a graph, as the graph of a number."""
-        return GraphReport(number, self.backend, tuple(self.reports), tuple(self.fallbacks))
-
 
 _logs: list[Log] = []
 _lock = threading.Lock()
@@ -119,7 +115,10 @@ _lock = threading.Lock()
 def reports() -> tuple[GraphReport, ...]:
     """Return what was done for each graph since the last torch._dynamo.reset(), in the order of compilation."""
     with _lock:
-        return tuple(log.value(number) for number, log in enumerate(_logs))
+        return tuple(
+            GraphReport(number, log.backend, tuple(log.reports), tuple(log.fallbacks))
+            for number, log in enumerate(_logs)
+        )
 
 
 def forget() -> None:

@@ -14,7 +14,7 @@ from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.schemas import is_overload
 from exir_lowering.dynamo.attempts import Attempt
 from exir_lowering.dynamo.capture import Captured, NotLowered
-from exir_lowering.dynamo.compiled import CompiledGraph, compile_graph
+from exir_lowering.dynamo.compiled import Boxed, compile_graph
 from exir_lowering.dynamo.decompositions import restore_pools
 from exir_lowering.dynamo.higher_order import has_host_calls
 from exir_lowering.dynamo.logs import Kind
@@ -42,17 +42,13 @@ Partitioners = Mapping[str, Sequence[Partitioner]]
 class CompiledGraphs:
     """Graphs that were lowered together."""
 
-    graphs: Mapping[str, CompiledGraph]  # by method
+    functions: Mapping[str, Boxed]  # by method, what computes each
     report: Report | None  # None if nothing is computed
     baked: bool  # whether the weights that were baked in are constants in it, or something was proven from them
 
 
 def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> CompiledGraphs:
-    """Lower graphs together, whose first is of a kind: the partitions of all of them for one backend are one group.
-
-    Raises LoweringError as `lower` does, or if a partition cannot be executed here, and NotLowered if the lowered
-    program would not be what the graph is.
-    """
+    """Lower graphs together, whose first is of a kind; LoweringError as `lower`, or NotLowered if they change."""
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
         return CompiledGraphs({one.name: compile_graph(one, None, delegates) for one in captured}, None, False)
@@ -61,7 +57,11 @@ def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -
         session, captured, chosen = _prepare(kind, captured, attempt)
         lowered = _lower(session, _programs(captured), chosen, once)
         compiled = {one.name: compile_graph(one, lowered.get(one.name), delegates, once.used) for one in captured}
-    _repeat_decisions(captured)
+    for one in captured:
+        # Dynamo has to guard by what symbolic sizes decided, such as where a partitioner asked for one.
+        refused = one.decisions.repeat() if one.decisions is not None else ""
+        if refused:
+            raise NotLowered(refused)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
     return CompiledGraphs(compiled, lowered.report, relied_on and any(one.baked for one in captured))
 
@@ -179,11 +179,3 @@ def _lower(
 
 def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
     return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
-
-
-def _repeat_decisions(captured: Sequence[Captured]) -> None:
-    """Let Dynamo guard by what the lowering has decided by symbolic sizes, such as where a partitioner asks for one."""
-    for one in captured:
-        refused = one.decisions.repeat() if one.decisions is not None else ""
-        if refused:
-            raise NotLowered(refused)

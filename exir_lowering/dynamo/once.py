@@ -19,7 +19,6 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure
 from exir_lowering.graphs import debug_handles
-from exir_lowering.graphs.debug_handles import number_handles, put_back
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.reads import PROVENANCE
@@ -110,7 +109,7 @@ class _Task:
     def own(self, result: Any) -> LoweredPartition:
         """Return the partition with a result, whose table has the partition's own handles."""
         if self.handles is not None and result.debug_handle_map is not None:
-            result = put_back(result, self.handles)
+            result = debug_handles.put_back(result, self.handles)
         return LoweredPartition(self.partition, result)
 
 
@@ -163,7 +162,7 @@ def _without_origins(program: ExportedProgram) -> tuple[ExportedProgram, Mapping
     for node in _nodes(copied):
         for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
             node.meta.pop(key, None)
-    return copied, number_handles(copied)
+    return copied, debug_handles.number_handles(copied)
 
 
 def _nodes(program: ExportedProgram) -> list[Any]:

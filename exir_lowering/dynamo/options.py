@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -70,22 +70,15 @@ def read_options(given: Any) -> CompileOptions:
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
-        raise InputError(f"options={given!r}: expected a dict with some of {_names()}.")
+        raise InputError(f"options={given!r}: expected a dict with some of {', '.join(map(repr, _CHECKS))}.")
     for name in given:
-        if name not in _known():
-            close = difflib.get_close_matches(str(name), _known(), n=1)
+        if name not in _CHECKS:
+            close = difflib.get_close_matches(str(name), _CHECKS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise InputError(f"options: unknown option {name!r}, expected some of {_names()}.{hint}")
+            known = ", ".join(map(repr, _CHECKS))
+            raise InputError(f"options: unknown option {name!r}, expected some of {known}.{hint}")
     checked = {name: _CHECKS[name](value) for name, value in given.items()}
     return CompileOptions(**checked)
-
-
-def _known() -> list[str]:
-    return [known.name for known in fields(CompileOptions)]
-
-
-def _names() -> str:
-    return ", ".join(map(repr, _known()))
 
 
 def _check_partitioners(value: Any) -> Any:

@@ -34,10 +34,7 @@ Execute = Callable[[list[Any]], list[Any]]
 
 
 def make_call(method: str, number: int, module: LoweredBackendModule, delegates: Mapping[str, Any]) -> Call:
-    """Return the function that executes a method's partition of a number: it takes its user inputs.
-
-    Raises LoweringError or NotLowered if nothing here executes the payload, or what does fails to set it up.
-    """
+    """Return what executes a partition, for its user inputs; LoweringError or NotLowered if nothing here can."""
     backend_id, program = module.backend_id, module.original_module
     found = find_executor(backend_id, delegates)
     inputs, results = _user_inputs(program), list(program.graph.output_node().args[0])
@@ -104,7 +101,8 @@ def _delegated(
 
     def execute(given: list[Any]) -> list[Any]:
         # Results are copied, as they may be inputs, or memory that the delegate reuses.
-        return [_own(value) for _, value in contract.execute(handle, given, count)]
+        returned = (value for _, value in contract.execute(handle, given, count))
+        return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in returned]
 
     return execute, kept
 
@@ -120,8 +118,8 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
     program, number = module.original_module, plan.number
 
     def failure(what: str, error: Exception) -> BackendFailure:
-        text = f"{who} {what}: {type(error).__name__}: {error}. {_lines(program, number, error)}"
-        return BackendFailure(text)
+        lines = _lines(program, number, error)
+        return BackendFailure(f"{who} {what}: {type(error).__name__}: {error}. {lines}")
 
     try:
         with locks.engine():
@@ -203,7 +201,3 @@ def _preparation(node: Node) -> Callable[[Any], Any]:
         return given.contiguous() if plain else given.permute(order).contiguous().permute(last)
 
     return prepare
-
-
-def _own(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,13 +1,9 @@
 """Partitioners that take less than the given ones: nothing random, nothing for other backends, and only what pays.
 
-What pays: a call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are
-copied. So a few small operators are not worth it. What a partition computes counts as equally fast in both, as nobody
-has measured it: what decides is what comes on top. The figures for that were fitted by hand to chains of 2 to 32
-elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512).
-
-They are constants, and not measured in each process: what carries over to other machines are ratios, and the model that
-predicts the work is of the same machine; and processes that train together have to make the same partitions, whatever
-else their machines do when they start.
+A call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are copied.
+Its work counts as equally fast in both, as nobody has measured it. The figures were fitted by hand to chains of 2 to 32
+elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512). They are
+constants: ratios carry over to other machines, and processes that train together have to make the same partitions.
 """
 
 from __future__ import annotations
@@ -52,9 +48,12 @@ _RANDOM = (
 Refusal = tuple[str, str]
 """The code and the reason for which a node goes back to the host."""
 
+Tagged = Mapping[str, Sequence[Node]]
+"""All tagged nodes, by tag."""
+
 
 class LessPartitioner(Partitioner):  # type: ignore[misc]
-    """Does what another partitioner does, then takes back the nodes for which there is a refusal."""
+    """Does what another partitioner does, then takes back the nodes that it refuses."""
 
     def __init__(self, partitioner: Partitioner) -> None:
         super().__init__()
@@ -66,12 +65,9 @@ class LessPartitioner(Partitioner):  # type: ignore[misc]
         made: Partitioner = type(type(partitioner).__name__, (cls,), {})(partitioner, *settings)
         return made
 
-    def look_at(self, tagged: Mapping[str, Sequence[Node]], destinations: Mapping[str, DelegationSpec]) -> None:
-        """Look at all nodes by tag, before anything is refused."""
-
-    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
-        """Return why a node goes back to the host; None to leave it."""
-        return None
+    def refuse(self, tagged: Tagged, destinations: Mapping[str, DelegationSpec]) -> Mapping[Node, Refusal]:
+        """Return the nodes that go back to the host, each with the reason."""
+        return {}
 
     def ops_to_not_decompose(self, program: ExportedProgram) -> Any:
         """Return what the other partitioner returns."""
@@ -90,16 +86,16 @@ class LessPartitioner(Partitioner):  # type: ignore[misc]
         tagged: dict[str, list[Node]] = {}
         for _, node, tag in found:
             tagged.setdefault(tag, []).append(node)
-        self.look_at(tagged, destinations)
+        refusals = self.refuse(tagged, destinations)
         rejections, used = list(getattr(result, "rejections", ())), set()
         by = type(self.partitioner).__name__
         for name, node, tag in found:
-            refused = self.refuse(node, tag, destinations.get(tag))
-            if refused is None:
+            if node not in refusals:
                 used.add(tag)
                 continue
+            code, reason = refusals[node]
             del node.meta[graphs.DELEGATION_TAG]
-            rejections.append(Rejection("", name, graphs.operator_name(node), refused[1], by, refused[0]))
+            rejections.append(Rejection("", name, graphs.operator_name(node), reason, by, code))
         kept = {tag: spec for tag, spec in destinations.items() if tag in used}
         adjustments = tuple(getattr(result, "adjustments", ()))
         return ExplainedResult(result.tagged_exported_program, kept, tuple(rejections), adjustments)
@@ -112,22 +108,25 @@ class ForBackend(LessPartitioner):
         super().__init__(partitioner)
         self._backend_id = backend_id
 
-    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+    def refuse(self, tagged: Tagged, destinations: Mapping[str, DelegationSpec]) -> Mapping[Node, Refusal]:
         """Refuse what would go to another backend."""
-        if destination is None or destination.backend_id == self._backend_id:
-            return None
-        other = f"the backend {destination.backend_id!r} would take it, but this attempt is for {self._backend_id!r}"
-        return "backend", other
+        other = {tag: destinations[tag].backend_id for tag in tagged if tag in destinations}
+        return {
+            node: ("backend", f"the backend {other[tag]!r} would take it, but this attempt is for {self._backend_id!r}")
+            for tag, nodes in tagged.items()
+            for node in nodes
+            if other.get(tag, self._backend_id) != self._backend_id
+        }
 
 
 class LeavingRandom(LessPartitioner):
     """Takes no operator that draws random numbers, and no call of a higher-order operator that PyTorch makes."""
 
-    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+    def refuse(self, tagged: Tagged, destinations: Mapping[str, DelegationSpec]) -> Mapping[Node, Refusal]:
         """Refuse what PyTorch runs."""
-        if is_host_call(node):
-            return _IN_PYTORCH
-        return _RANDOM if is_random(node) else None
+        nodes = [node for members in tagged.values() for node in members]
+        random = dict.fromkeys(filter(is_random, nodes), _RANDOM)
+        return random | dict.fromkeys(filter(is_host_call, nodes), _IN_PYTORCH)
 
 
 class ApartByRandom(LeavingRandom):
@@ -164,23 +163,23 @@ class LeavingLosses(LessPartitioner):
     def __init__(self, partitioner: Partitioner, is_hosted: Callable[[str], bool], costs: CostModel | None) -> None:
         super().__init__(partitioner)
         self._is_hosted, self._costs = is_hosted, costs
-        self._losses: dict[str, str] = {}
 
     @property
     def asked_of_forms(self) -> Partitioner:
         """Who says whether a form would be taken: of a few operators alone, nothing would be worth it."""
         return self.partitioner
 
-    def look_at(self, tagged: Mapping[str, Sequence[Node]], destinations: Mapping[str, DelegationSpec]) -> None:
-        """Predict how long each partition takes."""
-        self._losses = {}
+    def refuse(self, tagged: Tagged, destinations: Mapping[str, DelegationSpec]) -> Mapping[Node, Refusal]:
+        """Refuse the partitions that would not pay, by the predicted times."""
+        refusals: dict[Node, Refusal] = {}
         for tag, nodes in tagged.items():
             backend_id = destinations[tag].backend_id if tag in destinations else ""
             if backend_id and self._is_hosted(backend_id):
                 inside, in_pytorch = self._seconds(nodes, backend_id)
                 if inside > _SURE * in_pytorch:
                     times = f"{inside * 1e6:.1f} us in {backend_id!r} and {in_pytorch * 1e6:.1f} us in PyTorch"
-                    self._losses[tag] = f"its partition would take {times}, as predicted"
+                    refusals |= dict.fromkeys(nodes, (_COST, f"its partition would take {times}, as predicted"))
+        return refusals
 
     def _seconds(self, nodes: Sequence[Node], backend_id: str) -> tuple[float, float]:
         """Return how long operators take as a partition, and in PyTorch."""
@@ -190,10 +189,6 @@ class LeavingLosses(LessPartitioner):
         copied = sum(map(measures.value_bytes, results)) * _COPIED_BYTE
         called = (on_host(node.target) for node in nodes if graphs.is_operator(node))
         return work + _CALL + copied, work + sum(_VIEW if returns_view(each) else _OPERATOR for each in called)
-
-    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
-        """Refuse what is in a partition that would not pay."""
-        return (_COST, self._losses[tag]) if tag in self._losses else None
 
 
 def takes_any(methods: Iterable[MethodPlan]) -> bool:

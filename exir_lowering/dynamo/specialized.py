@@ -16,6 +16,7 @@ from torch.fx.traceback import preserve_node_meta
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.graphs import measures
@@ -71,7 +72,8 @@ def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
     # compiled function.
     if any(isinstance(inner, GraphModule) for inner in module.children()):
         with locks.conversion(), torch.no_grad(), preserve_node_meta():
-            traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*map(_detached, args))
+            args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+            traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*args)
         return traced
     with torch.no_grad():
         return _Specializer(module).run(args)
@@ -132,7 +134,7 @@ def has_symbolic_sizes(module: GraphModule) -> bool:
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, SYMBOLS)
 
 
 def _example(value: Any) -> Any:
@@ -145,7 +147,3 @@ def _example(value: Any) -> Any:
 
 def _sizes(value: Any) -> Any:
     return (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value

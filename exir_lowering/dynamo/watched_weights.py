@@ -34,10 +34,7 @@ _WORTH = 100
 
 
 class Mark:
-    """What a weight, an input of a graph, was when it was packed.
-
-    Its memory is kept, so that nothing else comes to lie there, but no longer than the weight itself.
-    """
+    """What a weight, an input of a graph, was when it was packed; its memory is kept as long as the weight is."""
 
     def __init__(self, position: int, weight: torch.Tensor, how: Check) -> None:
         own = weight.detach()
@@ -85,17 +82,13 @@ def _sample(weight: torch.Tensor) -> np.ndarray:
 
 
 class Watched:
-    """A function that was compiled with weights as constants; it is compiled again when one has changed.
-
-    Weights that change with every call, as in training, or a second time after few calls, become inputs: then nothing
-    is compiled again. `again` compiles with the weights among a call's inputs, or for None with weights as inputs.
-    """
+    """A function with weights as constants, compiled again when one has changed; if that is often, with inputs."""
 
     def __init__(
         self,
         marks: Sequence[Mark],
         function: Boxed,
-        again: Callable[[Sequence[Any] | None], tuple[Sequence[Mark], Boxed]],
+        again: Callable[[Sequence[Any] | None], tuple[Sequence[Mark], Boxed]],  # None: weights as inputs
     ) -> None:
         self._current: tuple[Sequence[Mark], Boxed] = (tuple(marks), function)
         self._again = again

@@ -29,11 +29,7 @@ _SMALL = 0.25  # floating-point numbers of 8 bits and fewer
 
 
 def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
-    """Return the values in the arguments of bundled inputs; InputError if a method is missing or refuses them.
-
-    What is given is a list of calls for each method, or a list for the method "forward"; each call is a tuple of
-    positional arguments, or a dict of arguments by name.
-    """
+    """Return the values in the arguments of calls, listed by method or for "forward"; InputError if one is invalid."""
     methods = given if isinstance(given, Mapping) else {"forward": given}
     bound: dict[str, Cases] = {}
     for name, calls in methods.items():
@@ -86,26 +82,21 @@ def compare(
     rtol: float | None,
 ) -> dict[str, list[float]]:
     """Return the largest difference of each call; BackendContractError beyond the tolerance, or for another type."""
-    return {
-        name: [
-            max((_difference(conventions[name], number, pair, atol, rtol) for pair in _pairs(*calls)), default=0.0)
-            for number, calls in enumerate(zip(cases, got[name], strict=True))
-        ]
-        for name, cases in expected.items()
-    }
+    found: dict[str, list[float]] = {name: [] for name in expected}
+    for name, cases in expected.items():
+        one = conventions[name]
+        for number, call in enumerate(zip(cases, got[name], strict=True)):
+            found[name].append(0.0)
+            for index, pair in enumerate(zip(*call, strict=True)):
+                where = f"Bundled input {number} of {name!r}: {one.output_label(index)}"
+                difference = _difference(where, *pair, atol, rtol, fixed=one.is_fixed(index))
+                found[name][-1] = max(found[name][-1], difference)
+    return found
 
 
-def _pairs(expected: Sequence[Any], got: Sequence[Any]) -> Iterable[tuple[int, Any, Any]]:
-    return ((index, *pair) for index, pair in enumerate(zip(expected, got, strict=True)))
-
-
-def _difference(
-    convention: Convention, number: int, pair: tuple[int, Any, Any], atol: float | None, rtol: float | None
-) -> float:
-    index, expected, got = pair
-    where = f"Bundled input {number} of {convention.method!r}: {convention.output_label(index)}"
+def _difference(where: str, expected: Any, got: Any, atol: float | None, rtol: float | None, *, fixed: bool) -> float:
     if not isinstance(expected, torch.Tensor):
-        if not convention.is_fixed(index) and (isinstance(got, torch.Tensor) or expected != got):
+        if not fixed and (isinstance(got, torch.Tensor) or expected != got):
             raise BackendContractError(f"{where} is {show(got)}, expected {show(expected)}.")
         return 0.0
     if not isinstance(got, torch.Tensor) or (got.dtype, got.shape) != (expected.dtype, expected.shape):
@@ -130,7 +121,8 @@ def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     tests = [
-        MethodTestSuite(name, [MethodTestCase([_plain(i) for i in inputs], outputs) for inputs, outputs in cases])
+        # Inputs have memory of their own: ExecuTorch writes all of a tensor's storage.
+        MethodTestSuite(name, [MethodTestCase(_copy(inputs), outputs) for inputs, outputs in cases])
         for name, cases in suites.items()
     ]
     return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, tests, str(pte))))
@@ -147,8 +139,3 @@ def can_be_written(method: MethodSpec, outputs: Iterable[Sequence[Any]]) -> bool
     """Return whether ExecuTorch's format can hold a method's bundled inputs: no None goes in, only tensors come out."""
     takes = all(value.content is not None for value in method.inputs)
     return takes and all(isinstance(output, torch.Tensor) for case in outputs for output in case)
-
-
-def _plain(value: Any) -> Any:
-    """Return an input with memory of its own: ExecuTorch writes all of a tensor's storage."""
-    return value.clone() if isinstance(value, torch.Tensor) else value

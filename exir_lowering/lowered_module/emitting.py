@@ -1,29 +1,44 @@
-"""Make a module from lowered programs: its file is emitted in memory when it is first needed."""
+"""Modules in the process that lowered them: their file is emitted in memory when it is first needed.
+
+Only this process has the original graphs too, by which methods can be executed instead.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import torch
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.errors import BackendUnavailableWarning
-from exir_lowering.lowered_module.convention import of_program
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.delegates import LoweredBackendModule, with_original
+from exir_lowering._upstream.programs import DelegatedProgram
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.errors import BackendUnavailableWarning, InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.copies import same_kind
+from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
-from exir_lowering.lowered_module.original_graphs import OriginalRunner
 from exir_lowering.lowered_module.record import Record
 from exir_lowering.lowered_module.runners import Engine, open_available
 from exir_lowering.lowered_module.source import Source
+from exir_lowering.model import State
 from exir_lowering.plugins import availability
 from exir_lowering.pte.assembling import RESERVED
 from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.program import read_file
 from exir_lowering.steps import shared_state
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.emit import EmitOptions, Lowered, emit
+from exir_lowering.steps.write_back import separate
 
 ORIGINAL = "original"
 
@@ -39,19 +54,7 @@ def of_lowered(
     states = shared_state.choose(lowered.report.states, options.share_state, planning)
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
-    # Without the Edge programs, which it does not need.
-    kept = Lowered(
-        programs,
-        lowered.report,
-        {},
-        lowered.constant_methods,
-        lowered.accelerate,
-        lowered.in_place,
-        lowered.unchanged,
-        lowered.made_by,
-        memory_planner=lowered.memory_planner,
-        require_memory=lowered.require_memory,
-    )
+    kept = replace(lowered, edge_programs={}, failed=(), weights={})  # which it does not need
     source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(source, original, contents, original)
@@ -83,9 +86,83 @@ def _prepare(program: ExportedProgram) -> ExportedProgram:
     """Return a program that returns None where it returned a str, which ExecuTorch cannot write."""
     copied = graphs.copy_program(program)
     output = copied.graph.output_node()
-    output.args = (_drop_strs(output.args[0]),)
+    returned: Any = output.args[0]
+    output.args = (tuple(None if isinstance(item, str) else item for item in returned),)
     return copied
 
 
-def _drop_strs(returned: Any) -> Any:
-    return tuple(None if isinstance(item, str) else item for item in returned)
+class OriginalRunner:
+    """Executes programs in PyTorch, each partition by its original graph."""
+
+    def __init__(self, programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
+        self._programs, self._states = programs, states
+        self._own: Mapping[str, ExportedProgram] | None = None
+        self._modules: dict[str, Any] = {}
+
+    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
+        """Execute a method; InputError if the graph rejects an argument."""
+        name = convention.method
+        if name not in self._modules:
+            with locks.conversion(), converting([self._programs[name]], gradients=False):
+                if self._own is None:
+                    self._own = with_own_state(self._programs, self._states)
+                self._modules[name] = self._own[name].module()
+        given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for index in convention.written:
+            if isinstance(given[index], torch.Tensor):
+                given[index] = given[index].clone()
+        args, kwargs = convention.arguments(given)
+        try:
+            with neutral():
+                returned = self._modules[name](*args, **kwargs)
+        except Exception as error:
+            let_through(error)
+            shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
+            raise InputError(
+                f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        outputs = [given[index] for index in convention.written] + pytree.tree_leaves(returned)
+        return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
+
+    def fresh(self) -> OriginalRunner:
+        """Return another runner, whose methods are in their initial state."""
+        return OriginalRunner(self._programs, self._states)
+
+    def describe(self, name: str) -> str:
+        """Describe what executes a method."""
+        return "the original graphs, in PyTorch"
+
+
+def with_own_state(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> Mapping[str, ExportedProgram]:
+    """Return lowered programs that write into buffers of their own, in delegates too; shared states stay shared."""
+    copies = {name: _copy_with_own_state(program) for name, program in programs.items()}
+    for state in states:
+        tables = [
+            (table, name)
+            for method, name in state.names.items()
+            for table in (copies[method].state_dict, copies[method].constants)
+            if state.shared and name in table
+        ]
+        first = [table[name] for table, name in tables[:1]]
+        for table, name in tables:
+            table[name] = same_kind(first[0], table[name])
+    return copies
+
+
+def _copy_with_own_state(program: ExportedProgram) -> ExportedProgram:
+    copied = _with_copied_state(program)
+    for _, module in graphs.walk(copied.graph_module):
+        for node in module.graph.nodes:
+            lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(lowered, LoweredBackendModule):
+                original = _with_copied_state(lowered.original_module, DelegatedProgram)
+                setattr(module, str(node.target), with_original(lowered, original))
+    return copied
+
+
+def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
+    copied = graphs.copy_program(program, kind=kind)
+    graphs.own_state([copied])
+    separate(copied)
+    return copied

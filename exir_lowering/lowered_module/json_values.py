@@ -20,11 +20,7 @@ STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dic
 
 
 def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a value as JSON, which refers to the tensors in it by their positions in `tensors`; they are added there.
-
-    Only exact types are accepted: what comes back is what was stored. InputError, beginning with `where`:
-    It is, or contains, something that cannot be stored, or it contains itself.
-    """
+    """Return a value as JSON, with numbers for its tensors, which are added; InputError if it cannot be stored."""
     try:
         return _encode(where, value, tensors)
     except RecursionError:
@@ -54,7 +50,9 @@ def decode(json: Any, tensors: Tensors, depth: int = 0) -> Any:
         return [decode(item, tensors, depth + 1) for item in json]
     ((kind, content),) = json.items()
     if kind == "float":
-        return _not_finite(content)
+        if not isinstance(content, str):
+            raise TypeError(f"{content!r} is not the text of a float")
+        return float(content)
     if kind == "tuple":
         return tuple(decode(item, tensors, depth + 1) for item in content)
     if kind == "dict":
@@ -62,12 +60,6 @@ def decode(json: Any, tensors: Tensors, depth: int = 0) -> Any:
     if kind == "tensor":
         return tensors.take(content)
     raise ValueError(f"unknown kind {kind!r}")
-
-
-def _not_finite(text: Any) -> float:
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r} is not the text of a float")
-    return float(text)
 
 
 def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -200,7 +200,9 @@ class LoweredModule(nn.Module):
         found: LoweredMethod | None = self._methods.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(map(repr, self._methods))
-            raise InputError(f"The module has no method {name!r}; it has {known}.{_hint(name, self._methods)}")
+            close = difflib.get_close_matches(str(name), self._methods, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"The module has no method {name!r}; it has {known}.{hint}")
         return found
 
     @property
@@ -355,8 +357,3 @@ class LoweredModule(nn.Module):
         if self._bundled:
             lines.append("bundled inputs: " + ", ".join(f"{name} ({len(c)})" for name, c in self._bundled.items()))
         return "LoweredModule(\n" + "".join(f"  {line}\n" for line in lines) + ")"
-
-
-def _hint(name: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

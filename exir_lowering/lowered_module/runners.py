@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -14,7 +15,7 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.source import Source
 from exir_lowering.plugins import availability, registry
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import NULL, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import NULL, Tensor
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.inputs import describe, prepare, show
 
@@ -37,17 +38,14 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DelegateRunner:
     """Executes each delegate of a file through its `Delegate`, or the runtime's own backend."""
 
-    def __init__(
-        self,
-        source: Source,
-        loaded: LoadedProgram | None,  # the file without the methods that are missing; None when it has no others
-        missing: Mapping[str, str],  # the methods that cannot be executed here, and why
-        again: Callable[[], LoadedProgram | None],  # loads it again
-    ) -> None:
-        self._source, self._loaded, self.missing, self._again = source, loaded, missing, again
+    _source: Source
+    _loaded: LoadedProgram | None  # the file without the methods that are missing; None when it has no others
+    missing: Mapping[str, str]  # the methods that cannot be executed here, and why
+    _again: Callable[[], LoadedProgram | None]  # loads it again
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
         """Execute a method; it raises what `LoweredMethod.__call__` does."""
@@ -86,19 +84,15 @@ def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[
     if len(outputs) != len(method.outputs):
         raise kind(f"{convention.method}() returned {len(outputs)} outputs {by}, expected {len(method.outputs)}.")
     for index, (value, output) in enumerate(zip(method.outputs, outputs, strict=True)):
-        if not _is_of_type(value, output):
+        expected, is_tensor = value.content, isinstance(output, torch.Tensor)
+        right = is_tensor == isinstance(expected, Tensor)
+        if isinstance(expected, Tensor) and right:
+            right = output.dtype == expected.dtype and expected.misfit(output.shape) is None
+        if not right:
             raise kind(
                 f"{convention.method}(): {convention.output_label(index)} is {show(output)} {by}, expected "
                 f"{describe(value)}."
             )
-
-
-def _is_of_type(value: ValueSpec, output: Any) -> bool:
-    expected = value.content
-    if not isinstance(expected, Tensor):
-        return not isinstance(output, torch.Tensor)
-    same = isinstance(output, torch.Tensor) and output.dtype == expected.dtype
-    return same and expected.misfit(output.shape) is None
 
 
 def open_available(source: Source, delegates: Any, engine: Engine) -> DelegateRunner:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.pte import assembling, digests, mapping, saving
@@ -71,7 +71,7 @@ class Source:
                     staging.add(copy, saving.copy_of(path))
             for suffix, content in beside.items():
                 if content is not None:
-                    staging.add(target.with_suffix(suffix), partial(_put, content))
+                    staging.add(target.with_suffix(suffix), methodcaller("write", content))
             own = isinstance(mapped.source, str) and _is_same(target, Path(mapped.source))
             staging.publish(target)
         if own:  # it has the same methods
@@ -110,7 +110,3 @@ def debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
 
 def _is_same(target: Path, path: Path) -> bool:
     return target.exists() and os.path.samefile(target, path)
-
-
-def _put(content: bytes, file: BinaryIO) -> None:
-    file.write(content)

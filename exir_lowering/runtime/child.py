@@ -10,7 +10,7 @@ import os
 import re
 import resource
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -170,7 +170,7 @@ def _over_memory(where: str, error: BaseException) -> LoweringError | None:
     if _memory is None:
         return None
     limit = f"the {_memory:,} bytes of limits.memory"
-    if any(map(_is_about_memory, _causes(error))):
+    if _is_about_memory(error):
         return LimitError(
             f"{where} was ended: it takes more memory than {limit} ({type(error).__name__}: {error}). What its methods "
             "had written into their buffers is lost: the next run begins in a new process. Raise the limit if it needs "
@@ -182,11 +182,9 @@ def _over_memory(where: str, error: BaseException) -> LoweringError | None:
     return None
 
 
-def _is_about_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _is_about_memory(error: BaseException | None) -> bool:
     while error is not None:
-        yield error
+        if isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY):
+            return True
         error = error.__cause__ or error.__context__
+    return False

@@ -135,10 +135,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
-    """Execute with a number of outputs; while several are possible, try each until that many are returned.
-
-    The handle keeps the number that was right. Raise the LoweringError of the likeliest number when none is.
-    """
+    """Execute with each possible number of outputs until one is right, which is kept; else the first LoweringError."""
     if len(handle.counts) == 1:
         return execute(handle.counts[0])
     failures: list[LoweringError] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ def no_lines(number: int, error: BaseException) -> str:
     return ""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class DebugFile:
     """The debug information of a `.pte` file, read when it is first needed."""
 
@@ -32,20 +33,20 @@ class DebugFile:
     path: Path | None  # the debug information's; None when there is none
     # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
     asked: bool = False
-    _read: bool = field(default=False, init=False)
-    _info: DebugInfo | None = field(default=None, init=False)
 
     def method(self, name: str) -> MethodDebug | None:
         """Return what is known about a method; None when nothing is."""
-        if not self._read:
-            try:
-                self._info = self._load()
-            except InputError as error:
-                if self.asked:
-                    raise
-                warnings.warn(f"{error} It is not used.", stacklevel=2)
-            self._read = True
         return None if self._info is None else self._info.methods.get(name)
+
+    @cached_property
+    def _info(self) -> DebugInfo | None:
+        try:
+            return self._load()
+        except InputError as error:
+            if self.asked:
+                raise
+            warnings.warn(f"{error} It is not used.", stacklevel=4)  # from the caller of `method`
+            return None
 
     def lines(self, method: str) -> Lines:
         """Return a function that returns the model's lines for a failure of a method's delegates."""

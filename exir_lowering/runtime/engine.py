@@ -25,12 +25,7 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Engine(ABC, Generic[Prepared]):
-    """Executes the methods of one file; used with the lock of `locks.engine` held.
-
-    Its methods raise an InputError when a method cannot be set up, or fails; a BackendUnavailableError when what
-    executes a payload is missing here; a BackendFailure when a Python delegate raised, and a BackendContractError when
-    it returned something other than the file says.
-    """
+    """Executes the methods of one file, with the lock of `locks.engine` held; raises what `LoadedProgram.run` does."""
 
     name: ClassVar[str]  # what `load` calls it
     refusal: ClassVar[str] = ""  # says why it needs the kernels of ExecuTorch's runtime, where that is not obvious

@@ -61,10 +61,7 @@ def find_delegates(
 
 
 def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
-    """Give backends of a file other ids, in memory: the runtime keeps those that it has, available or not.
-
-    Return the file with other ids of the same length, and the new ids by the old ones; the one given is not changed.
-    """
+    """Give backends that the runtime has other ids, in a copy of the file; return it, and the new ids by old ones."""
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
     end = header.read_pte(memoryview(content)).tables

@@ -14,6 +14,8 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
+_FLAT = "Inputs are flat: pass what a list, tuple or dict holds one by one."
+
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
     """Return the inputs as the runtime takes them; messages begin with `where`, and call inputs by names or numbers."""
@@ -22,7 +24,7 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
         raise InputError(
             f"{where}: got {len(inputs)} input{'' if len(inputs) == 1 else 's'}, expected {len(method.inputs)}"
             f"{f' ({expected})' if expected else ''}."
-            f"{_hint_of_structure(inputs)}"
+            f"{f' {_FLAT}' if any(isinstance(given, (list, tuple, dict)) for given in inputs) else ''}"
         )
     prepared = []
     for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
@@ -161,15 +163,9 @@ def _hint_of_tensor(given: Any) -> str:
     if isinstance(given, (bool, int, float)):
         return "Pass torch.tensor(...) of that dtype and shape."
     if isinstance(given, (list, tuple, dict)):
-        return "Inputs are flat: pass what a list, tuple or dict holds one by one."
+        return _FLAT
     if type(given).__module__.partition(".")[0] == "numpy":
         return "Pass torch.from_numpy(...)."
-    return ""
-
-
-def _hint_of_structure(inputs: Sequence[Any]) -> str:
-    if any(isinstance(given, (list, tuple, dict)) for given in inputs):
-        return " Inputs are flat: pass what a list, tuple or dict holds one by one."
     return ""
 
 

@@ -39,7 +39,6 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 from exir_lowering._upstream import locks
@@ -51,20 +50,20 @@ from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import choosing, debugging
-from exir_lowering.runtime.apart.engine import Apart, open_apart
+from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter.engine import open_interpreter
-from exir_lowering.runtime.limits import Limits
 from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
 
-_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = MappingProxyType(
-    {"runtime": open_native, "interpreter": open_interpreter}
-)
+_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = {
+    "runtime": open_native,
+    "interpreter": open_interpreter,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,6 +131,7 @@ def test_without_a_fallback_it_is_an_error(how: dict[str, Any]) -> None:
     error = caught.value.inner_exception
     assert isinstance(error, BackendFailure)
     assert "out of registers" in str(error) and "return x.sin() + x.cos()" in str(error)
+    assert isinstance(error.__cause__, RuntimeError)
 
 
 def test_what_is_not_available_is_an_error_without_a_fallback() -> None:

@@ -232,7 +232,7 @@ def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLAIN = """
 import sys
-for name in "fakes forms compilation composites emission histories settling signatures xnnpack".split():
+for name in "compilation lookups results settling xnnpack".split():
     sys.modules[f"exir_lowering._upstream.acceleration.{name}"] = None
 sys.modules["exir_lowering._upstream.conversion"] = None
 sys.path[:0] = sys.argv[1].split(":")

@@ -8,6 +8,7 @@ pickled and copied after the context in which it was made.
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 # Compiled code is for one codegen; a pytree's has the structure of inputs and outputs, which the module repeats.
@@ -16,6 +17,7 @@ from torch.fx.experimental import _config as fx_config
 from torch.fx.graph import _PyTreeCodeGen
 
 from exir_lowering._upstream.acceleration.memory import current, working
+from exir_lowering._upstream.replacing import during
 
 _compile = GraphModule.recompile
 
@@ -87,10 +89,7 @@ def _compile_now(module: GraphModule) -> None:
     replaced = vars(kind).get("forward") if late and "forward" not in late else None
     for name in late:
         delattr(kind, name)
-    token = working.set(None)  # for the modules in it too
-    try:
+    with during(working, None, nullcontext()):  # for the modules in it too
         _compile(module)
-    finally:
-        working.reset(token)
     if replaced is not None:
         kind.forward = replaced

@@ -1,13 +1,16 @@
-"""Run the methods of a file in a separate process."""
+"""Run the methods of a file in a separate process, which is ended when it goes over a limit."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +25,6 @@ from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDie
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.limits import Limits
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import TraceEvent
 
@@ -32,12 +34,42 @@ WORKERS = Workers("exir_lowering.runtime.child")
 _FRESH = "What its methods had written into their buffers is lost: the next run begins in a new process."
 
 
-class Apart:
-    """A file that is open in a separate process; `open_apart` makes it.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a loaded program; `None` is no limit. Even with none set, a run can be interrupted.
 
-    Threads may share it: one run comes after the other. The process ends with this object, with this process, and when
-    a call is interrupted or goes over a limit; the next call starts another one.
+    Attributes:
+        seconds: How long a single call may take: a run or profile of a method, or opening the file. It holds for any
+            program, also in the middle of a kernel.
+        steps: How many instructions a run may execute. In the interpreter they are counted. ExecuTorch's runtime does
+            not count them: a method that may execute more, or that has a loop, is refused.
+        memory: By how many bytes the memory of the process may grow, for the file, its methods and what they compute.
+            On Linux only. A library's threads count too, each with a stack of about 8 MB. Where a backend does not
+            report that memory ran out, the error is an InputError that names the limit.
+
+    Raises:
+        InputError: A limit is not a number above 0, or cannot be enforced on this system.
     """
+
+    seconds: float | None = None
+    steps: int | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        seconds: Any = self.seconds
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if seconds is not None and not (number and math.isfinite(seconds) and seconds > 0):
+            raise InputError(f"Limits(seconds={seconds!r}): expected a finite number above 0, or None.")
+        for name in ("steps", "memory"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InputError(f"Limits({name}={value!r}): expected an int above 0, or None.")
+        if self.memory is not None and sys.platform != "linux":
+            raise InputError(f"Limits(memory={self.memory}): this limit works on Linux only. Leave it out here.")
+
+
+class Apart:
+    """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
     def __init__(self, file: ProgramFile, name: str, opening: Message, modules: Sequence[str], limits: Limits) -> None:
         self.name = name
@@ -69,7 +101,11 @@ class Apart:
         return [TraceEvent(*event) for event in header["events"]]
 
     def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
-        self._check_process()
+        if os.getpid() != self._process:
+            raise InputError(
+                f"{self._file.name} was loaded with limits in the process that this one was forked from, and runs for "
+                "that one. Load it here."
+            )
         described, contents = transfer.write(inputs)
         where = self._file.where(method.name)
         header = {"do": do, "where": where, "method": method.name, "values": described, **more}
@@ -82,13 +118,6 @@ class Apart:
                 return self._ask(where, worker, (header, contents))
             finally:
                 self._calling = False
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise InputError(
-                f"{self._file.name} was loaded with limits in the process that this one was forked from, and runs for "
-                "that one. Load it here."
-            )
 
     def start(self) -> Worker:
         """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
@@ -130,31 +159,25 @@ class Apart:
                 limit="seconds",
             ) from None
         except WorkerDiedError as error:
+            memory = self._limits.memory
+            limit = "" if memory is None else f" An allocation beyond the {memory:,} bytes of limits.memory may end it."
             raise InputError(
-                f"{where} ended its process: {error}.{self._suspect()} {_FRESH} The file may be damaged, or a kernel "
+                f"{where} ended its process: {error}.{limit} {_FRESH} The file may be damaged, or a kernel "
                 "or delegate of it has a defect."
             ) from error
         finally:
             if not done:  # also after an interrupt
                 self._end()
-        _warn(header["warnings"])
+        for name, text in header["warnings"]:
+            kind = getattr(errors, name, UserWarning)
+            warnings.warn(text, kind if issubclass(kind, Warning) else UserWarning, stacklevel=5)
         raise_error(header)
         return header, parts
-
-    def _suspect(self) -> str:
-        memory = self._limits.memory
-        return "" if memory is None else f" An allocation beyond the {memory:,} bytes of limits.memory may end it."
 
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
         self._worker = self._finalizer = None
-
-
-def _warn(caught: Sequence[tuple[str, str]]) -> None:
-    for name, text in caught:
-        kind = getattr(errors, name, UserWarning)
-        warnings.warn(text, kind if issubclass(kind, Warning) else UserWarning, stacklevel=6)
 
 
 def open_apart(

@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -70,11 +69,7 @@ class MethodState:
 
 
 def find_kernel(name: str, overload: str) -> Kernel | None:
-    """Return what executes an operator of a file, None when PyTorch does not have it or files may not call it.
-
-    A file's operators are those of the closed list, as variants that write to planned memory, and what a library has
-    registered in ExecuTorch's runtime beside ATen's.
-    """
+    """Return what executes an operator: of the closed list, or one that a library gave the runtime; None for others."""
     if (name, overload) in _OWN:
         return _OWN[name, overload]
     if (name, overload) in _NUMBERS:
@@ -177,46 +172,40 @@ def _nothing(state: MethodState, indices: tuple[int, ...]) -> None:
     return None
 
 
-_OWN: Mapping[tuple[str, str], Kernel] = MappingProxyType(
-    {
-        ("executorch_prim::et_view", "default"): _view,
-        ("executorch_prim::et_copy_index", "tensor"): _copy_row,
-        ("dim_order_ops::_to_dim_order_copy", "out"): _copy,
-        ("dim_order_ops::_clone_dim_order", "out"): _copy,
-        ("dim_order_ops::_empty_dim_order", "out"): _empty,
-        ("et_copy::_h2d_copy", "out"): _copy,
-        ("et_copy::_d2h_copy", "out"): _copy,
-        ("aten::sym_constrain_range", ""): _nothing,
-        ("aten::sym_constrain_range_for_size", ""): _nothing,
-    }
-)
-_PRIMITIVES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{
-            name: getattr(operator, name)
-            for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ge", "gt", "le", "lt")
-        },
-        "ceil": math.ceil,
-        "round": round,
-        "trunc": math.trunc,
-        "sym_float": float,
-        "sym_int": int,
-        "sym_max": max,
-        "sym_min": min,
-        "sym_not": operator.not_,
-        "sym_ite": lambda condition, yes, no: yes if condition else no,
-    }
-)
-_NUMBERS: Mapping[tuple[str, str], Callable[..., Any]] = MappingProxyType(
-    {
-        **{
-            (f"executorch_prim::{name}", overload): function
-            for name, function in _PRIMITIVES.items()
-            for overload in ("Scalar", "int")
-        },
-        ("aten::sym_size", "int"): lambda tensor, dim: tensor.shape[dim],
-        ("aten::sym_stride", "int"): lambda tensor, dim: tensor.stride(dim),
-        ("aten::sym_numel", ""): lambda tensor: tensor.numel(),
-        ("aten::_local_scalar_dense", ""): lambda tensor: tensor.item(),
-    }
-)
+_OWN: Mapping[tuple[str, str], Kernel] = {
+    ("executorch_prim::et_view", "default"): _view,
+    ("executorch_prim::et_copy_index", "tensor"): _copy_row,
+    ("dim_order_ops::_to_dim_order_copy", "out"): _copy,
+    ("dim_order_ops::_clone_dim_order", "out"): _copy,
+    ("dim_order_ops::_empty_dim_order", "out"): _empty,
+    ("et_copy::_h2d_copy", "out"): _copy,
+    ("et_copy::_d2h_copy", "out"): _copy,
+    ("aten::sym_constrain_range", ""): _nothing,
+    ("aten::sym_constrain_range_for_size", ""): _nothing,
+}
+_PRIMITIVES: Mapping[str, Callable[..., Any]] = {
+    **{
+        name: getattr(operator, name)
+        for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ge", "gt", "le", "lt")
+    },
+    "ceil": math.ceil,
+    "round": round,
+    "trunc": math.trunc,
+    "sym_float": float,
+    "sym_int": int,
+    "sym_max": max,
+    "sym_min": min,
+    "sym_not": operator.not_,
+    "sym_ite": lambda condition, yes, no: yes if condition else no,
+}
+_NUMBERS: Mapping[tuple[str, str], Callable[..., Any]] = {
+    **{
+        (f"executorch_prim::{name}", overload): function
+        for name, function in _PRIMITIVES.items()
+        for overload in ("Scalar", "int")
+    },
+    ("aten::sym_size", "int"): lambda tensor, dim: tensor.shape[dim],
+    ("aten::sym_stride", "int"): lambda tensor, dim: tensor.stride(dim),
+    ("aten::sym_numel", ""): lambda tensor: tensor.numel(),
+    ("aten::_local_scalar_dense", ""): lambda tensor: tensor.item(),
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,19 +40,17 @@ def _calling(operator: Any, names_dtype: bool) -> Function:
     return call
 
 
-_OF_PYTORCH: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        **{
-            f"{step}_per_{what}.out": (f"{step}_per_{what}", "default")
-            for step in ("quantize", "dequantize")
-            for what in ("tensor", "channel", "token")
-        },
-        "quantize_per_tensor.Tensor_out": ("quantize_per_tensor", "tensor"),
-        "dequantize_per_tensor.Tensor_out": ("dequantize_per_tensor", "tensor"),
-        "choose_qparams.Tensor_out": ("choose_qparams", "tensor"),
-        "choose_qparams_per_token_asymmetric.out": ("choose_qparams_per_token_asymmetric", "default"),
-    }
-)
+_OF_PYTORCH: Mapping[str, tuple[str, str]] = {
+    **{
+        f"{step}_per_{what}.out": (f"{step}_per_{what}", "default")
+        for step in ("quantize", "dequantize")
+        for what in ("tensor", "channel", "token")
+    },
+    "quantize_per_tensor.Tensor_out": ("quantize_per_tensor", "tensor"),
+    "dequantize_per_tensor.Tensor_out": ("dequantize_per_tensor", "tensor"),
+    "choose_qparams.Tensor_out": ("choose_qparams", "tensor"),
+    "choose_qparams_per_token_asymmetric.out": ("choose_qparams_per_token_asymmetric", "default"),
+}
 
 
 def _look_up(bits: int) -> Function:
@@ -97,16 +94,14 @@ def _mixed_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, po
     return x.float() @ (weight.float() * wide).T
 
 
-_OWN: Mapping[str, Function] = MappingProxyType(
-    {
-        "add.out": _add,
-        "mixed_mm.out": _mixed_mm,
-        "mixed_linear.out": _mixed_linear,
-        **{
-            f"embedding_{name}.{overload}": _look_up(bits)
-            for name, bits in (("byte", 8), ("4bit", 4), ("2bit", 2))
-            for overload in ("out", "dtype_out")
-        },
-    }
-)
+_OWN: Mapping[str, Function] = {
+    "add.out": _add,
+    "mixed_mm.out": _mixed_mm,
+    "mixed_linear.out": _mixed_linear,
+    **{
+        f"embedding_{name}.{overload}": _look_up(bits)
+        for name, bits in (("byte", 8), ("4bit", 4), ("2bit", 2))
+        for overload in ("out", "dtype_out")
+    },
+}
 """What PyTorch has no operator for."""

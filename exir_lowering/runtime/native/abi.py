@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,21 +68,19 @@ class Callbacks(ctypes.Structure):
 
 
 _ARGUMENT = ctypes.POINTER(Argument)
-FUNCTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "exir_close": (),
-        "exir_event": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64),
-        "exir_named_data": (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Data)),
-        "exir_register": (ctypes.c_char_p, ctypes.c_int32),
-        "exir_release": (ctypes.c_void_p,),
-        "exir_resize": (_ARGUMENT, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t),
-        "exir_set_bool": (_ARGUMENT, ctypes.c_int32),
-        "exir_set_double": (_ARGUMENT, ctypes.c_double),
-        "exir_set_int": (_ARGUMENT, ctypes.c_int64),
-        "exir_start": (ctypes.POINTER(Callbacks),),
-        "exir_ticks": (),
-    }
-)
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "exir_close": (),
+    "exir_event": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64),
+    "exir_named_data": (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Data)),
+    "exir_register": (ctypes.c_char_p, ctypes.c_int32),
+    "exir_release": (ctypes.c_void_p,),
+    "exir_resize": (_ARGUMENT, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t),
+    "exir_set_bool": (_ARGUMENT, ctypes.c_int32),
+    "exir_set_double": (_ARGUMENT, ctypes.c_double),
+    "exir_set_int": (_ARGUMENT, ctypes.c_int64),
+    "exir_start": (ctypes.POINTER(Callbacks),),
+    "exir_ticks": (),
+}
 """The functions of the shim, with the types of what they take; a library that lacks one of these is not the shim."""
 
 

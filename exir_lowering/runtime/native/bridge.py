@@ -291,10 +291,7 @@ class Bridge:
             destroy(found[0])
 
     def _close(self) -> None:
-        """Release all handles when Python exits; programs that are still alive outlive it.
-
-        The lock is kept, so that no other thread is inside the runtime when Python exits.
-        """
+        """Release all handles when Python exits; the lock is kept, so that no other thread is in the runtime then."""
         keep_others_out()
         self._library.exir_close()
         for key in list(self._handles):
