@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import find_file, format_size, kept_from_stdout, make_console, make_table, say
+from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, say
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ VERSION = 1
 _SECONDS, _LEAST, _MOST = 5.0, 10, 1000
 """How long the calls are repeated for unless --runs says how often, at least and at most how often."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower bench model.pte --input randn:1x3x224x224
   exir-lower bench model.pte --against other.pte --input randn:1x3x224x224 --runs 200
@@ -179,25 +178,21 @@ def _peak() -> int:
 
 
 def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
-    from rich.text import Text
-
-    table = make_table(f"Milliseconds per call of {figures[0]['method']}")
-    for column in ("file", "calls", "median", "p25 to p75", "p90", "p99", "least"):
-        table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    times, memory = [], []
     for one in figures:
         ms = {name: f"{value * 1e3:.3f}" for name, value in one["seconds"].items() if name != "all"}
         spread = f"{ms['p25']} to {ms['p75']}"
-        cells = one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]
-        table.add_row(*map(Text, cells))
-    make_console().print(table)
-    memory = make_table("Memory")
-    for column in ("file", "file's size", "planned", "process grew by"):
-        memory.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
-    for one in figures:
+        times.append((one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]))
         sizes = one["bytes"]
         grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
-        memory.add_row(*map(Text, (one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown)))
-    make_console().print(memory)
+        memory.append((one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown))
+    title, columns = (
+        f"Milliseconds per call of {figures[0]['method']}",
+        ("calls", "median", "p25 to p75", "p90", "p99", "least"),
+    )
+    print_table(title, ("file", *columns), times, right=columns)
+    columns = ("file's size", "planned", "process grew by")
+    print_table("Memory", ("file", *columns), memory, right=columns)
     say(f"Peak memory of the process, Python and PyTorch included: {format_size(_peak())}.")
     if ratio is not None:
         first, second = (one["file"] for one in figures)
@@ -209,8 +204,3 @@ def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> 
 
 def _short(count: int) -> str:
     return format_size(count).partition(",")[0]
-
-
-COMMAND = Command(
-    "bench", "measure the time and memory of a .pte file, or compare two", add_arguments, execute, _EXAMPLES
-)

@@ -9,9 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import cache, constant_methods, partitioning, program_files
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
+from exir_lowering.cli import constant_methods, partitioning, program_files
+from exir_lowering.cli.output import (
+    OK,
+    check_target,
+    describe_written,
+    format_size,
+    kept_from_stdout,
+    make_console,
+    print_table,
+    say,
+)
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
@@ -224,7 +232,8 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
 
         make_console().print(placement.table(artifact.stored, limit=20))
     if arguments.explain_cache:
-        make_console().print(cache.make_explanation(lowered.report.cache))
+        uses = ((use.method, use.partition or "(conversion)", use.explain()) for use in lowered.report.cache)
+        print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many
@@ -239,6 +248,3 @@ def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({format_size(len(data))}).")
     return "\n".join(written)
-
-
-COMMAND = Command("lower", "lower .pt2 files to one .pte file", add_arguments, execute, _EXAMPLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from exir_lowering.errors.interrupts import let_through
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+"""The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
 
 # rich is imported when something is printed: help needs none of it.
 
@@ -37,6 +41,32 @@ def make_table(title: str, **options: Any) -> Table:
     from rich.table import Table
 
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), **options: Any
+) -> None:
+    """Print a table of texts; `right` are the columns that are aligned there, the options are those of `make_table`."""
+    from rich.text import Text
+
+    table = make_table(title, **options)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    make_console().print(table)
+
+
+def show(
+    found: Any, as_json: bool, make_text: Callable[..., str] | None = None, *, narrowest: int = 60, **options: Any
+) -> None:
+    """Print a result as JSON, or as the text of its `to_text` or of another function, as wide as the terminal."""
+    if as_json:
+        print(found.to_json())
+        return
+    console = make_console()
+    text = (make_text or found.to_text)(width=min(max(console.width, narrowest), 160), **options)
+    console.print(text, end="", soft_wrap=True)
 
 
 def say(text: str, *, error: bool = False) -> None:

@@ -190,9 +190,10 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
         if not equals or not method or Path(text).is_file() or not (method.isidentifier() or Path(rest).is_file()):
             method, rest = "", text
         if not method and len(given) > 1:
+            name = re.sub(r"\W+", "_", Path(text).stem).strip("_")
             raise InputError(
-                f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a "
-                f"method of the .pte. Write, for example, {_suggest_method(text)}={text}."
+                f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a method of the "
+                f".pte. Write, for example, {name if name.isidentifier() else 'forward'}={text}."
             )
         if method and not rest:
             raise InputError(f"{text!r}: there is no file after the equals sign, expected {method}=MODEL.pt2.")
@@ -206,11 +207,6 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
 def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
     """Read the programs; with `trust` as torch does, which runs code in them, else InputError if one would."""
     return {method: _read_program(path, trust) for method, path in files.items()}
-
-
-def _suggest_method(path: str) -> str:
-    name = re.sub(r"\W+", "_", Path(path).stem).strip("_")
-    return name if name.isidentifier() else "forward"
 
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
