@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, say
 from exir_lowering.errors import InputError
-
-if TYPE_CHECKING:
-    from exir_lowering.runtime.program import LoadedProgram
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -63,7 +60,7 @@ class Subject:
     """A file whose method is measured."""
 
     name: str
-    program: LoadedProgram
+    call: Callable[[], object]
     method: str
     file_bytes: int
     planned: tuple[int, ...]  # the sizes of the method's planned memory
@@ -105,12 +102,12 @@ def execute(arguments: argparse.Namespace) -> int:
     values = method_inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
         opened = [_open(source, data, arguments, values) for source, data in given]
-        for _, call in opened:
+        for subject in opened:
             for _ in range(arguments.warm_up):
-                call()
+                subject.call()
         _measure(opened, arguments.runs)
-    figures = [subject.describe() for subject, _ in opened]
-    ratio = _compare(*(subject.times for subject, _ in opened)) if len(opened) > 1 else None
+    figures = [subject.describe() for subject in opened]
+    ratio = _compare(*(subject.times for subject in opened)) if len(opened) > 1 else None
     if arguments.json:
         print(json.dumps({"version": VERSION, "peak_bytes": _peak(), "files": figures, "ratio": ratio}, indent=2))
     else:
@@ -118,10 +115,8 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _open(
-    source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]
-) -> tuple[Subject, Callable[[], object]]:
-    """Load a file, and run its method once; return what calls it again."""
+def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]) -> Subject:
+    """Load a file, and run its method once."""
     from exir_lowering.runtime.program import open_file, read_file
 
     before = _resident()
@@ -133,11 +128,11 @@ def _open(
     program.run(method, *inputs)
     after = _resident()
     grown = None if before is None or after is None else max(after - before, 0)
-    subject = Subject(str(source), program, method, source.stat().st_size, file.methods[method].arenas, grown)
-    return subject, lambda: program.run(method, *inputs)
+    size, arenas = source.stat().st_size, file.methods[method].arenas
+    return Subject(str(source), lambda: program.run(method, *inputs), method, size, arenas, grown)
 
 
-def _measure(opened: Sequence[tuple[Subject, Callable[[], object]]], runs: int | None) -> None:
+def _measure(opened: Sequence[Subject], runs: int | None) -> None:
     """Time calls in rounds of one call of each file; who is first changes from round to round."""
     begun, rounds = time.perf_counter(), 0
     while (
@@ -145,9 +140,9 @@ def _measure(opened: Sequence[tuple[Subject, Callable[[], object]]], runs: int |
         if runs is not None
         else rounds < _LEAST or (rounds < _MOST and time.perf_counter() - begun < _SECONDS * len(opened))
     ):
-        for subject, call in opened if rounds % 2 == 0 else reversed(opened):
+        for subject in opened if rounds % 2 == 0 else reversed(opened):
             start = time.perf_counter()
-            call()
+            subject.call()
             subject.times.append(time.perf_counter() - start)
         rounds += 1
 

@@ -48,7 +48,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     settings.add_arguments(command)
     _add_conversion(command)
-    _add_rewrites(command)
 
 
 def add_variants(command: argparse.ArgumentParser) -> None:
@@ -95,6 +94,19 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         default="split",
         help="what to do with a partition that a path leaves and re-enters: split it (default), or fail",
     )
+    command.add_argument(
+        "--rewrites",
+        metavar="NAME[,NAME]",
+        default="safe",
+        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
+    )
+    command.add_argument(
+        "--assume",
+        metavar="INPUT=PROPERTY",
+        action="append",
+        default=[],
+        help="a property of every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
+    )
 
 
 def add_models(command: argparse.ArgumentParser) -> None:
@@ -110,22 +122,6 @@ def add_models(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
         "refused",
-    )
-
-
-def _add_rewrites(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--rewrites",
-        metavar="NAME[,NAME]",
-        default="safe",
-        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
-    )
-    command.add_argument(
-        "--assume",
-        metavar="INPUT=PROPERTY",
-        action="append",
-        default=[],
-        help="a property of every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
     )
 
 

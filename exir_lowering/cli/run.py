@@ -114,9 +114,7 @@ def execute(arguments: argparse.Namespace) -> int:
     method_inputs.check_inputs(arguments.inputs)
     compared = None if arguments.compare is None else find_file(arguments.compare)
     _check_profiling(arguments)
-
     digests = _choose_digests(arguments)
-
     import torch
 
     from exir_lowering.runtime import Limits, load
@@ -143,9 +141,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if profile is not None and arguments.json:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
-        rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
-        columns = ("#", "dtype", "shape", "min", "mean", "max")
-        print_table(f"{source.name}: outputs of {method}", columns, rows, right=("#", "min", "mean", "max"))
+        _print_outputs(f"{source.name}: outputs of {method}", outputs)
         if named != method:
             say(f"{named} is {choice}.")
         if profile is not None:
@@ -155,7 +151,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.engine == "interpreter":
         say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
-        _save_outputs(save, outputs)
+        content = io.BytesIO()
+        torch.save(outputs, content)
+        write_file(save, content.getbuffer())
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK if comparison is None or comparison.ok else MISTAKE
 
@@ -214,12 +212,9 @@ def _show_profile(profile: Profile, top: int | None) -> None:
         say(f"{left} more rows; leave out --top to see all.")
 
 
-def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
-    import torch
-
-    content = io.BytesIO()
-    torch.save(outputs, content)
-    write_file(path, content.getbuffer())
+def _print_outputs(title: str, outputs: Sequence[Any]) -> None:
+    rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
+    print_table(title, ("#", "dtype", "shape", "min", "mean", "max"), rows, right=("#", "min", "mean", "max"))
 
 
 def _summarize(value: Any) -> tuple[str, str, str, str, str]:

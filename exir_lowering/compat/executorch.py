@@ -268,10 +268,7 @@ def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, A
 
 
 def _refuse_returned_state(program: ExportedProgram) -> None:
-    """Refuse what ExecuTorch refuses: a delegate that owns a buffer and returns the value that it writes to it.
-
-    This package lowers such programs; scripts and tests that rely on ExecuTorch's answer get that answer here.
-    """
+    """Refuse as ExecuTorch does, which this package need not, a delegate that returns what it writes to a buffer."""
     for _, lowered, _ in get_lowered_submodules(program.graph_module):
         specs = lowered.original_module.graph_signature.output_specs
         written = {spec.arg.name: spec.target for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION}

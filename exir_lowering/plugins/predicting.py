@@ -37,11 +37,7 @@ def planned_costs() -> AskedCosts:
 
 
 def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -> float:
-    """Return the seconds that operators take at "host" or at a backend, without calls of delegates and moving data.
-
-    Getitems cost nothing. The default model counts for None, and where a model has no cost. InputError: The model
-    raised, or a cost is not a finite number of at least 0.
-    """
+    """Return the seconds that operators take at a place, without calls of delegates and moving data."""
     costs = AskedCosts(model)
     return sum((costs.node(node, place, calls=False) for node in nodes if graphs.is_operator(node)), 0.0)
 

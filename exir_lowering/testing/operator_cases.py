@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exir_lowering.testing.building import Hold, case, nothing, parameter, weight
-from exir_lowering.testing.samples import Case, CaseInput, tensor
+from exir_lowering.testing.samples import Case, CaseInput, Hold, case, nothing, parameter, tensor, weight
 
 _MATRIX = tensor(2, 3)
 _UNIT = tensor(2, 3, values="unit")
@@ -93,10 +91,6 @@ def _operators() -> Iterator[Case]:
         yield case(f"ops/{name}", "The operator matches PyTorch.", function, given, hold=hold)
 
 
-def _weight_of(dtype: torch.dtype) -> dict[str, Any]:
-    return {"w": weight(3, dtype=dtype)}
-
-
 def _dtypes() -> Iterator[Case]:
     for dtype in _DTYPES:
         values = "large" if dtype in (torch.int64, torch.int32) else "any"
@@ -106,7 +100,7 @@ def _dtypes() -> Iterator[Case]:
             lambda m, x, y: (x + y) * m.w,
             tensor(2, 3, dtype=dtype, values=values),
             tensor(2, 3, dtype=dtype, values=values),
-            hold=partial(_weight_of, dtype),
+            hold=lambda dtype=dtype: {"w": weight(3, dtype=dtype)},
         )
     yield case(
         "dtype/bool",

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.testing.building import case, methods, parameter, weight
-from exir_lowering.testing.samples import Case, tensor
+from exir_lowering.testing.samples import Case, case, methods, parameter, tensor, weight
 
 _MATRIX = tensor(2, 3)
 _BATCH = tensor("n", 3)

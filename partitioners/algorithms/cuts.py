@@ -53,10 +53,7 @@ def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[i
 
 
 def cut(problem: CutProblem) -> list[int]:
-    """Cut a graph: at or near the optimum for small graphs, in near-linear time for large ones.
-
-    Returns the number of each vertex's piece, from 0; along each edge, it does not decrease.
-    """
+    """Return the number of each vertex's piece, at or near the optimum for small graphs, in near-linear time."""
     graph = _Graph(problem)
     if graph.bound[1] <= 1:
         return [0] * graph.count

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream.operators import list_registered_operators
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.operators import functions
 from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words
@@ -44,11 +43,6 @@ _OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
 _HIGHER_ORDER_NAME = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 
-def list_registered() -> frozenset[str]:
-    """Return the operators of the dispatcher; those of TorchScript, which read and write files too, are not in it."""
-    return frozenset(list_registered_operators())
-
-
 def check_target(name: str, known: frozenset[str]) -> None:
     """Check what a node calls: UnsafeFileError if it is in no closed list, InputError if it is not registered here."""
     higher = _HIGHER_ORDER_NAME.fullmatch(name)
@@ -68,10 +62,7 @@ def check_target(name: str, known: frozenset[str]) -> None:
 
 
 def check_source(name: str) -> None:
-    """Check a name in a node's `source_fn_stack`: what the model called, which torch looks up but does not call.
-
-    Raises UnsafeFileError if the way to it leaves torch, over a module that is imported there.
-    """
+    """Check what a model called, which torch looks up: UnsafeFileError if the way leaves torch over a module there."""
     first, *rest = name.split(".")
     if first != "torch":
         return

@@ -9,22 +9,33 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import cache, partial
 from typing import Annotated, Any
 
 import torch
 
-from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
+from exir_lowering._upstream.exported_files import evaluate_size, from_schema, is_union, schema_names
+from exir_lowering._upstream.operators import list_registered_operators
 from exir_lowering.cli.pt2 import operator_table
-from exir_lowering.cli.pt2.evaluation import check_evaluation
 from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
-from exir_lowering.graphs.serialized.grammar import PATH, UnsafeFileError, check_expression, check_guard, is_symbol
+from exir_lowering.graphs.serialized.grammar import (
+    PATH,
+    ExcessiveFileError,
+    UnsafeFileError,
+    check_expression,
+    check_guard,
+    is_symbol,
+    show,
+)
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""
@@ -33,6 +44,9 @@ MOST_DIMENSIONS = 64
 
 MOST_UNBACKED = 1_000_000
 """The largest number in the name of a symbol, up to which torch counts."""
+
+STEPS, STEPS_OF_CHARACTER = 3_000_000, 200
+"""How many calls of functions sympy may need for all sizes of a file, and for each of their characters beside."""
 
 DEVICES = frozenset(("cpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
@@ -56,12 +70,8 @@ def parse(kind: str, content: bytes | bytearray) -> Any:
 
 
 def check_program(program: Any) -> None:
-    """Check each text of a program that is more than data; the program is `parse`'s, of torch's schema.
-
-    Raises UnsafeFileError for a text that torch does not write in its place, or an object of a class of the program's
-    own, and InputError for an operator or type that this process does not have.
-    """
-    known = operator_table.list_registered()
+    """Raise UnsafeFileError for text that torch does not write in its place, InputError for what is unknown here."""
+    known = frozenset(list_registered_operators())  # without TorchScript's, which read and write files too
     sizes: Counter[str] = Counter()
 
     def check_size(text: Any) -> None:
@@ -135,11 +145,6 @@ def _check_name(name: Any) -> None:
         raise UnsafeFileError(f"it names a value {name[:100]!r}, which is not a Python identifier")
 
 
-def _check_optional_name(name: Any) -> None:
-    if name:
-        _check_name(name)
-
-
 def _check_names(names: Any) -> None:
     for name in names:
         _check_name(name)
@@ -187,7 +192,9 @@ _FIELDS: Mapping[Rule, str] = {
         TokenArgument.name SymIntArgument.as_name SymFloatArgument.as_name SymBoolArgument.as_name
         GradientToUserInputSpec.user_input_name UserInputMutationSpec.user_input_name
     """,
-    _check_optional_name: "TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name",
+    lambda name: name and _check_name(name): """
+        TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name
+    """,
     _check_names: """
         Graph.tensor_values Graph.sym_int_values Graph.sym_float_values Graph.sym_bool_values
         ModuleCallSignature.forward_arg_names
@@ -270,3 +277,54 @@ def _is_plain(value: Any, hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return type(value) is int or isinstance(value, hint)
     return hint in (str, int, bool) and type(value) is hint
+
+
+# -- how long torch takes to evaluate symbolic sizes -------------------------------------------------------------------
+
+
+def check_evaluation(sizes: Mapping[str, int]) -> None:
+    """Evaluate checked symbolic expressions, each so often; ExcessiveFileError for one that takes too many calls."""
+    # A short expression can have sympy multiply out millions of terms, and no simple rule says which does; the number
+    # of calls is the same on every machine. The caller may have a profiler, which Python may not be able to put back.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_count_all_steps, sizes).result()
+
+
+def _count_all_steps(sizes: Mapping[str, int]) -> None:
+    allowed = STEPS + STEPS_OF_CHARACTER * sum(len(text) * count for text, count in sizes.items())
+    left = allowed
+    for text, count in sizes.items():
+        left -= _count_steps(text, left)
+        if left > 0 and count > 1:
+            left -= (count - 1) * _count_steps(text, left)  # sympy remembers a part
+        if left <= 0:
+            raise ExcessiveFileError(
+                f"the symbolic expression {show(text)} is refused: with it, evaluating the file's sizes takes more "
+                f"than {allowed} steps, the limit for a file of this size"
+            )
+
+
+class _OutOfStepsError(BaseException):
+    """Ends an evaluation; sympy handles what is an Exception."""
+
+
+def _count_steps(text: str, most: int) -> int:
+    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps >= most:
+            raise _OutOfStepsError
+
+    try:
+        sys.setprofile(count)
+        evaluate_size(text)
+    except _OutOfStepsError:
+        return most
+    except Exception as error:  # torch will say what is wrong with it
+        let_through(error)
+    finally:
+        sys.setprofile(None)
+    return steps
