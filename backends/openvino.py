@@ -93,15 +93,14 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
             if not crossing:
                 break
             held.update(dict.fromkeys(crossing, "rank"))
-        for node, tag in run.tags.items():
-            node.meta[graphs.DELEGATION_TAG] = tag
         own = tuple(
             Rejection("", name, graphs.operator_name(node), _REASONS[held[node]], "openvino", held[node])
             for path, module in graphs.walk(exported_program.graph_module)
             for node in module.graph.nodes
             if node in held and (name := graphs.qualified_name(path, node))
         )
-        return ExplainedResult(exported_program, run.destinations, (*run.rejections, *own), run.adjustments)
+        rejections = (*run.rejections, *own)
+        return nested_run.tagged(exported_program, run.tags, run.destinations, rejections, run.adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask ExecuTorch's partitioner, except about what stays on the host."""

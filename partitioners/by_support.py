@@ -143,10 +143,6 @@ class _Claims:
     adjustments: list[Adjustment] = field(default_factory=list)
     _moved: set[tuple[str, ...]] = field(default_factory=set)
 
-    @property
-    def _by(self) -> str:
-        return type(self.partitioner).__name__
-
     def scopes(self, program: ExportedProgram) -> Iterator[GraphScope]:
         """Yield the graphs, the top one first, without those that a claimed operator calls: they move with it."""
         for scope in scopes(program):
@@ -155,8 +151,8 @@ class _Claims:
 
     def settle(self, scope: GraphScope, proposals: Sequence[Proposal], groups: Sequence[Sequence[Node]]) -> None:
         """Claim the proposals of a graph within limits, and give each operator that is left a reason."""
-        limits = self.partitioner.limits
-        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self._by)
+        limits, who = self.partitioner.limits, type(self.partitioner).__name__
+        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=who)
         self._claim(scope, kept)
         self.adjustments += adjustments
         self.rejections.update((rejection.node, rejection) for rejection in rejections)
@@ -165,8 +161,8 @@ class _Claims:
             name = graphs.qualified_name(scope.path, node)
             if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta and name not in self.rejections:
                 no = _explain({place: check(node) for place, check in checks.items()})
-                by, operator = no.by or self._by, graphs.operator_name(node)
-                self.rejections[name] = Rejection("", name, operator, no.text, by, no.code)
+                operator = graphs.operator_name(node)
+                self.rejections[name] = Rejection("", name, operator, no.text, no.by or who, no.code)
 
     def _claim(self, scope: GraphScope, proposals: Iterable[Proposal]) -> None:
         """Tag the nodes of each proposal with a tag of its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say, show, write_file
+from exir_lowering.cli.output import OK, check_targets, describe_written, find_file, say, show, write_file
 from exir_lowering.errors import InputError
 
 EXAMPLES = """\
@@ -44,11 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
     chosen = [name for name in ("summary", "html", "kernels_yaml", "data") if getattr(arguments, name)]
     if other is not None and chosen:
         raise InputError(f"--{chosen[0].replace('_', '-')} is for one file, but two files were given to compare.")
-    targets = {
-        suffix: check_target(path, f".{suffix}")
-        for suffix, path in (("html", arguments.html), ("yaml", arguments.kernels_yaml))
-        if path is not None
-    }
+    targets = check_targets(html=arguments.html, yaml=arguments.kernels_yaml)
 
     from exir_lowering.inspection import compare, inspect
 

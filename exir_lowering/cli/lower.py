@@ -23,8 +23,6 @@ from exir_lowering.cli.output import (
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchBackendConfig
-
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.model import RefusedPartition
     from exir_lowering.plans.report import Report
@@ -119,6 +117,8 @@ def execute(arguments: argparse.Namespace) -> int:
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
+        from executorch.exir import ExecutorchBackendConfig
+
         from exir_lowering.pipeline import lower
 
         cached = False if arguments.no_cache else arguments.cache or True
@@ -138,8 +138,9 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.runner_metadata:
             programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
             values = constant_methods.add_metadata(values, programs["forward"])
+        fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
-            _make_emission_config(arguments),
+            fusing if arguments.fuse_quantized else None,
             constant_methods=values,
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
@@ -203,13 +204,6 @@ def _check_data_name(name: str) -> None:
             f"--external-weights {name!r}: expected the name of a file beside the .pte file, without a directory, such "
             "as 'weights'."
         )
-
-
-def _make_emission_config(arguments: argparse.Namespace) -> ExecutorchBackendConfig | None:
-    """Return how a file is emitted, None for ExecuTorch's default."""
-    from executorch.exir import ExecutorchBackendConfig
-
-    return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True) if arguments.fuse_quantized else None
 
 
 def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Artifact) -> None:

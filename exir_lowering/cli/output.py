@@ -118,6 +118,11 @@ def check_target(text: str, suffix: str = "") -> Path:
     return path
 
 
+def check_targets(**paths: str | None) -> dict[str, Path]:
+    """Check the paths that are given of those for some suffixes, and return them by suffix."""
+    return {suffix: check_target(path, f".{suffix}") for suffix, path in paths.items() if path is not None}
+
+
 def write_file(path: Path, content: bytes | memoryview) -> None:
     """Write a file at once: a failure (InputError) leaves what was there. A pipe or device is not replaced."""
     from exir_lowering.pte.saving import replace_file

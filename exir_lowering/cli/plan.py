@@ -8,7 +8,7 @@ from exir_lowering.cli import partitioning, program_files
 from exir_lowering.cli.output import (
     MISTAKE,
     OK,
-    check_target,
+    check_targets,
     describe_written,
     kept_from_stdout,
     say,
@@ -47,11 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
     files = program_files.find_programs(arguments.models)
     choice = partitioning.read_choice(arguments, files)
-    pictures = {
-        suffix: check_target(path, f".{suffix}")
-        for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
-        if path is not None
-    }
+    pictures = check_targets(html=arguments.html, dot=arguments.dot)
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import plan

@@ -7,6 +7,7 @@ set the timeout expects its own exception. KeyboardInterrupt, SystemExit and Gen
 
 from __future__ import annotations
 
+import inspect
 import signal
 import traceback
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from itertools import pairwise
 from types import CodeType, FrameType
 
 _SIGNALS = frozenset(int(number) for number in signal.valid_signals())
-_STAR = 0x04  # inspect.CO_VARARGS
 
 
 def let_through(error: BaseException) -> None:
@@ -64,11 +64,9 @@ def list_causes(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     """Return whether a function was called with the number of a signal and the interrupted frame."""
-    code, values = frame.f_code, frame.f_locals
-    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & _STAR:
-        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += rest if isinstance(rest, tuple) else ()
+    names, star, _, values = inspect.getargvalues(frame)
+    rest = values.get(star) if star is not None else None
+    given = [*(values.get(name) for name in names), *(rest if isinstance(rest, tuple) else ())]
     pairs = pairwise(given)
     return any(place is interrupted and isinstance(number, int) and number in _SIGNALS for number, place in pairs)
 

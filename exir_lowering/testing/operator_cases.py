@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exir_lowering.testing.samples import Case, CaseInput, Hold, case, nothing, parameter, tensor, weight
+from exir_lowering.testing.samples import Case, CaseInput, Hold, case, parameter, tensor, weight
 
 _MATRIX = tensor(2, 3)
 _UNIT = tensor(2, 3, values="unit")
@@ -68,13 +68,8 @@ _HOLDING: tuple[tuple[str, Hold, Callable[..., Any], CaseInput], ...] = (
     ("conv2d-depthwise", lambda: {"f": nn.Conv2d(4, 4, 3, groups=4)}, lambda m, x: m.f(x), _IMAGE),
     ("batch-norm", lambda: {"f": nn.BatchNorm2d(4)}, lambda m, x: m.f(x), _IMAGE),
     ("layer-norm", lambda: {"f": nn.LayerNorm(3)}, lambda m, x: m.f(x), _MATRIX),
-    ("max-pool", nothing, lambda m, x: F.max_pool2d(x, 2), _IMAGE),
-    (
-        "embedding",
-        lambda: {"f": nn.Embedding(4, 3)},
-        lambda m, i: m.f(i),
-        tensor(2, 2, dtype=_INDEX, values="index"),
-    ),
+    ("max-pool", dict, lambda m, x: F.max_pool2d(x, 2), _IMAGE),
+    ("embedding", lambda: {"f": nn.Embedding(4, 3)}, lambda m, i: m.f(i), tensor(2, 2, dtype=_INDEX, values="index")),
 )
 
 _DTYPES = (
@@ -134,20 +129,11 @@ def _layouts() -> Iterator[Case]:
         last,
         last,
     )
-    yield case(
-        "layout/transposed-input",
-        "A caller's tensor may be a transposed view.",
-        lambda m, x, y: x - y,
-        tensor(2, 3, layout="transposed"),
-        _MATRIX,
-    )
-    yield case(
-        "layout/strided-input",
-        "A caller's tensor may have gaps in memory.",
-        lambda m, x, y: x - y,
-        tensor(2, 3, layout="strided"),
-        _MATRIX,
-    )
+    for layout, demand in (
+        ("transposed", "A caller's tensor may be a transposed view."),
+        ("strided", "A caller's tensor may have gaps in memory."),
+    ):
+        yield case(f"layout/{layout}-input", demand, lambda m, x, y: x - y, tensor(2, 3, layout=layout), _MATRIX)
 
 
 def _weights() -> Iterator[Case]:
@@ -157,7 +143,7 @@ def _weights() -> Iterator[Case]:
     yield one("parameter", "A parameter has its value.", lambda: {"w": parameter(3, 3)})
     yield one("buffer", "A buffer has its value.", lambda: {"w": weight(3, 3)})
     yield one(
-        "constant", "A tensor that the model makes of numbers has its value.", nothing,
+        "constant", "A tensor that the model makes of numbers has its value.", dict,
         lambda m, x: x * torch.tensor([1.5, -2.0, 3.0]),
     )  # fmt: skip
     yield one(

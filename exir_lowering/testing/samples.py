@@ -131,11 +131,6 @@ class Sample:
 Hold = Callable[[], Mapping[str, Any]]
 
 
-def nothing() -> Mapping[str, Any]:
-    """Hold no parameters and no buffers."""
-    return {}
-
-
 def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Make a tensor for a module to hold; the case's seed is set when it is built."""
     if not dtype.is_floating_point:
@@ -154,7 +149,7 @@ def case(
     demand: str,
     function: Callable[..., Any],
     *inputs: CaseInput,
-    hold: Hold = nothing,
+    hold: Hold = dict,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     least: int = 1,
     **rest: Any,

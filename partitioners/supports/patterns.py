@@ -136,18 +136,13 @@ class PatternSupport(Support):
         return f"PatternSupport({', '.join(pattern.name for pattern in self.patterns)})"
 
     def _matching(self, scope: GraphScope) -> Matching:
-        fingerprint = _take_fingerprint(scope)
+        nodes = scope.graph_module.graph.nodes  # what matching depends on, without keeping nodes
+        fingerprint = tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
         known = self._remembered.get(scope.graph_module)
         if known is None or known[0] != fingerprint:
             matching = find(scope, [_make_candidate(pattern, scope) for pattern in self.patterns])
             known = self._remembered[scope.graph_module] = (fingerprint, matching)
         return known[1]
-
-
-def _take_fingerprint(scope: GraphScope) -> tuple[Any, ...]:
-    """Return what matching depends on, without nodes."""
-    nodes = scope.graph_module.graph.nodes
-    return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 
 
 def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:

@@ -192,7 +192,7 @@ _FIELDS: Mapping[Rule, str] = {
         TokenArgument.name SymIntArgument.as_name SymFloatArgument.as_name SymBoolArgument.as_name
         GradientToUserInputSpec.user_input_name UserInputMutationSpec.user_input_name
     """,
-    lambda name: name and _check_name(name): """
+    lambda name: _check_names([name] if name else ()): """
         TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name
     """,
     _check_names: """
