@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
@@ -159,15 +160,11 @@ def _resident() -> int | None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    import resource
-
     return pages * resource.getpagesize()
 
 
 def _peak() -> int:
     """Return the most memory that the process had, in bytes."""
-    import resource
-
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

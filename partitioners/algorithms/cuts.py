@@ -11,6 +11,7 @@ the same rule.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -228,12 +229,7 @@ class _Moves:
         self.readers: list[dict[int, int]] = [{} for _ in range(count)]
         for vertex, piece in enumerate(pieces):
             self._put(vertex, piece)
-        self.pins: list[dict[int, int]] = []
-        for _, vertices in graph.nets:
-            found: dict[int, int] = {}
-            for vertex in vertices:
-                found[pieces[vertex]] = found.get(pieces[vertex], 0) + 1
-            self.pins.append(found)
+        self.pins = [Counter(pieces[vertex] for vertex in vertices) for _, vertices in graph.nets]
 
     def run(self) -> list[int]:
         """Sweep forwards and backwards until nothing moves."""
@@ -308,7 +304,7 @@ class _Moves:
         self.pieces[vertex] = there
         for net in self.graph.nets_of[vertex]:
             pins = self.pins[net]
-            pins[there] = pins.get(there, 0) + 1
+            pins[there] += 1
             pins[here] -= 1
             if not pins[here]:
                 del pins[here]

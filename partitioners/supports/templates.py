@@ -223,7 +223,7 @@ class _TemplateReader:
     def operator(self, node: Node) -> TemplateOperator:
         found = {}
         for name in self.names(node):
-            given = order_arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
+            given = order_arguments(name, *torch.fx.node.map_arg((node.args, node.kwargs), self.terms.__getitem__))
             known = list_argument_names(name)
             found[name] = tuple(map(partial(self.argument, name), known, given)) if known else given
         return TemplateOperator(found)
@@ -238,9 +238,6 @@ class _TemplateReader:
             raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
         self.said.update(given)
         return self.attributes[given[0]]
-
-    def term(self, argument: Any) -> Any:
-        return self.terms[argument] if isinstance(argument, Node) else argument
 
     def value(self, name: str, value: Any) -> Any:
         """Return what an argument has to match."""

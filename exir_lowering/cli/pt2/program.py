@@ -23,10 +23,11 @@ import torch
 
 from exir_lowering._upstream.exported_files import evaluate_size, from_schema, is_union, schema_names
 from exir_lowering._upstream.operators import list_registered_operators
-from exir_lowering.cli.pt2 import operator_table
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
+from exir_lowering.graphs.operators import functions
+from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words
 from exir_lowering.graphs.serialized.grammar import (
     PATH,
     ExcessiveFileError,
@@ -50,6 +51,32 @@ STEPS, STEPS_OF_CHARACTER = 3_000_000, 200
 
 DEVICES = frozenset(("cpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
+
+# torch takes a name such as `torch.os.system` apart, and follows it from attribute to attribute; here, the dispatcher
+# has to have it. These lists say what a program may name. `graphs.operators.pure` says what a `.pte` file may have
+# executed by its mere name: far less, and by schema. A program may have operators of libraries, which backends take.
+NAMESPACES = split_words(
+    """
+    aten prims quantized_decomposed dim_order_ops executorch_prim et_copy export quant_fusion
+    torchao torchvision torchaudio llama cadence cortex_m arm tosa
+    """
+)
+"""The namespaces of operators that only compute: PyTorch's, ExecuTorch's and those of the libraries of models."""
+
+_HIGHER_ORDER = HIGHER_ORDER | {"flex_attention", "with_effects"}
+
+FUNCTIONS = {f"{one.__module__}.{one.__name__}" for one in functions.FUNCTIONS.values() if one.__module__ != "builtins"}
+FUNCTIONS |= split_words(
+    """
+    torch._functorch.predispatch._add_batch_dim torch._functorch.predispatch._remove_batch_dim
+    torch._functorch.predispatch._vmap_increment_nesting torch._functorch.predispatch._vmap_decrement_nesting
+    torch._functorch.predispatch.lazy_load_decompositions
+    """
+)
+"""Functions other than operators: of symbolic sizes, and those that `torch.vmap` is exported as."""
+
+_OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
+_HIGHER_ORDER_NAME = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 Rule = Callable[[Any], None]
 
@@ -81,8 +108,8 @@ def check_program(program: Any) -> None:
 
     own: dict[str, Rule] = {
         "SymExpr.expr_str": check_size,
-        "Node.target": partial(operator_table.check_target, known=known),
-        "Argument.as_operator": partial(operator_table.check_target, known=known),
+        "Node.target": partial(_check_target, known=known),
+        "Argument.as_operator": partial(_check_target, known=known),
     }
     _walk(program, {**_RULES, **own})
     check_evaluation(sizes)
@@ -181,7 +208,7 @@ def _check_dialects(names: Any) -> None:
 
 def _check_metadata(metadata: Any) -> None:
     for entry in metadata.get("source_fn_stack", "").split(";"):
-        operator_table.check_source(entry.rpartition(",")[2])
+        _check_source(entry.rpartition(",")[2])
     for key in ("custom", "from_node"):
         if key in metadata:
             _check_depth(json.loads(metadata[key]))
@@ -277,6 +304,38 @@ def _is_plain(value: Any, hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return type(value) is int or isinstance(value, hint)
     return hint in (str, int, bool) and type(value) is hint
+
+
+def _check_target(name: str, known: frozenset[str]) -> None:
+    """Check what a node calls: UnsafeFileError if it is in no closed list, InputError if it is not registered here."""
+    higher = _HIGHER_ORDER_NAME.fullmatch(name)
+    if name in FUNCTIONS or (higher and higher[1] in _HIGHER_ORDER):
+        return
+    overload = _OVERLOAD.fullmatch(name)
+    if overload is None or overload[1] not in NAMESPACES or f"{overload[1]}::{overload[2]}" in REFUSED:
+        raise UnsafeFileError(
+            f"it calls {name[:200]!r}, which is not in the closed lists of operators that only compute"
+        )
+    space, operator, kind = overload.groups()
+    if f"{space}::{operator}{'' if kind == 'default' else '.' + kind}" not in known:
+        raise InputError(
+            f"it calls {name!r}, which no library in this process has registered. Import the library that has it, or "
+            "install the version of PyTorch that the program was exported with"
+        )
+
+
+def _check_source(name: str) -> None:
+    """Check what a model called, which torch looks up: UnsafeFileError if the way leaves torch over a module there."""
+    first, *rest = name.split(".")
+    if first != "torch":
+        return
+    found: Any = torch
+    for part in rest:
+        if not isinstance(found, types.ModuleType):
+            return
+        found = vars(found).get(part)
+        if isinstance(found, types.ModuleType) and found.__name__.partition(".")[0] != "torch":
+            raise UnsafeFileError(f"a node names {name[:200]!r} as its source, which is not torch's")
 
 
 # -- how long torch takes to evaluate symbolic sizes -------------------------------------------------------------------
