@@ -138,7 +138,7 @@ def _place(plugin: Any, separator: str = ":") -> str:
 
 
 def find_partitioner(plugin_id: str) -> Partitioner:
-    """Make the partitioner that a plug-in provides; UnknownPluginError or PluginLoadError, as of all that find one."""
+    """Make the partitioner of a plug-in; UnknownPluginError or PluginLoadError if it cannot be found or made."""
     from exir_lowering.plugins.backend import Partitioner
 
     factory = load(PARTITIONERS, plugin_id)
