@@ -178,13 +178,10 @@ def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> 
         sizes = one["bytes"]
         grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
         memory.append((one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown))
-    title, columns = (
-        f"Milliseconds per call of {figures[0]['method']}",
-        ("calls", "median", "p25 to p75", "p90", "p99", "least"),
-    )
-    print_table(title, ("file", *columns), times, right=columns)
-    columns = ("file's size", "planned", "process grew by")
-    print_table("Memory", ("file", *columns), memory, right=columns)
+    right: tuple[str, ...] = ("calls", "median", "p25 to p75", "p90", "p99", "least")
+    print_table(f"Milliseconds per call of {figures[0]['method']}", ("file", *right), times, right=right)
+    right = ("file's size", "planned", "process grew by")
+    print_table("Memory", ("file", *right), memory, right=right)
     say(f"Peak memory of the process, Python and PyTorch included: {format_size(_peak())}.")
     if ratio is not None:
         first, second = (one["file"] for one in figures)

@@ -87,6 +87,9 @@ def _operators() -> Iterator[Case]:
 
 
 def _dtypes() -> Iterator[Case]:
+    def hold(dtype: torch.dtype) -> Hold:
+        return lambda: {"w": weight(3, dtype=dtype)}
+
     for dtype in _DTYPES:
         values = "large" if dtype in (torch.int64, torch.int32) else "any"
         yield case(
@@ -95,7 +98,7 @@ def _dtypes() -> Iterator[Case]:
             lambda m, x, y: (x + y) * m.w,
             tensor(2, 3, dtype=dtype, values=values),
             tensor(2, 3, dtype=dtype, values=values),
-            hold=lambda dtype=dtype: {"w": weight(3, dtype=dtype)},
+            hold=hold(dtype),
         )
     yield case(
         "dtype/bool",
