@@ -132,7 +132,7 @@ def _is_about_output(error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(settings.Parser):
     """Commands say themselves which option is wrong, a name before what is missing, and take some from a file."""
 
     commands: Mapping[str, _Parser] | None = None  # all of them, which a command knows too

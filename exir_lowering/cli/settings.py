@@ -38,6 +38,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose arguments can be listed."""
+
+    def list_actions(self) -> list[argparse.Action]:
+        """Return its arguments, without --help."""
+        return [action for action in self._actions if "--help" not in action.option_strings]
+
+
 class _Probe(argparse.ArgumentParser):
     """Finds what is given, and leaves it to the real parser to say what is wrong."""
 
@@ -52,14 +60,10 @@ class _Probe(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
 
-def _list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if "--help" not in action.option_strings]
-
-
-def _list_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def _list_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by destination; nothing if they are wrong."""
     probe = _Probe(add_help=False)
-    for action in _list_actions(parser):
+    for action in parser.list_actions():
         probe.take(action)
     try:
         return vars(probe.parse_known_args(list(argv))[0])
@@ -67,19 +71,19 @@ def _list_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
         return {}
 
 
-def name_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def name_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by the name in a file."""
     given = _list_given(parser, argv)
     return {key: given[action.dest] for key, action in _by_key(parser).items() if action.dest in given}
 
 
-def expand(parser: argparse.ArgumentParser, others: Iterable[argparse.ArgumentParser], argv: list[str]) -> list[str]:
+def expand(parser: Parser, others: Iterable[Parser], argv: list[str]) -> list[str]:
     """Return the arguments after those of --config's file; InputError if it has a setting that no parser knows."""
     given = _list_given(parser, argv)
     if not given.get("config"):
         return argv
     settings, known = _read(given["config"]), _by_key(parser)
-    elsewhere = {key for other in others if "config" in map(_key, _list_actions(other)) for key in _by_key(other)}
+    elsewhere = {key for other in others if "config" in map(_key, other.list_actions()) for key in _by_key(other)}
     places: list[str] = []
     options: list[str] = []
     for key, value in settings.items():
@@ -96,9 +100,9 @@ def expand(parser: argparse.ArgumentParser, others: Iterable[argparse.ArgumentPa
     return [*places, *options, *argv]
 
 
-def _by_key(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def _by_key(parser: Parser) -> dict[str, argparse.Action]:
     """Return what can be in a file, by its name there."""
-    return {key: action for action in _list_actions(parser) if (key := _key(action)) not in _NEVER}
+    return {key: action for action in parser.list_actions() if (key := _key(action)) not in _NEVER}
 
 
 def _key(action: argparse.Action) -> str:
