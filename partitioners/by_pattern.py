@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, graphs
-from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_support import SupportPartitioner
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
@@ -86,7 +86,7 @@ class PatternPartitioner(SupportPartitioner):
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""
         if self.merge:
-            return super()._propose(scope, groups)
+            return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
         return [Proposal(self.backend_id, tuple(group)) for group in groups]
 
     def _warn(self, seen: Sequence[GraphScope]) -> None:
