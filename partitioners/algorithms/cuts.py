@@ -60,7 +60,8 @@ def cut(problem: CutProblem) -> list[int]:
         return [0] * graph.count
     best: list[int] = []
     least: tuple[int, int] | None = None
-    for order in graph.list_orders():
+    pins = sum(len(pins) for _, pins in graph.nets) + graph.count
+    for order in islice(graph.generate_orders(), max(3, min(_ORDERS, _EFFORT // pins))):
         pieces = graph.improve(order)
         cost = graph.compute_cost(pieces)
         if least is None or cost < least:
@@ -159,12 +160,7 @@ class _Graph:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def list_orders(self) -> Iterator[list[int]]:
-        """Return topological orders to try, as many as the effort allows."""
-        pins = sum(len(pins) for _, pins in self.nets) + self.count
-        return islice(self._generate_orders(), max(3, min(_ORDERS, _EFFORT // pins)))
-
-    def _generate_orders(self) -> Iterator[list[int]]:
+    def generate_orders(self) -> Iterator[list[int]]:
         """Yield topological orders without end; most keep together the parts that share no edge."""
         following, preceding = self.problem.successors, self.predecessors
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))

@@ -49,7 +49,12 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
     if unseen:
         _clear_marks(names, kept)
-    return Run(kept, answer.destinations, (*rejections, *_list_left(names, calls)), answer.adjustments)
+    left = []
+    for node, held in calls.items():
+        reason = f"it calls a graph with {held}, whose destination was decided before"
+        name = graphs.qualified_name(names[node][0], node)
+        left.append(Rejection("", name, graphs.operator_name(node), reason, "nested_run", "nested"))
+    return Run(kept, answer.destinations, (*rejections, *left), answer.adjustments)
 
 
 def tagged(
@@ -78,14 +83,6 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
             if held is not None and node not in unseen:
                 found.setdefault(node, f"{nested.name}.{held.name}")
     return found
-
-
-def _list_left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
-    for node, held in calls.items():
-        reason = f"it calls a graph with {held}, whose destination was decided before"
-        yield Rejection(
-            "", graphs.qualified_name(names[node][0], node), graphs.operator_name(node), reason, "nested_run", "nested"
-        )
 
 
 def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:

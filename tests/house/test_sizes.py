@@ -39,7 +39,7 @@ BUDGETS = {
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 1874,
     "exir_lowering/verification": 2890,
-    "partitioners": 4032,
+    "partitioners": 4025,
     "backends": 2530,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
