@@ -84,22 +84,23 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
             for node in module.graph.nodes
             if graphs.is_operator(node) and (code := _refused(node))
         }
-        constants = _constants(exported_program)
+        mutated = graphs.written_state(exported_program)
+        lifted = graphs.lifted_inputs(exported_program)
+        constants = {node for node, spec in lifted.items() if spec.target not in mutated}  # which partitions own
         while True:
             run = nested_run.run(self.inner, exported_program, held)
             crossing = _crossing(exported_program.graph_module, run.tags, constants) - held.keys()
             if not crossing:
                 break
             held.update(dict.fromkeys(crossing, "rank"))
-        for node, tag in run.tags.items():
-            node.meta[graphs.DELEGATION_TAG] = tag
         own = tuple(
             Rejection("", name, graphs.operator_name(node), _REASONS[held[node]], "openvino", held[node])
             for path, module in graphs.walk(exported_program.graph_module)
             for node in module.graph.nodes
             if node in held and (name := graphs.qualified_name(path, node))
         )
-        return ExplainedResult(exported_program, run.destinations, (*run.rejections, *own), run.adjustments)
+        rejections = (*run.rejections, *own)
+        return nested_run.tagged(exported_program, run.tags, run.destinations, rejections, run.adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask ExecuTorch's partitioner, except about what stays on the host."""
@@ -115,7 +116,8 @@ def _refused(node: Node) -> str:
     """Return the code of the reason why a node must stay on the host wherever partitions end, "" if there is none."""
     value = node.meta.get("val")
     results = list(measures.tensors(value))
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or any(map(_dynamic, results)):
+    sizes = [size for tensor in results for size in tensor.shape]
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or not all(isinstance(s, int) for s in sizes):
         return "dynamic_shape"
     given = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
     # Some of several results may be unused, such as the empty statistics of a batch norm.
@@ -130,19 +132,9 @@ def _refused(node: Node) -> str:
     return ""
 
 
-def _dynamic(tensor: torch.Tensor) -> bool:
-    return any(not isinstance(size, int) for size in tensor.shape)
-
-
 def _scalar(node: Node) -> bool:
     """Return whether a node's result, or a part of it, is a tensor without dimensions."""
     return any(tensor.dim() == 0 for tensor in measures.tensors(node.meta.get("val")))
-
-
-def _constants(program: ExportedProgram) -> frozenset[Node]:
-    """Return the placeholders of constants, which partitions own."""
-    mutated = graphs.written_state(program)
-    return frozenset(node for node, spec in graphs.lifted_inputs(program).items() if spec.target not in mutated)
 
 
 def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collection[Node]) -> set[Node]:
@@ -186,11 +178,8 @@ def _check_device(device: object) -> None:
 
 
 def _upstream_class() -> Any:
-    """Return ExecuTorch's class.
-
-    Its package also imports the quantizer, which needs nncf. So while the partitioner is imported, an empty module
-    replaces the package. It is removed afterwards, and importing the package works, or fails, as before.
-    """
+    """Return ExecuTorch's class."""
+    # Its package also imports the quantizer, which needs nncf: meanwhile, an empty module stands in for the package.
     with conversion_lock():
         stand_in = None
         if _PACKAGE not in sys.modules:

@@ -17,14 +17,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, graphs
-from exir_lowering.partitioners.algorithms.claims import ClaimingPartitioner
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
+from exir_lowering.partitioners.by_support import SupportPartitioner
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
 
 
-class PatternPartitioner(ClaimingPartitioner):
+class PatternPartitioner(SupportPartitioner):
     """Gives a backend each match of a pattern as a separate partition, and says why the rest stays on the host.
 
     A pattern that matches nothing in a program causes a warning.
@@ -58,7 +58,14 @@ class PatternPartitioner(ClaimingPartitioner):
     ) -> None:
         self.support = PatternSupport(*patterns)
         specs = compile_specs if isinstance(compile_specs, Mapping) else {backend_id: compile_specs}
-        super().__init__({backend_id: self.support}, specs, limits, keep_apart, own_state, keep_whole)
+        super().__init__(
+            {backend_id: self.support},
+            compile_specs=specs,
+            limits=limits,
+            keep_apart=keep_apart,
+            own_state=own_state,
+            keep_whole=keep_whole,
+        )
         self.backend_id, self.merge = backend_id, merge
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -74,7 +81,7 @@ class PatternPartitioner(ClaimingPartitioner):
             PartitionerContractError: The check of a pattern raised.
         """
         self._warn(list(scopes(exported_program)))
-        return self._claim(exported_program)
+        return super().partition(exported_program)
 
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""

@@ -91,7 +91,9 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                     elif graphs.is_operator(node):
                         name = graphs.qualified_name(path, node)
                         missing.setdefault(spec.backend_id, []).append(name)
-                        said.setdefault(name, []).append(_reject(name, node, partitioner, spec.backend_id))
+                        by = type(partitioner).__name__
+                        reason = f"{by} would take it for {spec.backend_id}, which is not available here"
+                        said.setdefault(name, []).append(_reject(name, node, reason))
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
@@ -114,8 +116,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         return nested_run.ask_preserved(self.partitioners, ep, lambda number, node: True)
 
 
-def _reject(name: str, node: Node, partitioner: Partitioner, backend_id: str) -> Rejection:
-    reason = f"{type(partitioner).__name__} would take it for {backend_id}, which is not available here"
+def _reject(name: str, node: Node, reason: str) -> Rejection:
     return Rejection("", name, graphs.operator_name(node), reason, "ChainedPartitioner", "backend_unavailable")
 
 

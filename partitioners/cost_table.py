@@ -49,7 +49,21 @@ class CostTable:
         Raises:
             InputError: A cost is not a finite number of at least 0, an operator does not exist, or the host is missing.
         """
-        _check_table(self)
+        _check_mapping("places", self.places)
+        if HOST not in self.places:
+            raise InputError(
+                f"A cost table has the places {_join(self.places)}, {HOST!r} is missing: every operator can stay "
+                f"there, so its cost there must be known."
+            )
+        for place, costs in self.places.items():
+            _check_costs(f"places[{place!r}]", costs)
+        for name in {str(key).partition("(")[0]: None for costs in self.places.values() for key in costs}:
+            check_operator(name)
+        _check_costs("default", self.default, self.places)
+        if not isinstance(self.unit, str):
+            raise InputError(f"A cost table's unit is {self.unit!r}, expected a word such as 'seconds'.")
+        _check_cost("per_byte", self.per_byte)
+        _check_costs("per_call", self.per_call, [place for place in self.places if place != HOST])
 
     @property
     def byte_cost(self) -> float:
@@ -135,11 +149,7 @@ class CostTable:
 
 
 def signature(node: Node) -> str:
-    """Return an operator with what it is applied to, such as "aten.add.Tensor(float32[1, 8], float32[1, 8])".
-
-    A tensor is written as its dtype and sizes, a size that is not known ahead of time as "?"; other arguments are
-    written as they are.
-    """
+    """Return an operator with the dtypes and sizes of its tensors, "?" where unknown, and its other arguments."""
     arguments = [_write_argument(argument) for argument in node.args]
     arguments += [f"{name}={_write_argument(node.kwargs[name])}" for name in sorted(node.kwargs)]
     return f"{graphs.operator_name(node)}({', '.join(arguments)})"
@@ -160,27 +170,6 @@ def _write_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_write_value, value))}]"
     return "?" if value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else str(value)
-
-
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-
-def _check_table(table: CostTable) -> None:
-    _check_mapping("places", table.places)
-    if HOST not in table.places:
-        raise InputError(
-            f"A cost table has the places {_join(table.places)}, {HOST!r} is missing: every operator can stay "
-            f"there, so its cost there must be known."
-        )
-    for place, costs in table.places.items():
-        _check_costs(f"places[{place!r}]", costs)
-    for name in {str(key).partition("(")[0]: None for costs in table.places.values() for key in costs}:
-        check_operator(name)
-    _check_costs("default", table.default, table.places)
-    if not isinstance(table.unit, str):
-        raise InputError(f"A cost table's unit is {table.unit!r}, expected a word such as 'seconds'.")
-    _check_cost("per_byte", table.per_byte)
-    _check_costs("per_call", table.per_call, [place for place in table.places if place != HOST])
 
 
 def _check_mapping(name: str, given: Any, known: Any = None) -> None:

@@ -7,6 +7,7 @@ import fnmatch
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count
 from typing import Any, Literal
 
 from executorch.exir.backend.partitioner import DelegationSpec
@@ -199,7 +200,8 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             InputError: A rule names something that the program does not have, or does not say which backend it means.
             PartitionerContractError: The partitioner broke its contract.
         """
-        operators = list(_operators(exported_program))
+        walked = graphs.walk(exported_program.graph_module)
+        operators = [(path, node) for path, module in walked for node in module.graph.nodes if graphs.is_operator(node)]
         facts = {node: _facts(path, node) for path, node in operators}
         self._check(facts)
         matched = ((node, next((r for r in self.rules if r.matches(facts[node])), None)) for _, node in operators)
@@ -253,16 +255,9 @@ def _facts(path: tuple[str, ...], node: Node) -> Facts:
     return {
         "op": dict.fromkeys(name for operator in operators for name in (operator, operator.rpartition(".")[0])),
         "name": dict.fromkeys((graphs.qualified_name(path, node), node.name)),
-        "module": dict.fromkeys(outer for where, _ in stack for outer in _outer(where)),
-        "module_class": dict.fromkeys(name for _, kind in stack for name in _names(kind)),
+        "module": dict.fromkeys(outer for where, _ in stack for outer in accumulate(where.split("."), "{}.{}".format)),
+        "module_class": dict.fromkeys(name for _, kind in stack for name in (kind, kind.rpartition(".")[2])),
     }
-
-
-def _operators(program: ExportedProgram) -> Iterable[tuple[tuple[str, ...], Node]]:
-    for path, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if graphs.is_operator(node):
-                yield path, node
 
 
 def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
@@ -310,7 +305,9 @@ def _with(
         if any(node in added for node in nodes):
             for proposal in _join(nodes, tags, destinations, label_of_added):
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
-                tag = names[0] if names else _new_tag(destinations)
+                # Rules inside these rules may have used some numbers.
+                free = (f"rule_{i}" for i in count(len(destinations)) if f"rule_{i}" not in destinations)
+                tag = names[0] if names else next(free)
                 destinations.setdefault(tag, specs[proposal.backend])
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
@@ -321,13 +318,6 @@ def _with(
         if reader is not None and constant not in tags and spec.target not in written:
             tags[constant] = tags[reader]
     return tags, destinations
-
-
-def _new_tag(known: Collection[str]) -> str:
-    number = len(known)
-    while f"rule_{number}" in known:  # from rules inside these rules
-        number += 1
-    return f"rule_{number}"
 
 
 def _join(
@@ -372,13 +362,3 @@ def _any(patterns: Iterable[str], values: Collection[str]) -> bool:
         pattern in values or ("*" in pattern and any(fnmatch.fnmatchcase(value, pattern) for value in values))
         for pattern in patterns
     )
-
-
-def _outer(path: str) -> list[str]:
-    """Return a module path and those of the enclosing modules."""
-    atoms = path.split(".")
-    return [".".join(atoms[:i]) for i in range(1, len(atoms) + 1)]
-
-
-def _names(kind: str) -> tuple[str, str]:
-    return kind, kind.rpartition(".")[2]

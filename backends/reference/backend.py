@@ -94,8 +94,7 @@ class _Writer(PlainWriter):
             for node, spec in zip(placeholders, signature.input_specs, strict=True)
             if spec.kind is not InputKind.USER_INPUT
         }
-        mutations = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-        written = {spec.target for spec in signature.output_specs if spec.kind in mutations}
+        written = graphs.written_state(self._program)
         mutated = {id(tensor) for target, tensor in lifted.values() if target in written}
         slots: dict[str, int] = {}
         for node, (target, tensor) in lifted.items():

@@ -74,10 +74,7 @@ HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Find an operator by the name in a payload; a `CheckedCall` for torch's own.
-
-    Raises InputError if it is not registered in this process, or not on the closed list of operators that only compute.
-    """
+    """Find an operator by the name in a payload; InputError if it is not one on the closed list, registered here."""
     own = HIGHER_ORDER.get(name) or EDGE.get(name) or functions.find_function(name)
     if own is not None:
         return own

@@ -136,11 +136,7 @@ def _failure(step: Instruction, args: Any, error: Exception) -> BackendFailure:
 
 
 class Reader(PlainReader):
-    """Reads the graphs of a payload.
-
-    ValueError, LookupError, TypeError: They are not what the backend writes. InputError: An operator is not on the
-    closed list.
-    """
+    """Reads the graphs of a payload; ValueError, LookupError or TypeError if they are not what the backend writes."""
 
     def __init__(
         self, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext

@@ -64,20 +64,14 @@ def function_name(target: Any) -> str:
 
 def refusal(module: GraphModule, node: Node) -> tuple[str, str] | None:
     """Return why the delegate cannot execute a node, as a code and a text; None if it can."""
-    return (
-        _operator_refusal(node)
-        or _argument_refusal(module, node)
-        or _tensor_refusal(node)
-        or next(
-            (
-                (no[0], f"its graph {nested.name} has {graphs.operator_name(inner)}: {no[1]}")
-                for nested in graphs.nested_graphs(module, node)
-                for inner in nested.module.graph.nodes
-                if inner.op == "call_function" and (no := refusal(nested.module, inner)) is not None
-            ),
-            None,
-        )
-    )
+    no = _operator_refusal(node) or _argument_refusal(node) or _tensor_refusal(node)
+    if no is not None:
+        return no
+    for nested in graphs.nested_graphs(module, node):
+        for inner in nested.module.graph.nodes:
+            if inner.op == "call_function" and (no := refusal(nested.module, inner)) is not None:
+                return no[0], f"its graph {nested.name} has {graphs.operator_name(inner)}: {no[1]}"
+    return None
 
 
 def _operator_refusal(node: Node) -> tuple[str, str] | None:
@@ -107,7 +101,7 @@ def _registered(name: str) -> frozenset[str]:
     return known
 
 
-def _argument_refusal(module: GraphModule, node: Node) -> tuple[str, str] | None:
+def _argument_refusal(node: Node) -> tuple[str, str] | None:
     for value in (*node.args, *node.kwargs.values()):
         if isinstance(value, torch.device) and value.type != "cpu":
             return "argument", f"it makes a tensor on device {value}; the delegate executes on the CPU"

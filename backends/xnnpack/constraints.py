@@ -25,10 +25,7 @@ _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
 
 def mend(config: Any, together: Collection[str]) -> None:
-    """Leave out of a configuration of ExecuTorch's partitioner what its preprocess or its runtime gets wrong.
-
-    The names are those of all its configurations whose operators can be in one partition with that of this one.
-    """
+    """Leave out of a configuration of ExecuTorch's partitioner what is wrong, given what it may be partitioned with."""
     if config.target_name == "convolution.default":
         config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
     refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
@@ -51,12 +48,6 @@ def _check(
     return reason is None
 
 
-def _refuse_dimensions(node: Node) -> str | None:
-    if any(value.dim() > _MOST_DIMENSIONS for value in _values(node, *node.all_input_nodes)):
-        return f"XNNPACK's tensors have at most {_MOST_DIMENSIONS} dimensions"
-    return None
-
-
 def _refuse_quantised_scalar(node: Node) -> str | None:
     """Refuse what reads a quantised tensor without dimensions: ExecuTorch's preprocess looks at its first row."""
     for value in (node, *node.all_input_nodes):
@@ -71,12 +62,6 @@ def _refuse_copy(node: Node) -> str | None:
     returned = any(user.op == "output" for user in node.users)
     if returned and (len(operand.users) > 1 or operand.op == "placeholder"):
         return "ExecuTorch removes copies, and then refuses a value that is returned twice or is an unchanged input"
-    return None
-
-
-def _refuse_factors(node: Node) -> str | None:
-    if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
-        return "alpha and beta are left out of the payload"
     return None
 
 
@@ -104,11 +89,9 @@ def _refuse_weight_order(node: Node) -> str | None:
 
 
 def _refuse_shared_activation(node: Node) -> str | None:
-    """Refuse a convolution that is quantised dynamically if others read what its input is computed from.
-
-    ExecuTorch's preprocess follows first operands to where the input comes from, and gives all that read this the
-    order that the convolution needs, without telling them.
-    """
+    """Refuse a convolution that is quantised dynamically if others read what its input is computed from."""
+    # ExecuTorch's preprocess follows first operands to where the input comes from, and gives all that read this the
+    # order that the convolution needs, without telling them.
     from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
 
     inside, before = node, node.args[0]
@@ -143,14 +126,12 @@ def _refuse_start(node: Node) -> str | None:
     return None
 
 
-def _refuse_single_image(node: Node) -> str | None:
-    return None if _tensor(node.args[0]).dim() == 4 else "the input has to have four dimensions"
+def _is_image_maximum(node: Node) -> bool:
+    return _is_image(node) and node.args[1] in (2, 3) and bool(graphs.argument(node, "keepdim"))
 
 
-def _refuse_maximum(node: Node) -> str | None:
-    if _tensor(node.args[0]).dim() != 4 or node.args[1] not in (2, 3) or not graphs.argument(node, "keepdim"):
-        return "expected four dimensions, `dim` 2 or 3, and `keepdim`"
-    return None
+def _is_image(node: Node) -> bool:
+    return _tensor(node.args[0]).dim() == 4
 
 
 def _refuse_scale(node: Node) -> str | None:
@@ -205,6 +186,20 @@ def _ordering_pass() -> Any:
     return ChannelsLastTaggedReshapePass
 
 
+def _unless(condition: Callable[[Node], bool], reason: str) -> _Refusal:
+    return lambda node: None if condition(node) else reason
+
+
+_refuse_dimensions = _unless(
+    lambda node: all(value.dim() <= _MOST_DIMENSIONS for value in _values(node, *node.all_input_nodes)),
+    f"XNNPACK's tensors have at most {_MOST_DIMENSIONS} dimensions",
+)
+_refuse_factors = _unless(
+    lambda node: all(node.kwargs.get(name, 1) == 1 for name in ("alpha", "beta")),
+    "alpha and beta are left out of the payload",
+)
+_refuse_single_image = _unless(_is_image, "the input has to have four dimensions")
+
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
@@ -216,7 +211,7 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "max_pool2d.default": (_refuse_single_image,),
     "avg_pool2d.default": (_refuse_single_image,),
     "prelu.default": (_refuse_single_image,),
-    "max.dim": (_refuse_maximum,),
+    "max.dim": (_unless(_is_image_maximum, "expected four dimensions, `dim` 2 or 3, and `keepdim`"),),
     "upsample_bilinear2d.vec": (_refuse_scale,),
     "_native_batch_norm_legit_no_training.default": (_refuse_normalization, _refuse_dynamic_shape),
 }

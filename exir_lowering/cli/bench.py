@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import find_file, format_size, kept_from_stdout, make_console, make_table, say
+from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, say
 from exir_lowering.errors import InputError
-
-if TYPE_CHECKING:
-    from exir_lowering.runtime.program import LoadedProgram
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -26,7 +23,7 @@ VERSION = 1
 _SECONDS, _LEAST, _MOST = 5.0, 10, 1000
 """How long the calls are repeated for unless --runs says how often, at least and at most how often."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower bench model.pte --input randn:1x3x224x224
   exir-lower bench model.pte --against other.pte --input randn:1x3x224x224 --runs 200
@@ -64,7 +61,7 @@ class Subject:
     """A file whose method is measured."""
 
     name: str
-    program: LoadedProgram
+    call: Callable[[], object]
     method: str
     file_bytes: int
     planned: tuple[int, ...]  # the sizes of the method's planned memory
@@ -106,12 +103,12 @@ def execute(arguments: argparse.Namespace) -> int:
     values = method_inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
         opened = [_open(source, data, arguments, values) for source, data in given]
-        for _, call in opened:
+        for subject in opened:
             for _ in range(arguments.warm_up):
-                call()
+                subject.call()
         _measure(opened, arguments.runs)
-    figures = [subject.describe() for subject, _ in opened]
-    ratio = _compare(*(subject.times for subject, _ in opened)) if len(opened) > 1 else None
+    figures = [subject.describe() for subject in opened]
+    ratio = _compare(*(subject.times for subject in opened)) if len(opened) > 1 else None
     if arguments.json:
         print(json.dumps({"version": VERSION, "peak_bytes": _peak(), "files": figures, "ratio": ratio}, indent=2))
     else:
@@ -119,10 +116,8 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _open(
-    source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]
-) -> tuple[Subject, Callable[[], object]]:
-    """Load a file, and run its method once; return what calls it again."""
+def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]) -> Subject:
+    """Load a file, and run its method once."""
     from exir_lowering.runtime.program import open_file, read_file
 
     before = _resident()
@@ -134,11 +129,11 @@ def _open(
     program.run(method, *inputs)
     after = _resident()
     grown = None if before is None or after is None else max(after - before, 0)
-    subject = Subject(str(source), program, method, source.stat().st_size, file.methods[method].arenas, grown)
-    return subject, lambda: program.run(method, *inputs)
+    size, arenas = source.stat().st_size, file.methods[method].arenas
+    return Subject(str(source), lambda: program.run(method, *inputs), method, size, arenas, grown)
 
 
-def _measure(opened: Sequence[tuple[Subject, Callable[[], object]]], runs: int | None) -> None:
+def _measure(opened: Sequence[Subject], runs: int | None) -> None:
     """Time calls in rounds of one call of each file; who is first changes from round to round."""
     begun, rounds = time.perf_counter(), 0
     while (
@@ -146,9 +141,9 @@ def _measure(opened: Sequence[tuple[Subject, Callable[[], object]]], runs: int |
         if runs is not None
         else rounds < _LEAST or (rounds < _MOST and time.perf_counter() - begun < _SECONDS * len(opened))
     ):
-        for subject, call in opened if rounds % 2 == 0 else reversed(opened):
+        for subject in opened if rounds % 2 == 0 else reversed(opened):
             start = time.perf_counter()
-            call()
+            subject.call()
             subject.times.append(time.perf_counter() - start)
         rounds += 1
 
@@ -165,39 +160,28 @@ def _resident() -> int | None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    import resource
-
     return pages * resource.getpagesize()
 
 
 def _peak() -> int:
     """Return the most memory that the process had, in bytes."""
-    import resource
-
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
-    from rich.text import Text
-
-    table = make_table(f"Milliseconds per call of {figures[0]['method']}")
-    for column in ("file", "calls", "median", "p25 to p75", "p90", "p99", "least"):
-        table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    times, memory = [], []
     for one in figures:
         ms = {name: f"{value * 1e3:.3f}" for name, value in one["seconds"].items() if name != "all"}
         spread = f"{ms['p25']} to {ms['p75']}"
-        cells = one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]
-        table.add_row(*map(Text, cells))
-    make_console().print(table)
-    memory = make_table("Memory")
-    for column in ("file", "file's size", "planned", "process grew by"):
-        memory.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
-    for one in figures:
+        times.append((one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]))
         sizes = one["bytes"]
         grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
-        memory.add_row(*map(Text, (one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown)))
-    make_console().print(memory)
+        memory.append((one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown))
+    right: tuple[str, ...] = ("calls", "median", "p25 to p75", "p90", "p99", "least")
+    print_table(f"Milliseconds per call of {figures[0]['method']}", ("file", *right), times, right=right)
+    right = ("file's size", "planned", "process grew by")
+    print_table("Memory", ("file", *right), memory, right=right)
     say(f"Peak memory of the process, Python and PyTorch included: {format_size(_peak())}.")
     if ratio is not None:
         first, second = (one["file"] for one in figures)
@@ -209,8 +193,3 @@ def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> 
 
 def _short(count: int) -> str:
     return format_size(count).partition(",")[0]
-
-
-COMMAND = Command(
-    "bench", "measure the time and memory of a .pte file, or compare two", add_arguments, execute, _EXAMPLES
-)

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from exir_lowering.cli import lower, method_inputs, partitioning, program_files
-from exir_lowering.cli.command import MISTAKE, OK, Command
-from exir_lowering.cli.output import find_file, kept_from_stdout, make_console, say
+from exir_lowering.cli.output import MISTAKE, OK, find_file, kept_from_stdout, say, show
 from exir_lowering.errors import InputError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower bisect model.pt2 -p xnnpack
   exir-lower bisect prefill=prefill.pt2 decode=decode.pt2 -p xnnpack --inputs inputs.pt
@@ -53,15 +52,8 @@ def execute(arguments: argparse.Namespace) -> int:
             options=program_files.make_options(arguments),
             share_state=arguments.share_state,
         )
-    if arguments.json:
-        print(found.to_json())
-    else:
-        console = make_console()
-        console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    show(found, arguments.json)
     if arguments.save_repro is not None:
         none = "No repro was written, as no culprit was found."
         say(f"Wrote {found.save(arguments.save_repro)}." if found.operators else none, error=arguments.json)
     return OK if found.ok else MISTAKE
-
-
-COMMAND = Command("bisect", "find the operator that goes wrong in a backend", add_arguments, execute, _EXAMPLES)

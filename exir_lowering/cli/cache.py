@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import format_size, kept_from_stdout, make_console, make_table, say
+from exir_lowering.cli.output import OK, format_size, kept_from_stdout, print_table, say
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from exir_lowering.plans.report import CacheUse
-
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower cache info
   exir-lower cache clear --cache FOLDER
@@ -53,30 +45,11 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.action == "clear":
         say(f"Removed {format_size(removed)} from {folder}.")
     else:
-        from rich.text import Text
-
-        table = make_table("Cache", show_header=False)
-        for name, value in (
+        rows = (
             ("folder", str(folder)),
             ("converted programs", str(content.entries["edge"])),
             ("lowered partitions", str(content.entries["preprocess"])),
             ("size", f"{format_size(content.size)} of at most {format_size(content.limit)}"),
-        ):
-            table.add_row(name, Text(value, overflow="fold"))
-        make_console().print(table)
+        )
+        print_table("Cache", ("", ""), rows, show_header=False)
     return OK
-
-
-def make_explanation(uses: Sequence[CacheUse]) -> Table:
-    """Return a table of what was taken from the cache, and why the rest was not, by conversion and partition."""
-    from rich.text import Text
-
-    table = make_table("Cache")
-    for column in ("method", "partition", "cache"):
-        table.add_column(column, overflow="fold")
-    for use in uses:
-        table.add_row(*map(Text, (use.method, use.partition or "(conversion)", use.explain())))
-    return table
-
-
-COMMAND = Command("cache", "show or clear the cache of lowered partitions", add_arguments, execute, _EXAMPLES)

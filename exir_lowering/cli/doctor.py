@@ -8,13 +8,12 @@ import platform
 from importlib import import_module
 from typing import Any
 
-from exir_lowering.cli.command import DEFECT, OK, Command
-from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
+from exir_lowering.cli.output import DEFECT, OK, kept_from_stdout, print_table, say
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
 
 _PACKAGES = ("exir-lowering", "torch", "executorch", "torchao", "numpy")
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower doctor
   exir-lower doctor --json
@@ -105,9 +104,6 @@ def _version(name: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    table = make_table("Installation", show_header=False)
     runtime, delegates = found["runtime"], found["delegates"]
     rows = {
         **found["versions"],
@@ -118,22 +114,12 @@ def _show(found: dict[str, Any]) -> None:
         "compiled library": f"in {delegates['library']}",
         "cache": f"in {found['cache']}, when enabled",
     }
-    for name, value in rows.items():
-        table.add_row(Text(name), Text(value))
-    make_console().print(table)
-    features = make_table("Features that rely on torch's and ExecuTorch's code")
-    for column in ("feature", "state", "does"):
-        features.add_column(column, overflow="fold")
-    for feature in found["features"]:
-        features.add_row(*map(Text, (feature["name"], "off" if feature["off"] else "on", feature["does"])))
-    make_console().print(features)
+    print_table("Installation", (), rows.items(), show_header=False)
+    features = [(one["name"], "off" if one["off"] else "on", one["does"]) for one in found["features"]]
+    print_table("Features that rely on torch's and ExecuTorch's code", ("feature", "state", "does"), features)
     for feature in found["features"]:
         if feature["off"]:
             say(f"{feature['name']} is off: {feature['off']}; {feature['without']}.")
     for plugin in found["plugins"]:
         if plugin["problem"]:
             say(f"The {plugin['kind']} {plugin['name']!r} is broken: {plugin['problem']}")
-
-
-COMMAND = Command("doctor", "show what works here, what is off, and why", add_arguments, execute, _EXAMPLES)
-"""The command."""

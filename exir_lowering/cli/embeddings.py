@@ -23,6 +23,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
 from exir_lowering.plans.report import Times
+from exir_lowering.runtime import load
 from exir_lowering.steps.session import Progress
 
 # How many tokens each method takes.
@@ -58,10 +59,7 @@ class SentenceEmbedder(torch.nn.Module):
         self.transformer = transformer
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the embeddings, (batch, features).
-
-        Both inputs are (batch, tokens), padded to the method's length; the mask is 1 for a token and 0 for padding.
-        """
+        """Return the embeddings, (batch, features), of padded tokens and a mask, 0 for padding, (batch, tokens)."""
         hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)
@@ -111,10 +109,7 @@ def encode(tokenizer: Any, number: int, text: str) -> Encoded:
 
 
 def run(sentences: Sequence[str], output: Path | None, console: Console) -> bool:
-    """Export, lower, save, load, run and compare; return whether every similarity agrees with eager PyTorch.
-
-    Without an output path, the `.pte` file is removed in the end. Raises LoweringError if a step fails.
-    """
+    """Export, lower, save (or not), load, run and compare; return whether every similarity agrees with PyTorch's."""
     times = Times()
     with times.step("load the model"):
         model, tokenizer = load_model()
@@ -134,7 +129,8 @@ def run(sentences: Sequence[str], output: Path | None, console: Console) -> bool
         console.print()
         _print_size(console, target, output, model)
         with times.step("load and run"):
-            ours = _run_pte(target, encoded)
+            program = load(target)
+            ours = torch.cat([program.run(each.method, *each.inputs)[0].clone() for each in encoded])
     with torch.no_grad():
         eager = torch.cat([model(*sentence.inputs) for sentence in encoded])
     _print_sentences(console, encoded)
@@ -142,13 +138,6 @@ def run(sentences: Sequence[str], output: Path | None, console: Console) -> bool
     spent = ", ".join(f"{step} {seconds:.1f}" for step, seconds in times.seconds.items())
     console.print(Text(f"Seconds: {spent}.", style="dim"))
     return agree
-
-
-def _run_pte(path: Path, encoded: Sequence[Encoded]) -> Tensor:
-    from exir_lowering.runtime import load
-
-    program = load(path)
-    return torch.cat([program.run(sentence.method, *sentence.inputs)[0].clone() for sentence in encoded])
 
 
 def _print_size(console: Console, target: Path, output: Path | None, model: torch.nn.Module) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import check_target, describe_written, find_file, make_console, say, write_file
+from exir_lowering.cli.output import OK, check_targets, describe_written, find_file, say, show, write_file
 from exir_lowering.errors import InputError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower inspect model.pte
   exir-lower inspect model.pte --summary
@@ -45,11 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
     chosen = [name for name in ("summary", "html", "kernels_yaml", "data") if getattr(arguments, name)]
     if other is not None and chosen:
         raise InputError(f"--{chosen[0].replace('_', '-')} is for one file, but two files were given to compare.")
-    targets = {
-        suffix: check_target(path, f".{suffix}")
-        for suffix, path in (("html", arguments.html), ("yaml", arguments.kernels_yaml))
-        if path is not None
-    }
+    targets = check_targets(html=arguments.html, yaml=arguments.kernels_yaml)
 
     from exir_lowering.inspection import compare, inspect
 
@@ -57,16 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
     shown = report if other is None else compare(report, inspect(other))
     for suffix, path in targets.items():
         write_file(path, (report.to_html() if suffix == "html" else report.kernels_yaml()).encode())
-    console = make_console()
-    width = min(max(console.width, 60), 160)
-    if arguments.json:
-        print(shown.to_json())
-    else:
-        text = report.summary(width=width) if arguments.summary else shown.to_text(width=width)
-        console.print(text, end="", soft_wrap=True)
+    show(shown, arguments.json, report.summary if arguments.summary else None)
     for path in targets.values():
         say(f"{describe_written(path)}.", error=arguments.json)
     return OK
-
-
-COMMAND = Command("inspect", "show what is in a .pte or .ptd file", add_arguments, execute, _EXAMPLES)

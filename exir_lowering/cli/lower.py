@@ -9,21 +9,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import cache, constant_methods, partitioning, program_files
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
+from exir_lowering.cli import constant_methods, partitioning, program_files
+from exir_lowering.cli.output import (
+    OK,
+    check_target,
+    describe_written,
+    format_size,
+    kept_from_stdout,
+    make_console,
+    print_table,
+    say,
+)
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchBackendConfig
-
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.model import RefusedPartition
     from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
@@ -111,6 +117,8 @@ def execute(arguments: argparse.Namespace) -> int:
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
+        from executorch.exir import ExecutorchBackendConfig
+
         from exir_lowering.pipeline import lower
 
         cached = False if arguments.no_cache else arguments.cache or True
@@ -130,8 +138,9 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.runner_metadata:
             programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
             values = constant_methods.add_metadata(values, programs["forward"])
+        fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
-            _make_emission_config(arguments),
+            fusing if arguments.fuse_quantized else None,
             constant_methods=values,
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
@@ -197,13 +206,6 @@ def _check_data_name(name: str) -> None:
         )
 
 
-def _make_emission_config(arguments: argparse.Namespace) -> ExecutorchBackendConfig | None:
-    """Return how a file is emitted, None for ExecuTorch's default."""
-    from executorch.exir import ExecutorchBackendConfig
-
-    return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True) if arguments.fuse_quantized else None
-
-
 def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Artifact) -> None:
     report = json.loads(artifact.report.to_json())
     if arguments.sizes:
@@ -224,7 +226,8 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
 
         make_console().print(placement.table(artifact.stored, limit=20))
     if arguments.explain_cache:
-        make_console().print(cache.make_explanation(lowered.report.cache))
+        uses = ((use.method, use.partition or "(conversion)", use.explain()) for use in lowered.report.cache)
+        print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many
@@ -239,6 +242,3 @@ def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({format_size(len(data))}).")
     return "\n".join(written)
-
-
-COMMAND = Command("lower", "lower .pt2 files to one .pte file", add_arguments, execute, _EXAMPLES)

@@ -30,18 +30,32 @@ from exir_lowering.cli import (
     settings,
     verify,
 )
-from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED
-from exir_lowering.cli.noise import quieten
-from exir_lowering.cli.output import say
+from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, quieten, say
 from exir_lowering.cli.wording import describe
 from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-COMMANDS = tuple(
-    one.COMMAND
-    for one in (lower, plan, quantize, refit, run, inspect, check, verify, bisect, bench, plugins, cache, doctor, demo)
-)
-"""The commands, in the order of the help."""
+_COMMANDS: Mapping[str, tuple[Any, str]] = {
+    "lower": (lower, "lower .pt2 files to one .pte file"),
+    "plan": (plan, "show what lower would delegate, and why the rest stays on the host"),
+    "quantize": (quantize, "quantise a .pt2 file to int8, and measure the error of each layer"),
+    "refit": (refit, "put new weights into a .pte file"),
+    "run": (run, "run a method of a .pte file, in the ExecuTorch runtime"),
+    "inspect": (inspect, "show what is in a .pte or .ptd file"),
+    "check": (check, "say whether shipped runtimes run a .pte file"),
+    "verify": (verify, "compare a .pte file with eager PyTorch, on inputs that find errors"),
+    "bisect": (bisect, "find the operator that goes wrong in a backend"),
+    "bench": (bench, "measure the time and memory of a .pte file, or compare two"),
+    "plugins": (plugins, "list the installed backends, delegates, partitioners and payload checks"),
+    "cache": (cache, "show or clear the cache of lowered partitions"),
+    "doctor": (doctor, "show what works here, what is off, and why"),
+    "demo": (demo, "lower a trained sentence-embedding model, run it, compare with PyTorch"),
+}
+"""The commands, in the order of the help: a module, and a line for the list.
+
+A module has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`, which takes the parsed arguments, and
+returns the exit code or raises a LoweringError.
+"""
 
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -62,11 +76,7 @@ Exit code: 0 success, 2 invalid input or a wrong result, 1 any other failure.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, by default with the arguments of the process.
-
-    Returns 0 for success, 2 for a mistake in what was given (programs, names, files, plug-ins), 130 when interrupted,
-    141 when whoever read the output closed it, 1 for any other failure.
-    """
+    """Run the command line, by default with the arguments of the process; return the exit code (see `output`)."""
     # A character that the terminal's encoding lacks is shown escaped, rather than causing a crash after the work.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -123,10 +133,7 @@ def _is_about_output(error: Exception) -> bool:
 
 
 class _Parser(settings.Parser):
-    """A parser whose commands say themselves which of their options is wrong, and take some from a file.
-
-    What is wrong in a name is said before what is missing, since that is missing because of it.
-    """
+    """Commands say themselves which option is wrong, a name before what is missing, and take some from a file."""
 
     commands: Mapping[str, _Parser] | None = None  # all of them, which a command knows too
 
@@ -186,12 +193,12 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
-    for command in COMMANDS:
+    for name, (command, summary) in _COMMANDS.items():
         subparser = subparsers.add_parser(
-            command.name,
-            help=command.summary,
-            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-            epilog=command.examples,
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=command.EXAMPLES,
             formatter_class=raw,
             parents=[debug],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,6 +58,10 @@ def add_data(command: argparse.ArgumentParser, name: str = "--data", whose: str 
 
 def read_calls(option: str, path: Path) -> Any:
     """Read the calls of a method, or of several by name, from a file of torch.save; InputError if it is another."""
+    return _load(option, path, "tensors, numbers, tuples, lists and dicts", "torch.save([(x, y), ...], 'inputs.pt')")
+
+
+def _load(option: str, path: Path, expected: str, example: str) -> Any:
     import torch
 
     try:
@@ -65,8 +70,8 @@ def read_calls(option: str, path: Path) -> Any:
     except Exception as error:
         let_through(error)
         raise InputError(
-            f"{option} {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
-            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."
+            f"{option} {str(path)!r}: not a torch.save file with only {expected} "
+            f"({type(error).__name__}: {first_line(error)}). Save it again: {example}."
         ) from error
 
 
@@ -157,10 +162,7 @@ def _fill(text: str, fill: str, dtype_name: str | None, shape: str) -> torch.Ten
     sizes = [] if shape == "scalar" else [int(part) for part in shape.split("x")]
     try:
         if fill == "arange":
-            count = 1
-            for part in sizes:
-                count *= part
-            return torch.arange(count).reshape(sizes).to(dtype)
+            return torch.arange(math.prod(sizes)).reshape(sizes).to(dtype)
         made: torch.Tensor = getattr(torch, fill)(sizes, dtype=dtype)
         return made
     except (RuntimeError, TypeError) as error:
@@ -182,15 +184,7 @@ def _read_file(path: Path) -> Any:
             raise InputError(
                 f"--input {str(path)!r}: not a .npy file with a numeric array: {first_line(error)}"
             ) from error
-    try:
-        # Only tensors and plain values: a torch.save file can run code otherwise.
-        value = torch.load(path, weights_only=True)
-    except Exception as error:
-        let_through(error)
-        raise InputError(
-            f"--input {str(path)!r}: not a torch.save file with only tensors or numbers "
-            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save(tensor, 'x.pt')."
-        ) from error
+    value = _load("--input", path, "tensors or numbers", "torch.save(tensor, 'x.pt')")
     for part in value if isinstance(value, (list, tuple)) else (value,):
         if not isinstance(part, (torch.Tensor, bool, int, float)):
             raise InputError(

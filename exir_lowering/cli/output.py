@@ -1,20 +1,39 @@
-"""What commands print and write: paragraphs, tables, files."""
+"""What commands print, hide and write: paragraphs, tables, log lines of libraries, files."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import InputError
+from exir_lowering._upstream import stderr
+from exir_lowering.errors import BackendUnavailableWarning, InputError
 from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+"""The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
+
+KNOWN_LOGS = {
+    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
+    "torch.export": ("Ran into the following error when deserializing",),
+    "torch.export.pt2_archive._package": ("Unable to load package",),
+    # torch gives it one argument more than the message has room for, so that formatting it fails.
+    "torch._export.serde.serialize": ("Fallback to weights_only=False",),
+    "torch.utils._pytree": ("%s is an Enum subclass",),
+    "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
+    "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
+}
+"""Messages of libraries to their own developers, at every start: by logger, how they begin."""
 
 # rich is imported when something is printed: help needs none of it.
 
@@ -37,6 +56,32 @@ def make_table(title: str, **options: Any) -> Table:
     from rich.table import Table
 
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), **options: Any
+) -> None:
+    """Print a table of texts; `right` are the columns that are aligned there, the options are those of `make_table`."""
+    from rich.text import Text
+
+    table = make_table(title, **options)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    make_console().print(table)
+
+
+def show(
+    found: Any, as_json: bool, make_text: Callable[..., str] | None = None, *, narrowest: int = 60, **options: Any
+) -> None:
+    """Print a result as JSON, or as the text of its `to_text` or of another function, as wide as the terminal."""
+    if as_json:
+        print(found.to_json())
+        return
+    console = make_console()
+    text = (make_text or found.to_text)(width=min(max(console.width, narrowest), 160), **options)
+    console.print(text, end="", soft_wrap=True)
 
 
 def say(text: str, *, error: bool = False) -> None:
@@ -88,6 +133,11 @@ def check_target(text: str, suffix: str = "") -> Path:
     return path
 
 
+def check_targets(**paths: str | None) -> dict[str, Path]:
+    """Check the paths that are given of those for some suffixes, and return them by suffix."""
+    return {suffix: check_target(path, f".{suffix}") for suffix, path in paths.items() if path is not None}
+
+
 def write_file(path: Path, content: bytes | memoryview) -> None:
     """Write a file at once: a failure (InputError) leaves what was there. A pipe or device is not replaced."""
     from exir_lowering.pte.saving import replace_file
@@ -100,3 +150,29 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
     except OSError as error:
         let_through(error)
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. Nothing was changed.") from error
+
+
+@contextlib.contextmanager
+def quieten() -> Iterator[None]:
+    """Silence known noise of torch and ExecuTorch. Only a command may: a library must not touch logging."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(KNOWN_LOGS.get(record.name, ()))
+
+    for name in KNOWN_LOGS:
+        logging.getLogger(name).addFilter(is_news)
+    try:
+        with warnings.catch_warnings(), stderr.without_lines(stderr.ABOUT_THE_CPU):
+            # Both tell programmers what to change in their code, and a command has no code of theirs.
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            show = warnings.showwarning
+            warnings.showwarning = lambda message, category, *where: (
+                say(f"Note: {message}", error=True)
+                if issubclass(category, BackendUnavailableWarning)
+                else show(message, category, *where)
+            )
+            yield
+    finally:
+        for name in KNOWN_LOGS:
+            logging.getLogger(name).removeFilter(is_news)

@@ -22,7 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -172,14 +172,9 @@ class GivenPartitioner:
     who: str  # how messages begin
     method: str  # the method that it is for, "" for all
     place: str  # the name of an installed one, a module, or a file
-    factory: str  # what makes it, of a module or a file; "" for an installed one
-    options: Sequence[tuple[str, str]] = field(default=())
+    factory: str  # what makes it, of a module or a file, whose code making it runs; "" for an installed one
+    options: Sequence[tuple[str, str]] = ()
     variant: str = ""
-
-    @property
-    def runs_code(self) -> bool:
-        """Return whether making it imports a module or executes a file that it names."""
-        return bool(self.factory)
 
 
 def read_partitioner(text: str) -> GivenPartitioner:
@@ -215,10 +210,7 @@ def read_variant(text: str) -> tuple[str, list[GivenPartitioner]]:
 
 
 def _make(given: GivenPartitioner, files: dict[str, ModuleType]) -> Partitioner:
-    """Make a partitioner; InputError, UnknownPluginError or PluginLoadError if it cannot be made as it is given.
-
-    The files that were executed are kept, so that each is executed once.
-    """
+    """Make a partitioner, or raise an error of how it is given or loaded; files are kept, so each is executed once."""
     from exir_lowering.plugins import Partitioner, registry
 
     factory = _find_factory(given, files) if given.factory else registry.load(registry.PARTITIONERS, given.place)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 
 from exir_lowering.cli import partitioning, program_files
-from exir_lowering.cli.command import MISTAKE, OK, Command
-from exir_lowering.cli.output import check_target, describe_written, kept_from_stdout, make_console, say, write_file
+from exir_lowering.cli.output import (
+    MISTAKE,
+    OK,
+    check_targets,
+    describe_written,
+    kept_from_stdout,
+    say,
+    show,
+    write_file,
+)
 from exir_lowering.errors import CoverageError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower plan model.pt2 --partitioner xnnpack
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
@@ -39,11 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
     files = program_files.find_programs(arguments.models)
     choice = partitioning.read_choice(arguments, files)
-    pictures = {
-        suffix: check_target(path, f".{suffix}")
-        for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
-        if path is not None
-    }
+    pictures = check_targets(html=arguments.html, dot=arguments.dot)
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import plan
@@ -55,24 +59,10 @@ def execute(arguments: argparse.Namespace) -> int:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():
         write_file(path, (planned.to_html() if suffix == "html" else planned.to_dot()).encode())
-    console = make_console()
-    if arguments.json:
-        print(planned.to_json())
-    else:
-        text = planned.to_text(width=min(max(console.width, 40), 160), everything=arguments.all)
-        console.print(text, end="", soft_wrap=True)
+    show(planned, arguments.json, narrowest=40, everything=arguments.all)
     for path in pictures.values():
         say(f"{describe_written(path)}.", error=arguments.json)
     if failure is not None:
         say(f"exir-lower plan: {failure}", error=True)
         return MISTAKE
     return OK
-
-
-COMMAND = Command(
-    "plan",
-    "show what lower would delegate, and why the rest stays on the host",
-    add_arguments,
-    execute,
-    _EXAMPLES,
-)

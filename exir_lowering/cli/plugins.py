@@ -6,8 +6,9 @@ import argparse
 import json
 from dataclasses import asdict
 
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
+from exir_lowering.cli.output import OK, kept_from_stdout, print_table, say
+
+EXAMPLES = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,23 +27,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK
-    from rich.text import Text
-
-    table = make_table("Plug-ins")
-    for column in ("kind", "name", "provided by", *["state"] * check):
-        table.add_column(column, overflow="fold")
+    rows = []
     for plugin in found:
         kind = plugin.group.rpartition(".")[2].removesuffix("s")
         state = "not installed" if plugin.missing else "broken" if plugin.error else "ok"
-        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, *[state] * check)))
-    make_console().print(table)
+        rows.append((kind, plugin.id, plugin.provider, *[state] * check))
+    print_table("Plug-ins", ("kind", "name", "provided by", *["state"] * check), rows)
     for plugin in {plugin.error: plugin for plugin in found if plugin.error}.values():
         say(f"{'Not installed' if plugin.missing else 'Broken'}: {plugin.error}")
     more = "" if check else " None of these was imported: --check does that, and shows which are broken."
     say(f"ExecuTorch's backends are found by class name; they are not listed here.{more}")
     return OK
-
-
-COMMAND = Command(
-    "plugins", "list the installed backends, delegates, partitioners and payload checks", add_arguments, execute
-)

@@ -48,7 +48,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     settings.add_arguments(command)
     _add_conversion(command)
-    _add_rewrites(command)
 
 
 def add_variants(command: argparse.ArgumentParser) -> None:
@@ -95,6 +94,19 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         default="split",
         help="what to do with a partition that a path leaves and re-enters: split it (default), or fail",
     )
+    command.add_argument(
+        "--rewrites",
+        metavar="NAME[,NAME]",
+        default="safe",
+        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
+    )
+    command.add_argument(
+        "--assume",
+        metavar="INPUT=PROPERTY",
+        action="append",
+        default=[],
+        help="a property of every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
+    )
 
 
 def add_models(command: argparse.ArgumentParser) -> None:
@@ -110,22 +122,6 @@ def add_models(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
         "refused",
-    )
-
-
-def _add_rewrites(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--rewrites",
-        metavar="NAME[,NAME]",
-        default="safe",
-        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
-    )
-    command.add_argument(
-        "--assume",
-        metavar="INPUT=PROPERTY",
-        action="append",
-        default=[],
-        help="a property of every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
     )
 
 
@@ -190,9 +186,10 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
         if not equals or not method or Path(text).is_file() or not (method.isidentifier() or Path(rest).is_file()):
             method, rest = "", text
         if not method and len(given) > 1:
+            name = re.sub(r"\W+", "_", Path(text).stem).strip("_")
             raise InputError(
-                f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a "
-                f"method of the .pte. Write, for example, {_suggest_method(text)}={text}."
+                f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a method of the "
+                f".pte. Write, for example, {name if name.isidentifier() else 'forward'}={text}."
             )
         if method and not rest:
             raise InputError(f"{text!r}: there is no file after the equals sign, expected {method}=MODEL.pt2.")
@@ -206,11 +203,6 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
 def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
     """Read the programs; with `trust` as torch does, which runs code in them, else InputError if one would."""
     return {method: _read_program(path, trust) for method, path in files.items()}
-
-
-def _suggest_method(path: str) -> str:
-    name = re.sub(r"\W+", "_", Path(path).stem).strip("_")
-    return name if name.isidentifier() else "forward"
 
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:

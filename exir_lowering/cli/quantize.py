@@ -6,19 +6,19 @@ import argparse
 import io
 
 from exir_lowering.cli import method_inputs, program_files
-from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import (
+    OK,
     check_target,
     describe_written,
     find_file,
     kept_from_stdout,
-    make_console,
     say,
+    show,
     write_file,
 )
 from exir_lowering.errors import InputError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower quantize model.pt2 --calibration inputs.pt -o q.pt2
   exir-lower quantize model.pt2 --calibration inputs.pt --check others.pt --keep head --keep 'blocks.*.proj' -o q.pt2
@@ -97,16 +97,6 @@ def execute(arguments: argparse.Namespace) -> int:
         content = io.BytesIO()
         torch.export.save(found.program, content)
         write_file(target, content.getbuffer())
-    if arguments.json:
-        print(found.to_json())
-    else:
-        console = make_console()
-        text = found.to_text(top=arguments.top, width=min(max(console.width, 60), 160))
-        console.print(text, end="", soft_wrap=True)
+    show(found, arguments.json, top=arguments.top)
     say(f"{describe_written(target)}.", error=arguments.json)
     return OK
-
-
-COMMAND = Command(
-    "quantize", "quantise a .pt2 file to int8, and measure the error of each layer", add_arguments, execute, _EXAMPLES
-)

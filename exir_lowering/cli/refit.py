@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.command import OK, Command
-from exir_lowering.cli.output import check_target, describe_written, find_file, say
+from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
     import torch
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack --refit -o model.pte
   exir-lower refit model.pte tuned.safetensors -o tuned.pte
@@ -61,6 +60,3 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # of the library, which may be missing, for a damaged file
         let_through(error)
         raise InputError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}.") from error
-
-
-COMMAND = Command("refit", "put new weights into a .pte file", add_arguments, execute, _EXAMPLES)

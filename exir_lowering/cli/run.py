@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import (
+    MISTAKE,
+    OK,
     check_target,
     describe_written,
     find_file,
     kept_from_stdout,
     make_console,
-    make_table,
+    print_table,
     say,
     write_file,
 )
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from exir_lowering.runtime import LoadedProgram
     from exir_lowering.runtime.profiling import Profile
     from exir_lowering.verification import Verification
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # The values of --check-digests, and of the argument of `load`.
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
 
-_EXAMPLES = """\
+EXAMPLES = """\
 an input is one of:
   x.pt, x.npy        a torch.save or numpy.save file; a list or tuple in it is several inputs
   randn:1x3x224x224  a tensor of this shape, filled by randn, rand, ones, zeros or arange
@@ -52,7 +51,10 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    _add_what_to_run(parser)
+    parser.add_argument("model", metavar="MODEL.pte", help="the file")
+    parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
+    method_inputs.add_argument(parser)
+    method_inputs.add_data(parser)
     _add_how_to_run(parser)
     parser.add_argument(
         "--profile", action="store_true", help="run it again, and print where the time goes, slowest first"
@@ -69,13 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="with --profile: print the profile as JSON instead of tables"
     )
     parser.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
-
-
-def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.pte", help="the file")
-    parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
-    method_inputs.add_argument(parser)
-    method_inputs.add_data(parser)
 
 
 def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
@@ -119,9 +114,7 @@ def execute(arguments: argparse.Namespace) -> int:
     method_inputs.check_inputs(arguments.inputs)
     compared = None if arguments.compare is None else find_file(arguments.compare)
     _check_profiling(arguments)
-
     digests = _choose_digests(arguments)
-
     import torch
 
     from exir_lowering.runtime import Limits, load
@@ -148,7 +141,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if profile is not None and arguments.json:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
-        make_console().print(_tabulate(f"{source.name}: outputs of {method}", outputs))
+        _print_outputs(f"{source.name}: outputs of {method}", outputs)
         if named != method:
             say(f"{named} is {choice}.")
         if profile is not None:
@@ -158,7 +151,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.engine == "interpreter":
         say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
-        _save_outputs(save, outputs)
+        content = io.BytesIO()
+        torch.save(outputs, content)
+        write_file(save, content.getbuffer())
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK if comparison is None or comparison.ok else MISTAKE
 
@@ -217,23 +212,9 @@ def _show_profile(profile: Profile, top: int | None) -> None:
         say(f"{left} more rows; leave out --top to see all.")
 
 
-def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
-    import torch
-
-    content = io.BytesIO()
-    torch.save(outputs, content)
-    write_file(path, content.getbuffer())
-
-
-def _tabulate(title: str, outputs: Sequence[Any]) -> Table:
-    from rich.text import Text
-
-    table = make_table(title)
-    for column in ("#", "dtype", "shape", "min", "mean", "max"):
-        table.add_column(column, justify="left" if column in ("dtype", "shape") else "right", overflow="fold")
-    for index, value in enumerate(outputs):
-        table.add_row(str(index), *map(Text, _summarize(value)))
-    return table
+def _print_outputs(title: str, outputs: Sequence[Any]) -> None:
+    rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
+    print_table(title, ("#", "dtype", "shape", "min", "mean", "max"), rows, right=("#", "min", "mean", "max"))
 
 
 def _summarize(value: Any) -> tuple[str, str, str, str, str]:
@@ -248,6 +229,3 @@ def _summarize(value: Any) -> tuple[str, str, str, str, str]:
     wide = value.detach().double()
     low, high = (f"{v.item():.6g}" for v in (wide.min(), wide.max()))
     return dtype, shape, low, f"{wide.mean().item():.6g}", high
-
-
-COMMAND = Command("run", "run a method of a .pte file, in the ExecuTorch runtime", add_arguments, execute, _EXAMPLES)

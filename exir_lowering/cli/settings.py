@@ -60,7 +60,7 @@ class _Probe(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
 
-def list_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
+def _list_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by destination; nothing if they are wrong."""
     probe = _Probe(add_help=False)
     for action in parser.list_actions():
@@ -73,16 +73,13 @@ def list_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
 
 def name_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by the name in a file."""
-    given = list_given(parser, argv)
+    given = _list_given(parser, argv)
     return {key: given[action.dest] for key, action in _by_key(parser).items() if action.dest in given}
 
 
 def expand(parser: Parser, others: Iterable[Parser], argv: list[str]) -> list[str]:
-    """Return the arguments with those of the file that --config names before them.
-
-    InputError: it is not a file of settings, or has one that none of the parsers knows.
-    """
-    given = list_given(parser, argv)
+    """Return the arguments after those of --config's file; InputError if it has a setting that no parser knows."""
+    given = _list_given(parser, argv)
     if not given.get("config"):
         return argv
     settings, known = _read(given["config"]), _by_key(parser)
@@ -117,7 +114,7 @@ def _key(action: argparse.Action) -> str:
 def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
     read = {"partitioner": lambda text: [read_partitioner(text)], "variant": lambda text: read_variant(text)[1]}
     for text in value if key in read and isinstance(value, list) else ():
-        if isinstance(text, str) and any(one.runs_code for one in read[key](text)) and not trusted:
+        if isinstance(text, str) and any(one.factory for one in read[key](text)) and not trusted:
             raise InputError(
                 f"{who}: {text!r} would run code that a file names. If the file is yours, give --trust on the command "
                 "line, or give the option there."

@@ -6,11 +6,10 @@ import argparse
 import math
 
 from exir_lowering.cli import method_inputs, program_files
-from exir_lowering.cli.command import MISTAKE, OK, Command
-from exir_lowering.cli.output import find_file, kept_from_stdout, make_console
+from exir_lowering.cli.output import MISTAKE, OK, find_file, kept_from_stdout, show
 from exir_lowering.errors import InputError
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   exir-lower verify model.pte model.pt2
   exir-lower verify llm.pte prefill=prefill.pt2 decode=decode.pt2
@@ -70,18 +69,5 @@ def execute(arguments: argparse.Namespace) -> int:
             engine=arguments.engine,
             tolerance=arguments.tolerance,
         )
-    console = make_console()
-    if arguments.json:
-        print(found.to_json())
-    else:
-        console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    show(found, arguments.json)
     return OK if found.ok else MISTAKE
-
-
-COMMAND = Command(
-    "verify",
-    "compare a .pte file with eager PyTorch, on inputs that find errors",
-    add_arguments,
-    execute,
-    _EXAMPLES,
-)

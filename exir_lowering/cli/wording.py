@@ -29,12 +29,13 @@ _EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileCo
 
 
 def describe(error: Exception) -> str:
-    """Describe an error in one paragraph, with command-line options in place of Python arguments.
-
-    Below it is the page of the documentation about it.
-    """
+    """Describe an error in one paragraph, in the command line's words, and below it its page of the documentation."""
     if isinstance(error, LoweringError):
-        return "\n".join([_name_options(str(error)), *getattr(error, "__notes__", ())])
+        text = str(error)
+        for argument, option in _OPTIONS:
+            text = argument.sub(option, text)
+        text = _EDGE_CONFIG.sub(lambda config: _name_edge_options(config[1]), text)
+        return "\n".join([text, *getattr(error, "__notes__", ())])
     if isinstance(error, MemoryError):
         return f"there is not enough memory{f': {first_line(error)}' if str(error) else ''}."
     return (
@@ -46,13 +47,6 @@ def describe(error: Exception) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without the full stop; "no message" when there is none."""
     return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-
-
-def _name_options(text: str) -> str:
-    """Name command-line options where a message names Python arguments."""
-    for argument, option in _OPTIONS:
-        text = argument.sub(option, text)
-    return _EDGE_CONFIG.sub(lambda config: _name_edge_options(config[1]), text)
 
 
 def _name_edge_options(config: str) -> str:

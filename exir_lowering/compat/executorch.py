@@ -21,13 +21,7 @@ from exir_lowering import pipeline
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.hooks import ACCELERATED, WAITING
-from exir_lowering.errors import (
-    BackendFailure,
-    InputError,
-    LoweringError,
-    PartitionerContractError,
-    UnknownPluginError,
-)
+from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
@@ -36,9 +30,6 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.native.engine import serving
 from exir_lowering.steps import arguments
-
-_DISPATCHED = (str, ExportedProgram, MethodProgramsPartitionerSpec)
-"""The types of the first argument that ExecuTorch's to_backend dispatches on."""
 
 
 @overload
@@ -69,11 +60,10 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
             `__context__`.
         TypeError: No overload takes the first argument.
     """
-    overloads: tuple[Callable[..., Any], ...] = (_whole_program, _one_method, _all_methods)
-    for kind, overloaded in zip(_DISPATCHED, overloads, strict=True):
+    for kind, overloaded in _OVERLOADS.items():
         if isinstance(first, kind):
             return overloaded(first, *rest, **named)
-    names = ", ".join(kind.__name__ for kind in _DISPATCHED)
+    names = ", ".join(kind.__name__ for kind in _OVERLOADS)
     raise TypeError(f"to_backend: the first argument is a {type(first).__name__}, expected one of {names}.")
 
 
@@ -187,10 +177,10 @@ _patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_UNPATC
 
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
     dispatcher = backend_api.to_backend
-    originals = {kind: dispatcher.dispatch(kind) for kind in _DISPATCHED}
+    originals = {kind: dispatcher.dispatch(kind) for kind in _OVERLOADS}
 
     def replace() -> None:
-        for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
+        for kind, replacement in _OVERLOADS.items():
             dispatcher.register(kind, replacement)
 
     def restore() -> None:
@@ -257,6 +247,14 @@ def _all_methods(
     return {name: lowered[name] if name in partitioners else program for name, program in programs.items()}
 
 
+_OVERLOADS: Mapping[type, Callable[..., Any]] = {
+    str: _whole_program,
+    ExportedProgram: _one_method,
+    MethodProgramsPartitionerSpec: _all_methods,
+}
+"""By the type of the first argument, on which ExecuTorch's to_backend dispatches."""
+
+
 def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Any]) -> LoweredMethods:
     patch, begun = _patched.get(), time.perf_counter()
     with _executorch_errors():
@@ -268,10 +266,7 @@ def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, A
 
 
 def _refuse_returned_state(program: ExportedProgram) -> None:
-    """Refuse what ExecuTorch refuses: a delegate that owns a buffer and returns the value that it writes to it.
-
-    This package lowers such programs; scripts and tests that rely on ExecuTorch's answer get that answer here.
-    """
+    """Refuse as ExecuTorch does, which this package need not, a delegate that returns what it writes to a buffer."""
     for _, lowered, _ in get_lowered_submodules(program.graph_module):
         specs = lowered.original_module.graph_signature.output_specs
         written = {spec.arg.name: spec.target for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION}
@@ -306,37 +301,26 @@ def _raise_executorch_error(error: LoweringError) -> NoReturn:
             raise cause
         if error.violation in _MESSAGES:
             kind, message = _MESSAGES[error.violation]
-            raise kind(message(error.details)) from error
+            raise kind(message.format_map(error.details)) from error
     if isinstance(error, InputError):
         raise AssertionError(str(error)) from error
     raise RuntimeError(str(error)) from error
 
 
-_MESSAGES: Mapping[str, tuple[type[Exception], Callable[[Mapping[str, Any]], str]]] = {
-    "graph_modified": (
-        AssertionError,
-        lambda d: f"The partitioner {d['partitioner']} should not modify the graph module",
-    ),
+_MESSAGES: Mapping[str, tuple[type[Exception], str]] = {
+    "graph_modified": (AssertionError, "The partitioner {partitioner} should not modify the graph module"),
     "destinations": (
         AssertionError,
-        lambda d: (
-            f"Partitioner {d['partitioner']} needs a `partition_tags` field containing a mapping of tags to "
-            "delegate spec"
-        ),
+        "Partitioner {partitioner} needs a `partition_tags` field containing a mapping of tags to delegate spec",
     ),
-    "output_tagged": (RuntimeError, lambda d: f"output node {d['node']} should not be tagged"),
+    "output_tagged": (RuntimeError, "output node {node} should not be tagged"),
     "input_tagged": (
         RuntimeError,
-        lambda d: (
-            f"placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: {d['node']} "
-        ),
+        "placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: {node} ",
     ),
     "no_copy": (
         RuntimeError,
-        lambda d: (
-            f"constant data node ({d['node']}) is tagged with ({d['tag']}) but has user ({d['user']}) which has tag "
-            f"({d['user_tag']})"
-        ),
+        "constant data node ({node}) is tagged with ({tag}) but has user ({user}) which has tag ({user_tag})",
     ),
-    "not_convex": (AssertionError, lambda d: "Invalid partition, found dependency cycles"),
+    "not_convex": (AssertionError, "Invalid partition, found dependency cycles"),
 }

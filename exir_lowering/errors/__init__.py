@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from exir_lowering.errors.interrupts import list_causes
+
 
 class LoweringError(Exception):
     """The base of every error that exir-lowering raises.
@@ -192,12 +194,8 @@ class InvariantError(LoweringError):
 
 def find_named_handle(error: BaseException) -> int | None:
     """Return the debug handle in the `debug_handle` of a plug-in's exception, or of one of its causes."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause, declared in list_causes(error):
         handle = getattr(cause, "debug_handle", None)
-        if isinstance(handle, int) and not isinstance(handle, bool) and handle > 0:
+        if declared and isinstance(handle, int) and not isinstance(handle, bool) and handle > 0:
             return handle
-        cause = cause.__cause__
     return None

@@ -7,13 +7,14 @@ set the timeout expects its own exception. KeyboardInterrupt, SystemExit and Gen
 
 from __future__ import annotations
 
+import inspect
 import signal
+import traceback
 from collections.abc import Iterator
 from itertools import pairwise
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 
 _SIGNALS = frozenset(int(number) for number in signal.valid_signals())
-_STAR = 0x04  # inspect.CO_VARARGS
 
 
 def let_through(error: BaseException) -> None:
@@ -32,10 +33,9 @@ def let_through(error: BaseException) -> None:
 def find_passing(error: BaseException) -> BaseException | None:
     """Return the exception to raise instead of an error that blames someone, or None.
 
-    Libraries catch exceptions too, and raise others: a MemoryError counts if an exception declares it as its cause, an
-    interrupt if it led to the exception in any way.
+    A library may have caught it: a MemoryError counts as a declared cause, an interrupt if it led there in any way.
     """
-    for found, declared in _chain(error):
+    for found, declared in list_causes(error):
         interrupted = isinstance(found, KeyboardInterrupt) or raised_by_handler(found)
         if interrupted or (declared and isinstance(found, MemoryError)):
             return found
@@ -43,17 +43,14 @@ def find_passing(error: BaseException) -> BaseException | None:
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Return whether a Python signal handler raised an exception.
-
-    In the traceback, the handler's frame follows the interrupted frame, which the handler got as an argument after the
-    number of the signal. A handler that no longer holds its arguments is recognised as long as it is set.
-    """
-    frames = list(_frames(error.__traceback__))
+    """Return whether a Python signal handler, which is set or still holds its arguments, raised an exception."""
+    # In the traceback, it follows the interrupted frame, which it got as an argument after the signal's number.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     handlers = set(_list_registered()) if len(frames) > 1 else set()
     return any(frame.f_code in handlers or _was_given(frame, interrupted) for interrupted, frame in pairwise(frames))
 
 
-def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
+def list_causes(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
     """Yield an exception and those that led to it, each with whether `raise ... from` declared every step to it."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -65,19 +62,11 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
         current = current.__cause__ or current.__context__
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     """Return whether a function was called with the number of a signal and the interrupted frame."""
-    code, values = frame.f_code, frame.f_locals
-    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & _STAR:
-        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += rest if isinstance(rest, tuple) else ()
+    names, star, _, values = inspect.getargvalues(frame)
+    rest = values.get(star) if star is not None else None
+    given = [*(values.get(name) for name in names), *(rest if isinstance(rest, tuple) else ())]
     pairs = pairwise(given)
     return any(place is interrupted and isinstance(number, int) and number in _SIGNALS for number, place in pairs)
 

@@ -21,10 +21,7 @@ _Said = TypeVar("_Said", Rejection, Adjustment)
 
 
 def asked_of_forms(partitioner: Partitioner) -> Partitioner:
-    """Return which partitioner says whether it takes a few operators by themselves.
-
-    One that weighs whole partitions would refuse them, and has another one for this in its `asked_of_forms`.
-    """
+    """Return who says whether a few operators would be taken: one that weighs whole partitions names another one."""
     asked: Partitioner = getattr(partitioner, "asked_of_forms", partitioner)
     return asked
 

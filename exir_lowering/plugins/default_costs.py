@@ -133,15 +133,12 @@ class DefaultCosts:
 
 
 def count_work(node: Node) -> float:
-    """Return the units of which an operator takes a time that is much the same.
-
-    These are multiply-adds of products and convolutions, elements of the windows that a pooling reads, elements that a
-    reduction reads, and elements of the results of all others. A symbolic size counts with its hint.
-    """
+    """Return the units of which an operator takes much the same time; a symbolic size counts with its hint."""
     return _work(_name(node), node)
 
 
 def _work(name: str, node: Node) -> float:
+    """Return multiply-adds, elements of what a pooling's windows or a reduction reads, or those of the results."""
     if name in _PRODUCTS:
         return _multiply_adds(name, node)
     if name == "index_put":

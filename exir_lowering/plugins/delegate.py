@@ -18,15 +18,12 @@ class Recorder(Protocol):
     @property
     def active(self) -> bool:
         """Whether events are recorded: the handle is being executed and profiled."""
-        ...
 
     def now(self) -> int:
         """Return the current time, in the recorder's unit."""
-        ...
 
     def record(self, identifier: int | str, start: int, end: int) -> None:
         """Record an event that has ended."""
-        ...
 
 
 class _Event:
@@ -50,18 +47,14 @@ _NOTHING = nullcontext()
 
 
 def check_identifier(identifier: object) -> None:
-    """Check that an event can be recorded under an identifier.
-
-    Raises ValueError unless it is an int from 0 to 2**31 - 1 or a non-empty str without null characters.
-    """
-    if isinstance(identifier, str) and identifier and "\0" not in identifier:
-        return
-    if isinstance(identifier, int) and not isinstance(identifier, bool) and 0 <= identifier < 2**31:
-        return
-    raise ValueError(
-        f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to 2**31 - 1, "
-        "or a non-empty str without null characters."
-    )
+    """Raise ValueError unless an event can be recorded under an identifier."""
+    text = isinstance(identifier, str) and identifier and "\0" not in identifier
+    number = isinstance(identifier, int) and not isinstance(identifier, bool) and 0 <= identifier < 2**31
+    if not text and not number:
+        raise ValueError(
+            f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to "
+            "2**31 - 1, or a non-empty str without null characters."
+        )
 
 
 @dataclass(frozen=True, slots=True)

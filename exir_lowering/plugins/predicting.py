@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import size_hint
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.walking import OPERAND_LAYOUTS
-from exir_lowering.plugins.costs import CostModel, ask_cost, check_cost
+from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.default_costs import DefaultCosts
 
 _DEFAULT = DefaultCosts()
@@ -37,11 +41,7 @@ def planned_costs() -> AskedCosts:
 
 
 def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -> float:
-    """Return the seconds that operators take at "host" or at a backend, without calls of delegates and moving data.
-
-    Getitems cost nothing. The default model counts for None, and where a model has no cost. InputError: The model
-    raised, or a cost is not a finite number of at least 0.
-    """
+    """Return the seconds that operators take at a place, without calls of delegates and moving data."""
     costs = AskedCosts(model)
     return sum((costs.node(node, place, calls=False) for node in nodes if graphs.is_operator(node)), 0.0)
 
@@ -53,16 +53,38 @@ class AskedCosts:
         self.model: CostModel = _DEFAULT if model is None else model
         self.trusted = self.model is _DEFAULT
         self.guessed = 0
-        self.per_byte = check_cost(self.model, "byte_cost", ask_cost(self.model, "byte_cost"))
+        self.per_byte = self._check("byte_cost", self._ask("byte_cost"))
         self._calls: dict[str, float] = {}
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        """Return the model's answer to a method, or to a property, which takes no arguments."""
+        try:
+            asked = getattr(self.model, what)
+            return asked(*arguments) if arguments else asked
+        except Exception as error:
+            let_through(error)
+            given = ", ".join(map(repr, arguments))
+            raise InputError(
+                f"The cost model {type(self.model).__name__} raised {type(error).__name__}: {error}. It was asked for "
+                f"{what}{f'({given})' if given else ''}, expected a number."
+            ) from error
+
+    def _check(self, what: str, cost: Any) -> float:
+        number = isinstance(cost, Real) and not isinstance(cost, bool)
+        if not number or not 0 <= cost <= sys.float_info.max:
+            raise InputError(
+                f"The cost model {type(self.model).__name__} has {what} = {cost!r}, expected a finite number of at "
+                "least 0."
+            )
+        return float(cost)
 
     def node(self, node: Node, place: str, *, calls: bool) -> float:
         """Return what an operator costs at a place, without the graphs that it calls."""
         if self.trusted:
             return _DEFAULT.node_cost(node, place)
-        said = ask_cost(self.model, "node_cost", node, place)
+        said = self._ask("node_cost", node, place)
         if said is not None:
-            return check_cost(self.model, f"node_cost({graphs.operator_name(node)}, {place!r})", said)
+            return self._check(f"node_cost({graphs.operator_name(node)}, {place!r})", said)
         if calls or not any(True for _ in measures.tensors(node.meta.get("val"))):
             return 0.0
         self.guessed += 1
@@ -83,8 +105,7 @@ class AskedCosts:
     def call(self, place: str) -> float:
         """Return what a call of a partition costs."""
         if place not in self._calls:
-            said = ask_cost(self.model, "call_cost", place)
-            self._calls[place] = check_cost(self.model, f"call_cost({place!r})", said)
+            self._calls[place] = self._check(f"call_cost({place!r})", self._ask("call_cost", place))
         return self._calls[place]
 
 

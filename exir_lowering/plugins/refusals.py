@@ -49,11 +49,9 @@ def collect_rejections(
     *,
     besides: Collection[str] = (),
 ) -> tuple[Rejection, ...]:
-    """Return a rejection for each operator without a tag, in graph order, without its method.
+    """Return a rejection, without its method, for each operator without a tag that does not move with a tagged call.
 
-    `given` are the rejections that the partitioner returned, by node; `refusals` the reasons that it reported while it
-    ran. `besides` are operators that it was not asked about: its checks must not see them, as ExecuTorch's checks mark
-    nodes, and marked nodes are compiled differently. Operators in graphs that move with a tagged call have none.
+    The partitioner's checks must not see those `besides`, as ExecuTorch's mark nodes, which compile differently then.
     """
     name = type(partitioner).__name__
     found = []

@@ -138,11 +138,7 @@ def _place(plugin: Any, separator: str = ":") -> str:
 
 
 def find_partitioner(plugin_id: str) -> Partitioner:
-    """Make the partitioner that a plug-in provides: a `Partitioner` class, or a function that returns one.
-
-    Raises UnknownPluginError if nobody provides the id, PluginLoadError if it is provided twice, cannot be imported, or
-    does not make a partitioner. So do the other functions that find something.
-    """
+    """Make the partitioner of a plug-in; UnknownPluginError or PluginLoadError if it cannot be found or made."""
     from exir_lowering.plugins.backend import Partitioner
 
     factory = load(PARTITIONERS, plugin_id)

@@ -116,11 +116,7 @@ def register_rewrite(rewrite: _Class) -> _Class:
 
 
 def find_rewrites(chosen: str | Sequence[Any]) -> tuple[Rewrite, ...]:
-    """Return the rewrites that an option names, each once, in their order.
-
-    The option is "none", the name of a rewrite or of a set of them such as "safe", or a sequence of such names and of
-    Rewrite objects and classes; InputError for anything else, or two of the same name.
-    """
+    """Return the rewrites of `LoweringOptions.rewrites`; InputError if it is invalid, or two have the same name."""
     found: dict[str, Rewrite] = {}
     for one in [chosen] if isinstance(chosen, str) else chosen:
         for rewrite in _make("rewrites", one) if one != "none" else ():

@@ -70,10 +70,7 @@ class Constants(Rewrite):
 
 
 def _number(node: Node, scope: Scope) -> int | None:
-    """Return a number that equal computations from the same constants have in common; None for other nodes.
-
-    Not the nodes are compared, as those that computed an earlier constant are gone.
-    """
+    """Return a number that equal computations from the same constants, which may be gone, share; else None."""
     if not only_computes(node) or not all(_is_known(operand, scope) for operand in node.all_input_nodes):
         return None
     key = call_key(node, lambda operand: scope.memory.get(("number", operand), operand))

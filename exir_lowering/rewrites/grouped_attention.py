@@ -123,11 +123,8 @@ def _expanded(node: Node) -> _Axis | None:
 
 
 def _viewed(axis: _Axis, before: Sequence[int], after: Sequence[int]) -> _Axis | None:
-    """Return where repeats are after a view.
-
-    Elements keep their order, in which a repeat covers `block` elements. One dimension of the new shape has to hold
-    the repeats as a whole.
-    """
+    """Return where repeats are after a view, if one dimension of the new shape holds them as a whole."""
+    # Elements keep their order, in which a repeat covers `block` elements.
     block = axis.inner * math.prod(before[axis.position + 1 :])
     for position, size in enumerate(after):
         smallest = math.prod(after[position + 1 :])

@@ -99,10 +99,7 @@ def is_contiguous(node: object) -> bool:
 
 
 def call_key(node: Node, name: Callable[[Node], Hashable] = lambda operand: operand) -> Hashable | None:
-    """Return what equal calls have in common; None if an argument cannot be compared, such as a symbolic number.
-
-    `name` returns what stands for an operand.
-    """
+    """Return what equal calls have in common, `name` of each operand; None for symbolic and other incomparable ones."""
     try:
         return node.target, _key(node.args, name), _key(node.kwargs, name)
     except TypeError:

@@ -54,10 +54,7 @@ def _count(node: Node, rank: int) -> int | None:
 
 
 def mean_of_rows(operand: Node, count: int, keepdim: bool, scope: Scope, like: Node | None = None) -> Node | None:
-    """Add the mean over the last `count` dimensions, as a global average pooling; None if impossible, see `Reductions`.
-
-    With `keepdim` they stay, as sizes of 1. `like` is a node with the shape, strides and dtype of the result.
-    """
+    """Add the mean over the last `count` dimensions as a global average pooling; None if `Reductions` excludes it."""
     value = tensor_of(operand)
     if value is None or not is_float32(operand) or not is_contiguous(operand):
         return None

@@ -73,14 +73,12 @@ class _Masked:
 def _find_softmax(node: Node, scope: Scope) -> Node | None:
     """Return the softmax in `where(not any(not (x == -inf), dim), 0, softmax(x, dim))`."""
     empty, zero, softmax = node.args
-    if not isinstance(zero, Node) or not isinstance(softmax, Node) or not calls(softmax, _SOFTMAX):
+    if not isinstance(zero, Node) or not calls(softmax, _SOFTMAX) or not same_type(node, softmax):
         return None
-    if str(scope.ranges.uniform(zero)) != "0.0" or not same_type(
-        node, softmax
-    ):  # not -0.0, which masked rows would keep
+    if str(scope.ranges.uniform(zero)) != "0.0":  # not -0.0, which masked rows would keep
         return None
     for operator in ("aten.logical_not.default", "aten.any.dim", "aten.logical_not.default", "aten.eq.Scalar"):
-        if not isinstance(empty, Node) or not calls(empty, operator):
+        if not calls(empty, operator):
             return None
         if operator == "aten.any.dim" and not _same_rows(empty, softmax):
             return None

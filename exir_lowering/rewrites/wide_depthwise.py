@@ -29,8 +29,7 @@ class WideDepthwise(Rewrite):
     So the sum is the same but for the order of its terms, that is within rounding. Infinities and NaN do not depend on
     the order, nor on what the weights are; but XNNPACK fills kernels up with weights of zero, whole ones (3x5) too, for
     which it reads elements nearby: of such an infinity or NaN more elements of the result become NaN. The bias is added
-    once. Of float32 only, in two dimensions, and with at
-    least two rows in a set.
+    once. Of float32 only, in two dimensions, and with at least two rows in a set.
     """
 
     name = "wide-depthwise"

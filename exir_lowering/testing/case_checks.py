@@ -17,6 +17,8 @@ _CHANGED_BYTES = 8
 _LOADS = 2
 _THREADS = 4
 _ROUNDS = 8
+_UNWATCHED = "cannot be watched"
+_FRAGILE = "are not given damaged payloads: they may end the process"
 
 
 def check_numbers(trial: Trial) -> None:
@@ -55,7 +57,7 @@ def check_two_programs(trial: Trial) -> None:
 
 def check_handles(trial: Trial) -> None:
     """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
-    delegate = _require_watched(trial.watch())
+    delegate = _require(trial.watch(), _UNWATCHED)
     for _ in range(_LOADS):
         program = trial.load(delegate)
         trial.run(program, trial.sample.calls[0], "call 1")
@@ -101,7 +103,7 @@ def check_threads(trial: Trial) -> None:
 
 def check_profile(trial: Trial) -> None:
     """Profile a call: events are recorded then only, so that a wrong identifier is seen here and nowhere else."""
-    delegate = _require_watched(trial.watch())
+    delegate = _require(trial.watch(), _UNWATCHED)
     program = trial.load(delegate)
     for call in _first_of_each_method(trial.sample.calls):
         try:
@@ -122,7 +124,7 @@ def check_profile(trial: Trial) -> None:
 
 def check_wrong_number_of_inputs(trial: Trial) -> None:
     """Execute a payload with one input less and one more."""
-    delegate = _require_own(trial.watch(probe=True))
+    delegate = _require(trial.watch(probe=True), _FRAGILE)
     program = trial.load(delegate)
     for call in trial.sample.calls:
         trial.run(program, call, "a call after `execute` was given a wrong number of inputs")
@@ -179,7 +181,7 @@ CHECKS: Mapping[str, Callable[[Trial], None]] = {
 def _check_refusals(trial: Trial, changes: Mapping[str, Change]) -> None:
     """Load and run changed payloads: something has to be raised, or the numbers have to be right."""
     for what, change in changes.items():
-        delegate = _require_own(trial.watch(change))
+        delegate = _require(trial.watch(change), _FRAGILE)
         calls = _first_of_each_method(trial.sample.calls)
         try:
             with stderr.without_lines(stderr.ABOUT_METHODS):  # the runtime's own words for what is expected here
@@ -206,15 +208,9 @@ def _first_of_each_method(calls: Iterable[Call]) -> Iterable[Call]:
     return seen.values()
 
 
-def _require_own(delegate: WatchedDelegate | None) -> WatchedDelegate:
+def _require(delegate: WatchedDelegate | None, why: str) -> WatchedDelegate:
     if delegate is None:
-        raise Unsupported("the runtime's own delegates are not given damaged payloads: they may end the process")
-    return delegate
-
-
-def _require_watched(delegate: WatchedDelegate | None) -> WatchedDelegate:
-    if delegate is None:
-        raise Unsupported("the runtime's own delegates cannot be watched")
+        raise Unsupported(f"the runtime's own delegates {why}")
     return delegate
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exir_lowering.testing.building import Hold, case, nothing, parameter, weight
-from exir_lowering.testing.samples import Case, CaseInput, tensor
+from exir_lowering.testing.samples import Case, CaseInput, Hold, case, parameter, tensor, weight
 
 _MATRIX = tensor(2, 3)
 _UNIT = tensor(2, 3, values="unit")
@@ -70,13 +68,8 @@ _HOLDING: tuple[tuple[str, Hold, Callable[..., Any], CaseInput], ...] = (
     ("conv2d-depthwise", lambda: {"f": nn.Conv2d(4, 4, 3, groups=4)}, lambda m, x: m.f(x), _IMAGE),
     ("batch-norm", lambda: {"f": nn.BatchNorm2d(4)}, lambda m, x: m.f(x), _IMAGE),
     ("layer-norm", lambda: {"f": nn.LayerNorm(3)}, lambda m, x: m.f(x), _MATRIX),
-    ("max-pool", nothing, lambda m, x: F.max_pool2d(x, 2), _IMAGE),
-    (
-        "embedding",
-        lambda: {"f": nn.Embedding(4, 3)},
-        lambda m, i: m.f(i),
-        tensor(2, 2, dtype=_INDEX, values="index"),
-    ),
+    ("max-pool", dict, lambda m, x: F.max_pool2d(x, 2), _IMAGE),
+    ("embedding", lambda: {"f": nn.Embedding(4, 3)}, lambda m, i: m.f(i), tensor(2, 2, dtype=_INDEX, values="index")),
 )
 
 _DTYPES = (
@@ -93,11 +86,10 @@ def _operators() -> Iterator[Case]:
         yield case(f"ops/{name}", "The operator matches PyTorch.", function, given, hold=hold)
 
 
-def _weight_of(dtype: torch.dtype) -> dict[str, Any]:
-    return {"w": weight(3, dtype=dtype)}
-
-
 def _dtypes() -> Iterator[Case]:
+    def hold(dtype: torch.dtype) -> Hold:
+        return lambda: {"w": weight(3, dtype=dtype)}
+
     for dtype in _DTYPES:
         values = "large" if dtype in (torch.int64, torch.int32) else "any"
         yield case(
@@ -106,7 +98,7 @@ def _dtypes() -> Iterator[Case]:
             lambda m, x, y: (x + y) * m.w,
             tensor(2, 3, dtype=dtype, values=values),
             tensor(2, 3, dtype=dtype, values=values),
-            hold=partial(_weight_of, dtype),
+            hold=hold(dtype),
         )
     yield case(
         "dtype/bool",
@@ -140,20 +132,11 @@ def _layouts() -> Iterator[Case]:
         last,
         last,
     )
-    yield case(
-        "layout/transposed-input",
-        "A caller's tensor may be a transposed view.",
-        lambda m, x, y: x - y,
-        tensor(2, 3, layout="transposed"),
-        _MATRIX,
-    )
-    yield case(
-        "layout/strided-input",
-        "A caller's tensor may have gaps in memory.",
-        lambda m, x, y: x - y,
-        tensor(2, 3, layout="strided"),
-        _MATRIX,
-    )
+    for layout, demand in (
+        ("transposed", "A caller's tensor may be a transposed view."),
+        ("strided", "A caller's tensor may have gaps in memory."),
+    ):
+        yield case(f"layout/{layout}-input", demand, lambda m, x, y: x - y, tensor(2, 3, layout=layout), _MATRIX)
 
 
 def _weights() -> Iterator[Case]:
@@ -163,7 +146,7 @@ def _weights() -> Iterator[Case]:
     yield one("parameter", "A parameter has its value.", lambda: {"w": parameter(3, 3)})
     yield one("buffer", "A buffer has its value.", lambda: {"w": weight(3, 3)})
     yield one(
-        "constant", "A tensor that the model makes of numbers has its value.", nothing,
+        "constant", "A tensor that the model makes of numbers has its value.", dict,
         lambda m, x: x * torch.tensor([1.5, -2.0, 3.0]),
     )  # fmt: skip
     yield one(

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.testing.building import case, methods, parameter, weight
-from exir_lowering.testing.samples import Case, tensor
+from exir_lowering.testing.samples import Case, case, methods, parameter, tensor, weight
 
 _MATRIX = tensor(2, 3)
 _BATCH = tensor("n", 3)
@@ -118,29 +117,20 @@ def _partitions() -> Iterator[Case]:
 
 
 def _methods() -> Iterator[Case]:
-    def left(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x - y
-
-    def right(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x * y
-
     def weighted(m: Any, x: torch.Tensor) -> Any:
         return x - m.w
-
-    def scaled(m: Any, x: torch.Tensor) -> Any:
-        return x * m.w
 
     def shared() -> dict[str, Any]:
         held = {"w": parameter(2, 3)}
         return {"forward": held, "second": held}
 
     yield methods(
-        "methods/two", "Each method has its own payload.", {"forward": left, "second": right},
-        _MATRIX, _MATRIX, hold=dict, partitions=2,
+        "methods/two", "Each method has its own payload.",
+        {"forward": lambda m, x, y: x - y, "second": lambda m, x, y: x * y}, _MATRIX, _MATRIX, hold=dict, partitions=2,
     )  # fmt: skip
     yield methods(
-        "methods/shared-weight", "Methods may share a weight.", {"forward": weighted, "second": scaled},
-        _MATRIX, hold=shared, partitions=2,
+        "methods/shared-weight", "Methods may share a weight.",
+        {"forward": weighted, "second": lambda m, x: x * m.w}, _MATRIX, hold=shared, partitions=2,
     )  # fmt: skip
     yield methods(
         "methods/same-name-other-weight", "Weights of one name may differ from method to method.",
@@ -209,10 +199,7 @@ def _nested() -> Iterator[Case]:
 
 
 def _life() -> Iterator[Case]:
-    def program(m: Any, x: torch.Tensor) -> Any:
-        return (x - m.v) * m.w
-
-    whole = case("", "", program, _MATRIX, hold=_two_weights)
+    whole = case("", "", lambda m, x: (x - m.v) * m.w, _MATRIX, hold=_two_weights)
     for name, demand in (
         ("life/two-programs", "A file can be loaded twice, and one program dropped while the other one runs."),
         ("life/handles", "What compile returned is released when its program is dropped."),

@@ -21,20 +21,14 @@ CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class CaseInput:
-    """A tensor to be made.
+    """A tensor to be made."""
 
-    Attributes:
-        shape: Its sizes; a name stands for one that changes from call to call.
-        dtype: Its element type.
-        values: "any", "positive", "unit" (between -0.9 and 0.9), "index" (0 or 1), or "large": integers that 32-bit
-            floating-point numbers cannot hold, of int64 those that int32 cannot hold either.
-        layout: "contiguous", "channels_last", "transposed", or "strided" (every other column of a wider one).
-    """
-
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # a name stands for a size that changes from call to call
     dtype: torch.dtype = torch.float32
+    # "any", "positive", "unit" (between -0.9 and 0.9), "index" (0 or 1), or "large": integers that 32-bit
+    # floating-point numbers cannot hold, of int64 those that int32 cannot hold either
     values: str = "any"
-    layout: str = "contiguous"
+    layout: str = "contiguous"  # or "channels_last", "transposed", or "strided" (every other column of a wider one)
 
     def make(self, generator: torch.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
         """Make the tensor, with sizes for the names in its shape."""
@@ -76,21 +70,13 @@ def tensor(
 
 @dataclass(frozen=True, slots=True)
 class CaseMethod:
-    """One method of a case.
+    """One method of a case."""
 
-    Attributes:
-        function: What it computes, given the module with what it holds, and its inputs.
-        inputs: Its inputs.
-        module: The attributes of its module: parameters, buffers, modules. Methods may share them.
-        sizes: For each name in a shape its sizes in the first and the second call.
-        least: The least size of the names.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # of the module with what it holds, and of the inputs
     inputs: tuple[CaseInput, ...]
-    module: Mapping[str, Any]
-    sizes: Mapping[str, tuple[int, int]]
-    least: int = 1
+    module: Mapping[str, Any]  # its parameters, buffers, modules; methods may share them
+    sizes: Mapping[str, tuple[int, int]]  # for each name in a shape, in the first and the second call
+    least: int = 1  # the least size of the names
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +126,55 @@ class Sample:
     aten: Mapping[str, ExportedProgram]  # from `torch.export`
     edge: Mapping[str, ExportedProgram]  # the same in Edge dialect
     calls: tuple[Call, ...]  # in order, the methods in turn
+
+
+Hold = Callable[[], Mapping[str, Any]]
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make a tensor for a module to hold; the case's seed is set when it is built."""
+    if not dtype.is_floating_point:
+        return torch.randint(1, 9, shape, dtype=dtype)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    return (torch.rand(shape, dtype=drawn) * 2 - 1).to(dtype)
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    """Make a parameter."""
+    return torch.nn.Parameter(weight(*shape, dtype=dtype))
+
+
+def case(
+    name: str,
+    demand: str,
+    function: Callable[..., Any],
+    *inputs: CaseInput,
+    hold: Hold = dict,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    least: int = 1,
+    **rest: Any,
+) -> Case:
+    """Make a case of one method, whose module holds what `hold` makes; `rest` are further attributes of the case."""
+    return Case(name, demand, lambda: {"forward": CaseMethod(function, inputs, hold(), sizes or {}, least)}, **rest)
+
+
+def methods(
+    name: str,
+    demand: str,
+    functions: Mapping[str, Callable[..., Any]],
+    *inputs: CaseInput,
+    hold: Callable[[], Mapping[str, Mapping[str, Any]]],
+    **rest: Any,
+) -> Case:
+    """Make a case of several methods with the same inputs; `hold` says for each what its module holds."""
+
+    def build() -> Mapping[str, CaseMethod]:
+        held = hold()
+        return {
+            method: CaseMethod(function, inputs, held.get(method, {}), {}) for method, function in functions.items()
+        }
+
+    return Case(name, demand, build, **rest)
 
 
 _made: dict[Callable[[], Mapping[str, CaseMethod]], Sample] = {}

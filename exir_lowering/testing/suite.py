@@ -89,24 +89,21 @@ def make_suite(
     """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet."""
     chosen = _choose_cases(cases)
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
-        _check_tolerance(name, tolerance)
+        number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+        if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+            raise InputError(f"check_backend: got {name}={tolerance!r}, expected a number of at least 0, or None.")
     backend_id, given = _find_backend(backend)
     executor, engines, note = _find_delegate(backend_id, delegate)
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, engines, atol, rtol)
-    unavailable = _report_unavailable(delegate, note) if delegate is not None and note else None
+    unavailable = None
+    if delegate is not None and note:  # it would pass because it was never called
+        text = (
+            f"nothing was executed with {delegate!r}: {note}. Run the suite where `is_available` returns True, or "
+            "leave the delegate out to try what the backend makes ahead of time only."
+        )
+        unavailable = CaseResult(AVAILABLE, "failed", "available", text)
     return Suite(subject, chosen, note, delegate is not None, unavailable)
-
-
-def _report_unavailable(delegate: Any, note: str) -> CaseResult:
-    """Make the failure that keeps a delegate from passing because it was never called."""
-    return CaseResult(
-        AVAILABLE,
-        "failed",
-        "available",
-        f"nothing was executed with {delegate!r}: {note}. Run the suite where `is_available` returns True, or leave "
-        "the delegate out to try what the backend makes ahead of time only.",
-    )
 
 
 def _find_backend(backend: Any) -> tuple[str, Any]:
@@ -223,13 +220,6 @@ def _check_own(case: Case, chosen: Case) -> None:
         )
 
 
-def _check_tolerance(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InputError(f"check_backend: got {name}={value!r}, expected a number of at least 0, or None.")
-
-
 def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     counts: tuple[int, int] = (0, 0)
     try:
@@ -244,7 +234,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     before = take_fingerprint(ready.edge)
     try:
         lowered = lower_case(subject, case, ready)
-        counts = _count_operators(lowered)
+        methods = lowered.report.methods
+        counts = sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
         _check_taken(subject, case, lowered)
         check_debug_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
@@ -260,11 +251,6 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     if not subject.engines:
         return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
     return CaseResult(case.name, "passed", "", "", *counts)
-
-
-def _count_operators(lowered: LoweredMethods) -> tuple[int, int]:
-    methods = lowered.report.methods
-    return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
 
 def _check_taken(subject: Subject, case: Case, lowered: LoweredMethods) -> None:

@@ -101,7 +101,11 @@ class ConformanceReport:
             if found:
                 lines += ["", f"{title}:", *(f"  {_entry(result)}" for result in found)]
         if not self.passed and not self.lowered:
-            lines += ["", _nothing(self.backend_id)]
+            lines += [
+                "",
+                f"No case passed: backend {self.backend_id!r} was not tried. Give a partitioner= or supports= that "
+                "takes what the backend supports, or look above why it refuses.",
+            ]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -120,13 +124,6 @@ class ConformanceError(LoweringError, AssertionError):
     def __init__(self, report: ConformanceReport) -> None:
         super().__init__(report.to_text())
         self.report = report
-
-
-def _nothing(backend_id: str) -> str:
-    return (
-        f"No case passed: backend {backend_id!r} was not tried. Give a partitioner= or supports= that takes "
-        "what the backend supports, or look above why it refuses."
-    )
 
 
 def _entry(result: CaseResult) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
     BackendUnavailableWarning,
+    InvariantError,
     LoweringError,
 )
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import checksums, debug_handles
+from exir_lowering.graphs import checksums, debug_handles, measures
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.bundled import tolerance
 from exir_lowering.lowered_module.runners import Engine
@@ -28,7 +30,6 @@ from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime import LoadedProgram, load
-from exir_lowering.testing.refusing import describe_refusal
 from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
@@ -146,7 +147,7 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        said = describe_refusal(error, sample.edge)
+        said = _describe_refusal(error, sample.edge)
         if said and subject.may_refuse(case):
             raise Unsupported(f"refused: {said}") from error
         raise Broken("preprocess", f"{error}\n{_advise_refusal(error, bool(said))}") from error
@@ -167,6 +168,35 @@ def _choose_programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, E
         if any(node.target in whole for node in program.graph.nodes if node.op == "call_function"):
             return sample.aten
     return sample.edge
+
+
+def _describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
+    """Return how a backend refused a program, with an error that names an operator, value, weight or type; else ""."""
+    # Whoever gets another one, such as a KeyError of a table of operators, cannot tell a gap in the backend from a
+    # defect, nor what to leave on the host.
+    cause = error.__cause__
+    if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):
+        return ""
+    text = str(cause)
+    names = {name for program in programs.values() for name in _list_names(program) if name}
+    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
+    return text if named else ""
+
+
+def _list_names(program: ExportedProgram) -> Iterator[str]:
+    signature = program.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        yield from (str(spec.target or ""), spec.kind.name)
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            yield node.name
+            if node.op == "call_function":
+                operator = graphs.operator_name(node)
+                yield from (operator, operator.rpartition(".")[0], operator.split(".")[min(1, operator.count("."))])
+            for held in measures.tensors(node.meta.get("val")):
+                yield str(held.dtype).removeprefix("torch.")
+                if not all(isinstance(size, int) for size in held.shape):
+                    yield from ("dynamic shape", "dynamic shapes")
 
 
 def _advise_refusal(error: BackendFailure, refused: bool) -> str:
@@ -212,12 +242,9 @@ def check_debug_handles(lowered: LoweredMethods) -> None:
 
 def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
     return [
-        module
+        graphs.attribute(module, target)
         for program in lowered.values()
-        for _, graph_module in graphs.walk(program.graph_module)
-        for node in graph_module.graph.nodes
-        if node.op == "get_attr"
-        and isinstance(module := graphs.attribute(graph_module, str(node.target)), LoweredBackendModule)
+        for _, module, target in graphs.delegates(program.graph_module)
     ]
 
 

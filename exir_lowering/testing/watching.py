@@ -25,12 +25,10 @@ class _WatchedHandle:
 
 
 class WatchedDelegate(Delegate):
-    """Hands everything on to another delegate, with payloads changed by `change` before they are compiled.
-
-    With `probe`, the second execution of each payload is first tried with a wrong number of inputs.
-    """
+    """Hands everything on to another delegate, with payloads changed by `change` before they are compiled."""
 
     def __init__(self, inner: Delegate, change: Change | None = None, *, probe: bool = False) -> None:
+        """With `probe`, the second execution of each payload is first tried with a wrong number of inputs."""
         self.inner, self.change, self.probe = inner, change, probe
         self.written: list[str] = []  # inputs that `execute` wrote to, in words
         self.accepted: list[str] = []  # wrong numbers of inputs that `execute` took without raising
@@ -60,7 +58,7 @@ class WatchedDelegate(Delegate):
             self._probe(handle, inputs)
         before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
-        outputs = self.inner.execute(handle.content, [_strip_counter(value) for value in inputs])
+        outputs = self.inner.execute(handle.content, [v.data if isinstance(v, torch.Tensor) else v for v in inputs])
         handle.executed += 1
         self.written += [
             f"input {number} of {len(inputs)}"
@@ -94,22 +92,13 @@ class WatchedDelegate(Delegate):
             self.raised.append(f"{type(error).__name__}: {error}")
 
     def count_alive(self) -> int:
-        """Return how many different handles are still alive."""
-        return (
-            len({id(content) for reference in self.kept if (content := reference()) is not None}) + self._count_held()
-        )
-
-    def _count_held(self) -> int:
-        """Return how many of `held` are referenced elsewhere: those with more references than a fresh list."""
+        """Return how many different handles are still alive; of `held`, those with more references than a new list."""
+        kept = {id(content) for reference in self.kept if (content := reference()) is not None}
         different = list({id(content): content for content in self.held}.values())
         self.held.clear()
         different.append([])
         references = [sys.getrefcount(content) for content in different]
-        return sum(count > references[-1] for count in references[:-1])
-
-
-def _strip_counter(value: Any) -> Any:
-    return value.data if isinstance(value, torch.Tensor) else value
+        return len(kept) + sum(count > references[-1] for count in references[:-1])
 
 
 def _equal(old: torch.Tensor, new: torch.Tensor) -> bool:

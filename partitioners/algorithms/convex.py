@@ -7,7 +7,7 @@ groups that the caller gives. `schedule` then assigns the vertices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -126,16 +126,16 @@ def contract(
         The partitions, as few as it can find.
     """
     with collector.paused():
-        units = _contract_nodes(nodes, label_of, groups)
-        epochs = schedule(units.dag)
+        units, dag = _contract_nodes(nodes, label_of, groups)
+        epochs = schedule(dag)
         if keep_apart:
-            epochs = _join_neighbours(units.dag, epochs)
+            epochs = _join_neighbours(dag, epochs)
     members: dict[int, list[Node]] = {}
-    for unit, epoch in enumerate(epochs):
+    for unit, epoch in zip(units, epochs, strict=True):
         if epoch:
-            members.setdefault(epoch, []).extend(units.members[unit])
+            members.setdefault(epoch, []).extend(unit)
     position = {node: i for i, node in enumerate(nodes)}
-    labels = {epoch: units.dag.labels[unit] for unit, epoch in enumerate(epochs) if epoch}
+    labels = {epoch: label for label, epoch in zip(dag.labels, epochs, strict=True) if epoch}
     return [
         Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=position.__getitem__)))
         for epoch in sorted(members)
@@ -143,10 +143,7 @@ def contract(
 
 
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
-    """Return the operators of a group, each once: a getitem stands for its producer, and constants are omitted.
-
-    Raises InputError, with the group's number, if it contains something that is not a node of the graph.
-    """
+    """Return a group's operators, each once, without constants; InputError if it holds what is no node of the graph."""
     found: dict[Node, None] = {}
     for node in group:
         if not isinstance(node, Node) or (node not in known and node.op not in _NOT_COMPUTING):
@@ -163,21 +160,16 @@ def list_group_operators(number: int, group: Iterable[Any], known: Container[Nod
 # -- what is one vertex ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """The vertices: the nodes of each, and the graph that they make."""
-
-    members: list[list[Node]]
-    dag: Dag
-
-
 def _follows(node: Node) -> bool:
     """Return whether a node goes where its producer goes."""
     producer = node.args[0] if graphs.is_getitem(node) else None
     return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
 
 
-def _contract_nodes(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]) -> _Units:
+def _contract_nodes(
+    nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
+) -> tuple[list[list[Node]], Dag]:
+    """Return the nodes of each vertex, and the graph that the vertices make."""
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
@@ -234,7 +226,7 @@ def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: 
     )
 
 
-def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
+def _number(label_of: Mapping[Node, str], together: Together) -> tuple[list[list[Node]], Dag]:
     """Number the vertices in topological order, keeping the graph's order where possible."""
     members = together.members()
     rank = {root: i for i, root in enumerate(members)}
@@ -250,30 +242,18 @@ def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
     for i, numbers in enumerate(after):
         for other in numbers:
             before[other].append(i)
-    return _Units(
-        units,
-        Dag(
-            before,
-            after,
-            [_find_label(unit, label_of) for unit in units],
-            _make_size_function(units),
-            lambda unit: any(user.op == "output" for node in units[unit] for user in node.users),
-        ),
-    )
+    found = [{label_of.get(node) for node in unit if not _follows(node)} for unit in units]
+    labels = [each.pop() if len(each) == 1 else None for each in found]
 
-
-def _find_label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
-    found = {label_of.get(node) for node in unit if not _follows(node)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _make_size_function(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
     @cache
     def size(unit: int) -> int:
         inside = set(units[unit])
         return sum(measures.value_bytes(node) for node in units[unit] if not inside.issuperset(node.users)) or 1
 
-    return size
+    def is_returned(unit: int) -> bool:
+        return any(user.op == "output" for node in units[unit] for user in node.users)
+
+    return units, Dag(before, after, labels, size, is_returned)
 
 
 # -- parts that share no edge ------------------------------------------------------------------------------------------
@@ -291,11 +271,9 @@ def _split_components(graph: Dag, epochs: Sequence[int]) -> list[int]:
 
 
 def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
-    """Number the parts that share an edge, from 1 in topological order; 0 is the host.
-
-    Two ways are tried: joining the connected parts of the schedule, and joining single vertices, from the last one on,
-    each with its users, as torch.fx's partitioner does. The one with fewer parts wins.
-    """
+    """Number the parts that share an edge, from 1 in topological order; 0 is the host."""
+    # Joins the connected parts of the schedule, or single vertices, from the last one on, each with its users, as
+    # torch.fx's partitioner does, whichever gives fewer parts.
     tried = []
     for parts in (_split_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
         quotient_graph = _Quotient(graph, parts)
@@ -308,11 +286,10 @@ def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
 
 
 class _Quotient:
-    """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order.
+    """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order."""
 
-    The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA 11,
-    2007): when two parts are joined, only what lies between them is visited and moved.
-    """
+    # The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA
+    # 11, 2007): when two parts are joined, only what lies between them is visited and moved.
 
     def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
         self.sets = Sets(len(parts))
@@ -323,13 +300,11 @@ class _Quotient:
         for vertex, following in enumerate(graph.successors):
             root = self.sets.find(vertex)
             self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
-        self.order: list[int | None] = self._sort()
-        self.position = {root: i for i, root in enumerate(self.order) if root is not None}
-
-    def _sort(self) -> list[int | None]:
         roots = sorted(self.successors)
         rank = {root: i for i, root in enumerate(roots)}
-        return [roots[i] for i in topological([[rank[other] for other in self.successors[root]] for root in roots])]
+        order = topological([[rank[other] for other in self.successors[root]] for root in roots])
+        self.order: list[int | None] = [roots[i] for i in order]
+        self.position = {roots[vertex]: i for i, vertex in enumerate(order)}
 
     def join(self, one: int, other: int) -> None:
         """Join the parts of two vertices, one before the other, unless that forms a cycle."""

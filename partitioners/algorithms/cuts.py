@@ -11,6 +11,7 @@ the same rule.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -53,16 +54,14 @@ def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[i
 
 
 def cut(problem: CutProblem) -> list[int]:
-    """Cut a graph: at or near the optimum for small graphs, in near-linear time for large ones.
-
-    Returns the number of each vertex's piece, from 0; along each edge, it does not decrease.
-    """
+    """Return the number of each vertex's piece, at or near the optimum for small graphs, in near-linear time."""
     graph = _Graph(problem)
     if graph.bound[1] <= 1:
         return [0] * graph.count
     best: list[int] = []
     least: tuple[int, int] | None = None
-    for order in graph.list_orders():
+    pins = sum(len(pins) for _, pins in graph.nets) + graph.count
+    for order in islice(graph.generate_orders(), max(3, min(_ORDERS, _EFFORT // pins))):
         pieces = graph.improve(order)
         cost = graph.compute_cost(pieces)
         if least is None or cost < least:
@@ -161,12 +160,7 @@ class _Graph:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def list_orders(self) -> Iterator[list[int]]:
-        """Return topological orders to try, as many as the effort allows."""
-        pins = sum(len(pins) for _, pins in self.nets) + self.count
-        return islice(self._generate_orders(), max(3, min(_ORDERS, _EFFORT // pins)))
-
-    def _generate_orders(self) -> Iterator[list[int]]:
+    def generate_orders(self) -> Iterator[list[int]]:
         """Yield topological orders without end; most keep together the parts that share no edge."""
         following, preceding = self.problem.successors, self.predecessors
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
@@ -231,12 +225,7 @@ class _Moves:
         self.readers: list[dict[int, int]] = [{} for _ in range(count)]
         for vertex, piece in enumerate(pieces):
             self._put(vertex, piece)
-        self.pins: list[dict[int, int]] = []
-        for _, vertices in graph.nets:
-            found: dict[int, int] = {}
-            for vertex in vertices:
-                found[pieces[vertex]] = found.get(pieces[vertex], 0) + 1
-            self.pins.append(found)
+        self.pins = [Counter(pieces[vertex] for vertex in vertices) for _, vertices in graph.nets]
 
     def run(self) -> list[int]:
         """Sweep forwards and backwards until nothing moves."""
@@ -311,7 +300,7 @@ class _Moves:
         self.pieces[vertex] = there
         for net in self.graph.nets_of[vertex]:
             pins = self.pins[net]
-            pins[there] = pins.get(there, 0) + 1
+            pins[there] += 1
             pins[here] -= 1
             if not pins[here]:
                 del pins[here]

@@ -29,11 +29,9 @@ class Run:
 
 
 def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterable[Node] = ()) -> Run:
-    """Run a partitioner and remove its tags from the program, which must have none before.
+    """Run a partitioner on a program without tags, and remove those that it sets; errors as of `asking.ask`.
 
-    It must not take the operators out of sight: it sees one instead that no backend supports. A call of a graph with
-    such an operator is not taken either. Raises InputError if it refuses its arguments, PartitionerContractError if it
-    raises, or breaks its contract.
+    It sees unsupported operators in place of those out of sight, and may not take a call of a graph with one.
     """
     who = f"Partitioner {type(partitioner).__name__}"
     names = {
@@ -51,12 +49,12 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
     if unseen:
         _clear_marks(names, kept)
-    return Run(
-        kept,
-        answer.destinations,
-        (*rejections, *_list_left(names, calls)),
-        answer.adjustments,
-    )
+    left = []
+    for node, held in calls.items():
+        reason = f"it calls a graph with {held}, whose destination was decided before"
+        name = graphs.qualified_name(names[node][0], node)
+        left.append(Rejection("", name, graphs.operator_name(node), reason, "nested_run", "nested"))
+    return Run(kept, answer.destinations, (*rejections, *left), answer.adjustments)
 
 
 def tagged(
@@ -87,14 +85,6 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
     return found
 
 
-def _list_left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
-    for node, held in calls.items():
-        reason = f"it calls a graph with {held}, whose destination was decided before"
-        yield Rejection(
-            "", graphs.qualified_name(names[node][0], node), graphs.operator_name(node), reason, "nested_run", "nested"
-        )
-
-
 def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
     """Remove the tags from a program, and return them by path and name."""
     tags = {}
@@ -117,11 +107,7 @@ def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], st
 def ask_preserved(
     partitioners: Iterable[Partitioner], ep: ExportedProgram, visible: Callable[[int, Node], bool]
 ) -> tuple[list[Any], Callable[[Node], bool] | None]:
-    """Ask partitioners what not to decompose.
-
-    Returns what ExecuTorch's `Partitioner.ops_to_not_decompose` does, for all of them together; `visible` says whether
-    the partitioner with that number may take a node.
-    """
+    """Return the `ops_to_not_decompose` of partitioners together; `visible` says whether one may take a node."""
     asked = [partitioner.ops_to_not_decompose(ep) for partitioner in partitioners]
     operators = list(dict.fromkeys(operator for wanted, _ in asked for operator in wanted))
 
@@ -139,7 +125,7 @@ def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
     """Replace the operators of nodes by one that no backend supports while the context lasts."""
     targets = {node: node.target for node in nodes}
     for node in targets:
-        node.target = _make_unsupported_operator()
+        node.target = _make_unsupported_operator()[1]
     try:
         yield
     finally:
@@ -148,26 +134,19 @@ def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
 
 
 @cache
-def _make_unsupported_operator() -> Any:
-    """Return an operator of our own, with a name and a schema, since partitioners expect these."""
+def _make_unsupported_operator() -> tuple[torch.library.Library, Any]:
+    """Return an operator with a name and a schema, as partitioners expect, and the library that it disappears with."""
     library = torch.library.Library("exir_lowering", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("out_of_sight(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-    _KEPT.append(library)  # the operator disappears with the library
-    return torch.ops.exir_lowering.out_of_sight.default
-
-
-_KEPT: list[torch.library.Library] = []
+    return library, torch.ops.exir_lowering.out_of_sight.default
 
 
 # -- marks of XNNPACK -------------------------------------------------------------------------------------------------
 
 
 def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
-    """Clear the marks by which XNNPACK treats a quantize or dequantize as part of an operator that is not claimed.
-
-    Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
-    still marked is compiled to nothing, and the results are wrong. The nodes are those of a program, inputs first.
-    """
+    """Clear the marks by which XNNPACK's checks make a (de)quantisation part of an operator that they then refuse."""
+    # A node that is claimed by itself and still marked would be compiled to nothing. The nodes are in graph order.
     valid: set[Node] = set()
     for node in reversed(list(nodes)):
         if IS_IMPLICIT_Q_DQ_TAG not in node.meta:

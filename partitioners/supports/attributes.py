@@ -14,6 +14,15 @@ from exir_lowering import InputError, PartitionerContractError
 from exir_lowering.plugins import let_through
 
 
+class _Wildcard:
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Any = _Wildcard()
+"""As an argument in a pattern: matches any node, number or list, or an omitted argument."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Attribute:
     """What an argument may be: one of several values, or what a function takes."""
@@ -54,11 +63,8 @@ def _stands_for(option: Any, value: Any) -> bool:
     return isinstance(option, bool) == isinstance(value, bool) and not isinstance(value, Node) and bool(option == value)
 
 
-def read_attributes(pattern: str, given: Any, anything: Any) -> dict[str, Any]:
-    """Return what each named argument has to match; InputError if it is no mapping from names.
-
-    `anything` is what matches anything.
-    """
+def read_attributes(pattern: str, given: Any) -> dict[str, Any]:
+    """Return what each named argument has to match; InputError if it is no mapping from names."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
         raise InputError(
             f"Pattern {pattern}: attributes={given!r}: expected a mapping from names of arguments, such as "
@@ -66,8 +72,8 @@ def read_attributes(pattern: str, given: Any, anything: Any) -> dict[str, Any]:
         )
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if value is anything:
-            found[name] = anything
+        if value is ANY:
+            found[name] = ANY
         elif callable(value):
             found[name] = Attribute(pattern, name, (), value)
         else:

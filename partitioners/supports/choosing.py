@@ -40,11 +40,7 @@ class Matching:
 
 
 def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
-    """Choose matches that share no node and that can all be contracted at once.
-
-    Higher priority goes first, then more operators, then the match whose last operator comes first in the graph, then
-    the order of the candidates.
-    """
+    """Choose matches that share no node and that can all be contracted at once, in the order of `_list_tries`."""
     graph = SearchedGraph(scope)
     ranked: list[_Found] = []
     for anchor, number in _list_tries(graph, candidates):
@@ -73,7 +69,7 @@ def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
 
 
 def _list_tries(graph: SearchedGraph, candidates: Sequence[Candidate]) -> list[tuple[Node, int]]:
-    """Return where to search for which candidate, in the order in which they choose."""
+    """Return where to search for which candidate: by priority, size, place of the last operator, and number."""
     tries = [
         (-candidate.priority, -len(candidate.template.operators), graph.position[anchor], number)
         for number, candidate in enumerate(candidates)
@@ -84,10 +80,7 @@ def _list_tries(graph: SearchedGraph, candidates: Sequence[Candidate]) -> list[t
 
 
 def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: Sequence[bool]) -> list[_Found]:
-    """Drop matches that feed each other both ways, the last ones first.
-
-    All values of a match with one result feed that result, so only matches with several results can do so.
-    """
+    """Drop matches that feed each other both ways, as only those with several results can, the last ones first."""
     kept, turn = list(ranked), 0
     while sum(several[found.candidate] for found in kept) > 1:
         given_up: set[int] = set()

@@ -177,13 +177,9 @@ class Search:
         return [rest] if self._fits_value(term, value) else []
 
     def _fits_input(self, term: TemplateInput, value: Any) -> bool:
-        if term.wildcard:
-            return True
-        return (
-            self.graph.is_constant(value)
-            if term.constant
-            else value is not None and value is not inspect.Parameter.empty
-        )
+        if term.constant and not term.wildcard:
+            return self.graph.is_constant(value)
+        return term.wildcard or (value is not None and value is not inspect.Parameter.empty)
 
     def _fits_value(self, term: Any, value: Any) -> bool:
         if term is ANY:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import InputError, PartitionerContractError, graphs
 from exir_lowering.partitioners.supports.choosing import Matching, find
 from exir_lowering.partitioners.supports.matching import Candidate
-from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support
+from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, describe_node
 from exir_lowering.partitioners.supports.templates import read_template
 from exir_lowering.plugins import let_through
 
@@ -136,18 +136,13 @@ class PatternSupport(Support):
         return f"PatternSupport({', '.join(pattern.name for pattern in self.patterns)})"
 
     def _matching(self, scope: GraphScope) -> Matching:
-        fingerprint = _take_fingerprint(scope)
+        nodes = scope.graph_module.graph.nodes  # what matching depends on, without keeping nodes
+        fingerprint = tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
         known = self._remembered.get(scope.graph_module)
         if known is None or known[0] != fingerprint:
             matching = find(scope, [_make_candidate(pattern, scope) for pattern in self.patterns])
             known = self._remembered[scope.graph_module] = (fingerprint, matching)
         return known[1]
-
-
-def _take_fingerprint(scope: GraphScope) -> tuple[Any, ...]:
-    """Return what matching depends on, without nodes."""
-    nodes = scope.graph_module.graph.nodes
-    return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 
 
 def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
@@ -158,12 +153,11 @@ def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
             return bool(pattern.check(Match(pattern, nodes, inputs, results)))
         except Exception as error:
             let_through(error)
-            name, line = graphs.qualified_name(scope.path, results[-1]), graphs.source_line(results[-1])
             raise PartitionerContractError(
-                f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at node {name} "
-                f"({graphs.operator_name(results[-1])}){f', {line}' if line else ''}: {error}",
+                f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
+                f"{describe_node(results[-1], scope)}: {error}",
                 violation="raised",
-                details={"pattern": pattern.name, "node": name},
+                details={"pattern": pattern.name, "node": graphs.qualified_name(scope.path, results[-1])},
             ) from error
 
     return Candidate(pattern.name, pattern.template, pattern.priority, accept)

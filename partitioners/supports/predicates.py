@@ -44,10 +44,7 @@ def ops(*operators: Any) -> Support:
 
 
 def check_operator(name: str) -> None:
-    """Check that an operator name can exist.
-
-    Raises InputError if its namespace is loaded and does not have it; close names are suggested.
-    """
+    """Check that an operator name can exist; InputError if its namespace is loaded and does not have it."""
     known = graphs.known_operators()
     namespace = name.partition(".")[0]
     if name in known or any(other.rpartition(".")[0] == name for other in known) or "." not in name:

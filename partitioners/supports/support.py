@@ -61,7 +61,8 @@ def scopes(program: ExportedProgram) -> Iterator[GraphScope]:
 
 
 def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[str, ...]) -> Iterator[GraphScope]:
-    attributes = {n for n in module.graph.nodes if n.op == "get_attr" and not _is_graph(module, n)}
+    held = {n: graphs.attribute(module, str(n.target)) for n in module.graph.nodes if n.op == "get_attr"}
+    attributes = {n for n, value in held.items() if not isinstance(value, torch.nn.Module)}
     yield GraphScope(module, constants | attributes, path)
     seen: set[str] = set()
     for node in module.graph.nodes:
@@ -72,10 +73,6 @@ def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[st
             inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
             bound = frozenset(n for n, outer in zip(inner, nested.bound, strict=True) if outer in constants)
             yield from _walk_scopes(nested.module, bound, (*path, nested.name))
-
-
-def _is_graph(module: GraphModule, node: Node) -> bool:
-    return isinstance(graphs.attribute(module, str(node.target)), torch.nn.Module)
 
 
 class Support(ABC):
@@ -184,10 +181,7 @@ def _parenthesize(support: Support) -> str:
 
 
 def as_support(candidate: SupportLike) -> Support:
-    """Turn a `Support`, a torch.fx `OperatorSupportBase` or a function from a node to a bool into a `Support`.
-
-    Raises InputError for anything else.
-    """
+    """Turn what `SupportLike` says into a `Support`; InputError for anything else."""
     if isinstance(candidate, Support):
         return candidate
     if isinstance(candidate, OperatorSupportBase):
@@ -201,19 +195,16 @@ def as_support(candidate: SupportLike) -> Support:
 
 
 def make_check(support: Support, scope: GraphScope) -> Check:
-    """Bind a support, so that an error in it is reported with the node.
-
-    The check raises PartitionerContractError if the support raises or answers anything but None or a `No`.
-    """
+    """Bind a support; its check raises PartitionerContractError, with the node, for errors and wrong answers."""
     check = _call_guarded(support, "binding to the graph", lambda: support.bind(scope))
 
     def ask(node: Node) -> No | None:
         if graphs.operator_name(node) == graphs.OUT_OF_SIGHT:
             return No("out_of_sight", "a rule or another partitioner decides where it goes", str(support))
-        answer = _call_guarded(support, _describe_node(node, scope), lambda: check(node))
+        answer = _call_guarded(support, describe_node(node, scope), lambda: check(node))
         if answer is not None and not isinstance(answer, No):
             raise PartitionerContractError(
-                f"Support {support} answered {answer!r} for {_describe_node(node, scope)}; expected None for yes, or "
+                f"Support {support} answered {answer!r} for {describe_node(node, scope)}; expected None for yes, or "
                 "a No.",
                 violation="result_type",
             )
@@ -234,9 +225,9 @@ def _call_guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _describe_node(node: Node, scope: GraphScope) -> str:
-    line = graphs.source_line(node)
-    name = ".".join((*scope.path, node.name))
+def describe_node(node: Node, scope: GraphScope) -> str:
+    """Return a node's name, operator and line of the model, for messages."""
+    name, line = graphs.qualified_name(scope.path, node), graphs.source_line(node)
     return f"node {name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
 
 

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import MappingProxyType
 from typing import Any
 
 import networkx as nx
@@ -19,25 +18,11 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.fx.proxy import GraphAppendingTracer
 
 from exir_lowering import InputError, graphs
-from exir_lowering.partitioners.supports.attributes import read_attributes, suggest
+from exir_lowering.partitioners.supports.attributes import ANY as ANY, read_attributes, suggest
 from exir_lowering.plugins import conversion_lock, let_through
 
 _SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
 """Arguments that hold sizes: their values for the example inputs say nothing about what to match."""
-
-
-GETITEM = "getitem"
-
-
-class _Wildcard:
-    """Matches anything."""
-
-    def __repr__(self) -> str:
-        return "ANY"
-
-
-ANY: Any = _Wildcard()
-"""As an argument in a pattern: matches any node, number or list, or an omitted argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +43,10 @@ class HeldNumber:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TemplateOperator:
-    """An operator of a pattern.
+    """An operator of a pattern."""
 
-    For each name that it may have, `arguments` has the arguments in the order of the schema: a `TemplateOperator`, a
-    `TemplateInput`, a `HeldNumber`, `ANY`, a sequence of these, or a plain value.
-    """
-
+    # For each name that it may have, the arguments in the order of the schema: other parts of a pattern, `ANY`, a
+    # sequence of these, or a plain value.
     arguments: Mapping[str, tuple[Any, ...]]
 
     def read(self) -> Iterator[TemplateOperator | TemplateInput]:
@@ -180,18 +163,10 @@ def _name_overload(target: Any) -> str:
 
 
 def read_template(
-    name: str,
-    function: Callable[..., Any],
-    example_inputs: Sequence[torch.Tensor] | None = None,
-    attributes: Any = MappingProxyType({}),
+    name: str, function: Callable[..., Any], example_inputs: Sequence[torch.Tensor] | None, attributes: Any
 ) -> Template:
-    """Read a function as a template; the example inputs, a tensor for each parameter, are for one in any PyTorch.
-
-    The attributes say what arguments may be, by name; `Pattern` has the forms.
-
-    Raises InputError if it is not a pattern; the message says what to change.
-    """
-    inputs, read = _read_parameters(name, function), read_attributes(name, attributes, ANY)
+    """Read a function as a template, from the arguments of `Pattern`; InputError if it is not a pattern."""
+    inputs, read = _read_parameters(name, function), read_attributes(name, attributes)
     if example_inputs is None:
         return _TracedFunction(name, function, inputs, read).make_template()
     return _ExportedFunction(name, function, inputs, read).make_template(example_inputs)
@@ -248,7 +223,7 @@ class _TemplateReader:
     def operator(self, node: Node) -> TemplateOperator:
         found = {}
         for name in self.names(node):
-            given = order_arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
+            given = order_arguments(name, *torch.fx.node.map_arg((node.args, node.kwargs), self.terms.__getitem__))
             known = list_argument_names(name)
             found[name] = tuple(map(partial(self.argument, name), known, given)) if known else given
         return TemplateOperator(found)
@@ -263,9 +238,6 @@ class _TemplateReader:
             raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
         self.said.update(given)
         return self.attributes[given[0]]
-
-    def term(self, argument: Any) -> Any:
-        return self.terms[argument] if isinstance(argument, Node) else argument
 
     def value(self, name: str, value: Any) -> Any:
         """Return what an argument has to match."""
@@ -353,7 +325,7 @@ class _TracedFunction(_TemplateReader):
         if isinstance(node.target, _OneOf):
             return node.target.names
         if node.target is operator.getitem:
-            return (GETITEM,)
+            return ("getitem",)
         try:
             return (_name_overload(node.target),)
         except InputError as error:

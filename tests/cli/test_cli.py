@@ -28,7 +28,7 @@ from torch.export import Dim, ExportedProgram, export
 import exir_lowering
 from exir_lowering import InvariantError, cli, lower
 from exir_lowering._upstream import stderr
-from exir_lowering.cli import noise
+from exir_lowering.cli import output
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import CostTable, SupportPartitioner, everything
 from exir_lowering.plugins.registry import PluginInfo
@@ -372,7 +372,7 @@ def test_filters_are_gone_after_a_command(main: Main) -> None:
     before = warnings.filters[:]
     main("plugins")
     assert warnings.filters == before
-    assert not any(logging.getLogger(name).filters for name in noise.KNOWN_LOGS)
+    assert not any(logging.getLogger(name).filters for name in output.KNOWN_LOGS)
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["plugins"]])

@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import InputError, cli
-from exir_lowering.cli.pt2 import UnsafeFileError, evaluation, read_program
+from exir_lowering.cli.pt2 import UnsafeFileError, program as checks, read_program
 from exir_lowering.graphs.serialized.grammar import check_expression, check_guard
 
 MODEL = "archive/models/model.json"
@@ -654,7 +654,7 @@ def test_what_takes_memory_or_time(
 ) -> None:
     """A small file does not make large things: it is refused, with what was found and what is allowed."""
     change, reason = SLOW[name]
-    monkeypatch.setattr(evaluation, "STEPS", 100_000)
+    monkeypatch.setattr(checks, "STEPS", 100_000)
     parts = members(net)
     change(parts, "")
     path = tmp_path / "large.pt2"
@@ -666,7 +666,7 @@ def test_what_takes_memory_or_time(
 
 def test_a_profiler_of_the_caller_goes_on() -> None:
     with cProfile.Profile() as profiler:
-        evaluation.check_evaluation({"Add(Symbol('s0', integer=True), Integer(1))": 1})
+        checks.check_evaluation({"Add(Symbol('s0', integer=True), Integer(1))": 1})
         len(repr(profiler))
     assert any(
         code.co_name == "check_evaluation"

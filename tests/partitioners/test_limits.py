@@ -22,8 +22,7 @@ from exir_lowering.graphs import measures, quotient
 from exir_lowering.partitioners import CostTable, SupportPartitioner, ops
 from exir_lowering.partitioners.algorithms import limits
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
-from exir_lowering.partitioners.algorithms.gains import Gains
-from exir_lowering.partitioners.algorithms.limits import Limits
+from exir_lowering.partitioners.algorithms.limits import Gains, Limits
 from exir_lowering.partitioners.supports.predicates import everything
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
 from exir_lowering.plugins import HOST

@@ -54,6 +54,15 @@ _NAMES: Mapping[int, str] = MappingProxyType(
 """What messages call the datatypes."""
 
 
+@contextmanager
+def _named() -> Iterator[None]:
+    """Name the backend in an error."""
+    try:
+        yield
+    except CorruptError as error:
+        raise CorruptError(f"a payload of {BACKEND!r}: {error}") from None
+
+
 class XnnpackPayloads(PayloadChecks):
     """Checks what XNNPACK trusts, and says what ExecuTorch 1.5's `XnnpackBackend` reads."""
 
@@ -68,11 +77,9 @@ class XnnpackPayloads(PayloadChecks):
             return _Checked(read_graph(payload))
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
-        """Replace the debug handles of nodes, in place; see `PayloadChecks`.
-
-        A handle that is not 0 always takes four bytes in its node's table. ExecuTorch's writer leaves out numbers that
-        are 0, and lays out tables by which fields are present, not by their values.
-        """
+        """Replace the debug handles of nodes, in place; see `PayloadChecks`."""
+        # A handle that is not 0 always takes four bytes in its node's table. ExecuTorch's writer leaves out numbers
+        # that are 0, and lays out tables by which fields are present, not by their values.
         changed = bytearray(payload)
         tables, _ = split_payload(memoryview(changed))
         places: dict[int, int] = {}
@@ -115,12 +122,9 @@ class _Checked(CheckedPayload):
         kind = _NAMES.get(value.datatype, f"datatype {value.datatype}")
         return f"{'constant ' if value.constant else ''}{kind}{list(value.dims)}"
 
+    @_named()
     def check_call(self, arguments: Sequence[ValueSpec]) -> None:
         """Check the values of a call, whose memory XNNPACK reads and writes unchecked; see `CheckedPayload`."""
-        with _named():
-            self._check_call(arguments)
-
-    def _check_call(self, arguments: Sequence[ValueSpec]) -> None:
         tensors: dict[int, Tensor] = {}
         for value in self.graph.values.values():
             if value.external is None:
@@ -153,12 +157,3 @@ def _dims(tensor: Tensor) -> tuple[int, ...]:
     if tensor.dim_order == (0, 2, 3, 1):
         return tuple(tensor.sizes[dim] for dim in tensor.dim_order)
     return tensor.sizes
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Name the backend in an error."""
-    try:
-        yield
-    except CorruptError as error:
-        raise CorruptError(f"a payload of {BACKEND!r}: {error}") from None

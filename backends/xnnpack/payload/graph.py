@@ -100,16 +100,14 @@ _TRANSPOSED, _CORNERS, _KEEP = 1, 8, 64
 _ONE = ("input", "output", "flags")
 _TWO = ("input1", "input2", "output", "flags")
 _PADDING = ("top", "right", "bottom", "left")
-_CONVOLUTION = (
+_WINDOW = (
     *_PADDING,
     *("kernel_height", "kernel_width", "stride_height", "stride_width", "dilation_height", "dilation_width"),
+)
+_CONVOLUTION = (
+    *_WINDOW,
     *("group_inputs", "group_outputs", "groups", "adjustment_height", "adjustment_width"),
     *("input1", "filter", "bias", "output", "flags"),
-)
-_POOLING = (
-    *_PADDING,
-    *("kernel_height", "kernel_width", "stride_height", "stride_width", "dilation_height", "dilation_width"),
-    *_ONE,
 )
 _CAT = ("axis", "input1", "input2", "input3", "input4", "output", "flags", "input5")
 
@@ -122,7 +120,7 @@ def _cat(count: int) -> tuple[str, ...]:
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum", "PReLU", "BatchMatrixMultiply"), _TWO),
     **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d"), _CONVOLUTION),
-    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), _POOLING),
+    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), (*_WINDOW, *_ONE)),
     **dict.fromkeys(("LeakyReLU", "ELU"), ("number", *_ONE)),
     **{f"Concatenate{count}": _cat(count) for count in range(2, 6)},
     "ArgMaxPooling2d": (*_PADDING, "kernel_height", "kernel_width", "input", "output_value", "output_index", "flags"),

@@ -69,11 +69,7 @@ class _Constants:
 
 
 def read_graph(payload: memoryview) -> Graph:
-    """Read the graph in a payload, and check everything that does not depend on its arguments.
-
-    The payload is not copied, and only its tables are read. Raises CorruptError if it is damaged, or has an unknown
-    version.
-    """
+    """Read the graph in a payload, of which only the tables are read; CorruptError if it is damaged or unknown."""
     tables, space = split_payload(payload)
     if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
         raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
@@ -152,11 +148,8 @@ def _value(table: Table, constants: _Constants, externals: int) -> GraphValue:
     if tensor is None:
         raise CorruptError("a quantised value has no tensor")
     slots = XNNTensorValue
-    datatype, dims, number = (
-        tensor.number(slots.DATATYPE, "h"),
-        tensor.numbers(slots.DIMS, "I"),
-        tensor.number(slots.ID_OUT, "I"),
-    )
+    datatype, dims = tensor.number(slots.DATATYPE, "h"), tensor.numbers(slots.DIMS, "I")
+    number = tensor.number(slots.ID_OUT, "I")
     who = f"value {number}"
     if datatype not in BITS:
         raise CorruptError(f"{who} has the unknown datatype {datatype}")
@@ -165,11 +158,8 @@ def _value(table: Table, constants: _Constants, externals: int) -> GraphValue:
         raise CorruptError(f"{who} has {rank} dimensions, but lists {list(dims)}")
     if tensor.number(slots.DQ_DATATYPE, "h"):
         raise CorruptError(f"{who} is quantised in a way that is no longer supported")
-    buffer, external, flags = (
-        tensor.number(slots.CONSTANT_BUFFER_IDX, "I"),
-        tensor.number(slots.EXTERNAL_ID, "I"),
-        tensor.number(slots.FLAGS, "I"),
-    )
+    buffer, flags = tensor.number(slots.CONSTANT_BUFFER_IDX, "I"), tensor.number(slots.FLAGS, "I")
+    external = tensor.number(slots.EXTERNAL_ID, "I")
     if flags not in (0, _INPUT, _OUTPUT) or (flags != 0) != (external != NO_VALUE) or (buffer and flags):
         raise CorruptError(f"{who} has the flags {flags}, the constant {buffer} and is external value {external}")
     if flags:
@@ -220,11 +210,7 @@ def _check_quantisation(
 def _check_scales(
     table: Table, fields: tuple[int, int, int], needed: int, size: int, constants: _Constants, who: str
 ) -> None:
-    """Check the scales of channels or groups: in the tables, or in a constant.
-
-    The fields are the table's for the scales, for the number of the constant, and for how many scales this has; `size`
-    is the bytes of a scale in a constant.
-    """
+    """Check the scales of channels or groups: in the tables, or in a constant, which has `size` bytes for each."""
     scales, constant, length = fields
     index, count = table.number(constant, "I"), table.number(length, "I")
     if not table.has(scales):

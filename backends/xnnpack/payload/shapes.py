@@ -34,10 +34,7 @@ def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None
 
 
 def infer(values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
-    """Return the shapes of all values of a graph that `check_nodes` has checked, from the inputs' shapes, by their ids.
-
-    Raises CorruptError if a node cannot take the shapes of its inputs.
-    """
+    """Return the shapes of all values of a checked graph, by ids; CorruptError if a node cannot take its inputs."""
     shapes = {id_: value.dims for id_, value in values.items() if value.constant}
     shapes.update(given)
     for node in nodes:
@@ -93,8 +90,12 @@ def _product(node: Node, taken: Sequence[Dims]) -> Dims:
     return (*_broadcast(left[:-2], right[:-2]), left[-2], outer)
 
 
+def _windows(node: Node, height: int, width: int) -> tuple[int, int]:
+    """Return how often a window fits into both dimensions of an image."""
+    return _window(node, height, "top", "bottom", "height"), _window(node, width, "left", "right", "width")
+
+
 def _window(node: Node, size: int, before: str, after: str, axis: str) -> int:
-    """Return how often a window fits into a dimension."""
     numbers = node.numbers
     kernel, dilation = numbers[f"kernel_{axis}"], numbers.get(f"dilation_{axis}", 1)
     if node.type.name == "AvgPooling2d":
@@ -114,12 +115,7 @@ def _image(taken: Sequence[Dims]) -> tuple[int, int, int, int]:
 
 def _pooled(node: Node, taken: Sequence[Dims]) -> Dims:
     batch, height, width, channels = _image(taken)
-    return (
-        batch,
-        _window(node, height, "top", "bottom", "height"),
-        _window(node, width, "left", "right", "width"),
-        channels,
-    )
+    return (batch, *_windows(node, height, width), channels)
 
 
 def _averaged(node: Node, taken: Sequence[Dims]) -> Dims:
@@ -145,14 +141,11 @@ def _convolved(node: Node, taken: Sequence[Dims]) -> Dims:
     numbers = node.numbers
     kernel = (numbers["kernel_height"], numbers["kernel_width"])
     groups, inputs, outputs = numbers["groups"], numbers["group_inputs"], numbers["group_outputs"]
-    filter_ = (
-        (1, *kernel, groups * outputs) if node.type.name == "DepthwiseConv2d" else (groups * outputs, *kernel, inputs)
-    )
+    depthwise = node.type.name == "DepthwiseConv2d"
+    filter_ = (1, *kernel, groups * outputs) if depthwise else (groups * outputs, *kernel, inputs)
     batch, height, width, _ = _channels(node, taken, filter_)
-    if node.type.name == "DepthwiseConv2d":
-        _require(inputs == 1, "each of its groups must have one channel")
-    high, wide = _window(node, height, "top", "bottom", "height"), _window(node, width, "left", "right", "width")
-    return batch, high, wide, groups * outputs
+    _require(inputs == 1 or not depthwise, "each of its groups must have one channel")
+    return (batch, *_windows(node, height, width), groups * outputs)
 
 
 def _transposed(node: Node, taken: Sequence[Dims]) -> Dims:

@@ -15,19 +15,12 @@ MOST_MEMBERS = 1_000_000
 
 
 class Archive:
-    """The members of a `.pt2` file, read from one open file.
-
-    torch writes members without compression and without anything odd in their names. Others are refused, so that what
-    is read is never more than what the file has, and has one meaning only.
-    """
+    """The members of an open `.pt2` file: plain ones, so that what is read has one meaning, and no more bytes."""
 
     sizes: Mapping[str, int]  # by the member's name without the archive's folder
 
     def __init__(self, file: BinaryIO) -> None:
-        """Read the list of members; the file stays open as long as members are read.
-
-        Raises UnsafeFileError for a ZIP file of a kind that torch does not write, InputError for what is no ZIP file.
-        """
+        """Read the list of members; UnsafeFileError for one that torch does not write, InputError for no ZIP file."""
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:

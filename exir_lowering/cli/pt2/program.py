@@ -9,22 +9,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import cache, partial
 from typing import Annotated, Any
 
 import torch
 
-from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
-from exir_lowering.cli.pt2 import operator_table
-from exir_lowering.cli.pt2.evaluation import check_evaluation
+from exir_lowering._upstream.exported_files import evaluate_size, from_schema, is_union, schema_names
+from exir_lowering._upstream.operators import list_registered_operators
 from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
-from exir_lowering.graphs.serialized.grammar import PATH, UnsafeFileError, check_expression, check_guard, is_symbol
+from exir_lowering.graphs.operators import functions
+from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words
+from exir_lowering.graphs.serialized.grammar import (
+    PATH,
+    ExcessiveFileError,
+    UnsafeFileError,
+    check_expression,
+    check_guard,
+    is_symbol,
+    show,
+)
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""
@@ -34,8 +46,37 @@ MOST_DIMENSIONS = 64
 MOST_UNBACKED = 1_000_000
 """The largest number in the name of a symbol, up to which torch counts."""
 
+STEPS, STEPS_OF_CHARACTER = 3_000_000, 200
+"""How many calls of functions sympy may need for all sizes of a file, and for each of their characters beside."""
+
 DEVICES = frozenset(("cpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
+
+# torch takes a name such as `torch.os.system` apart, and follows it from attribute to attribute; here, the dispatcher
+# has to have it. These lists say what a program may name. `graphs.operators.pure` says what a `.pte` file may have
+# executed by its mere name: far less, and by schema. A program may have operators of libraries, which backends take.
+NAMESPACES = split_words(
+    """
+    aten prims quantized_decomposed dim_order_ops executorch_prim et_copy export quant_fusion
+    torchao torchvision torchaudio llama cadence cortex_m arm tosa
+    """
+)
+"""The namespaces of operators that only compute: PyTorch's, ExecuTorch's and those of the libraries of models."""
+
+_HIGHER_ORDER = HIGHER_ORDER | {"flex_attention", "with_effects"}
+
+FUNCTIONS = {f"{one.__module__}.{one.__name__}" for one in functions.FUNCTIONS.values() if one.__module__ != "builtins"}
+FUNCTIONS |= split_words(
+    """
+    torch._functorch.predispatch._add_batch_dim torch._functorch.predispatch._remove_batch_dim
+    torch._functorch.predispatch._vmap_increment_nesting torch._functorch.predispatch._vmap_decrement_nesting
+    torch._functorch.predispatch.lazy_load_decompositions
+    """
+)
+"""Functions other than operators: of symbolic sizes, and those that `torch.vmap` is exported as."""
+
+_OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
+_HIGHER_ORDER_NAME = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 Rule = Callable[[Any], None]
 
@@ -56,12 +97,8 @@ def parse(kind: str, content: bytes | bytearray) -> Any:
 
 
 def check_program(program: Any) -> None:
-    """Check each text of a program that is more than data; the program is `parse`'s, of torch's schema.
-
-    Raises UnsafeFileError for a text that torch does not write in its place, or an object of a class of the program's
-    own, and InputError for an operator or type that this process does not have.
-    """
-    known = operator_table.list_registered()
+    """Raise UnsafeFileError for text that torch does not write in its place, InputError for what is unknown here."""
+    known = frozenset(list_registered_operators())  # without TorchScript's, which read and write files too
     sizes: Counter[str] = Counter()
 
     def check_size(text: Any) -> None:
@@ -71,8 +108,8 @@ def check_program(program: Any) -> None:
 
     own: dict[str, Rule] = {
         "SymExpr.expr_str": check_size,
-        "Node.target": partial(operator_table.check_target, known=known),
-        "Argument.as_operator": partial(operator_table.check_target, known=known),
+        "Node.target": partial(_check_target, known=known),
+        "Argument.as_operator": partial(_check_target, known=known),
     }
     _walk(program, {**_RULES, **own})
     check_evaluation(sizes)
@@ -135,11 +172,6 @@ def _check_name(name: Any) -> None:
         raise UnsafeFileError(f"it names a value {name[:100]!r}, which is not a Python identifier")
 
 
-def _check_optional_name(name: Any) -> None:
-    if name:
-        _check_name(name)
-
-
 def _check_names(names: Any) -> None:
     for name in names:
         _check_name(name)
@@ -176,7 +208,7 @@ def _check_dialects(names: Any) -> None:
 
 def _check_metadata(metadata: Any) -> None:
     for entry in metadata.get("source_fn_stack", "").split(";"):
-        operator_table.check_source(entry.rpartition(",")[2])
+        _check_source(entry.rpartition(",")[2])
     for key in ("custom", "from_node"):
         if key in metadata:
             _check_depth(json.loads(metadata[key]))
@@ -187,7 +219,9 @@ _FIELDS: Mapping[Rule, str] = {
         TokenArgument.name SymIntArgument.as_name SymFloatArgument.as_name SymBoolArgument.as_name
         GradientToUserInputSpec.user_input_name UserInputMutationSpec.user_input_name
     """,
-    _check_optional_name: "TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name",
+    lambda name: _check_names([name] if name else ()): """
+        TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name
+    """,
     _check_names: """
         Graph.tensor_values Graph.sym_int_values Graph.sym_float_values Graph.sym_bool_values
         ModuleCallSignature.forward_arg_names
@@ -270,3 +304,86 @@ def _is_plain(value: Any, hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return type(value) is int or isinstance(value, hint)
     return hint in (str, int, bool) and type(value) is hint
+
+
+def _check_target(name: str, known: frozenset[str]) -> None:
+    """Check what a node calls: UnsafeFileError if it is in no closed list, InputError if it is not registered here."""
+    higher = _HIGHER_ORDER_NAME.fullmatch(name)
+    if name in FUNCTIONS or (higher and higher[1] in _HIGHER_ORDER):
+        return
+    overload = _OVERLOAD.fullmatch(name)
+    if overload is None or overload[1] not in NAMESPACES or f"{overload[1]}::{overload[2]}" in REFUSED:
+        raise UnsafeFileError(
+            f"it calls {name[:200]!r}, which is not in the closed lists of operators that only compute"
+        )
+    space, operator, kind = overload.groups()
+    if f"{space}::{operator}{'' if kind == 'default' else '.' + kind}" not in known:
+        raise InputError(
+            f"it calls {name!r}, which no library in this process has registered. Import the library that has it, or "
+            "install the version of PyTorch that the program was exported with"
+        )
+
+
+def _check_source(name: str) -> None:
+    """Check what a model called, which torch looks up: UnsafeFileError if the way leaves torch over a module there."""
+    first, *rest = name.split(".")
+    if first != "torch":
+        return
+    found: Any = torch
+    for part in rest:
+        if not isinstance(found, types.ModuleType):
+            return
+        found = vars(found).get(part)
+        if isinstance(found, types.ModuleType) and found.__name__.partition(".")[0] != "torch":
+            raise UnsafeFileError(f"a node names {name[:200]!r} as its source, which is not torch's")
+
+
+# -- how long torch takes to evaluate symbolic sizes -------------------------------------------------------------------
+
+
+def check_evaluation(sizes: Mapping[str, int]) -> None:
+    """Evaluate checked symbolic expressions, each so often; ExcessiveFileError for one that takes too many calls."""
+    # A short expression can have sympy multiply out millions of terms, and no simple rule says which does; the number
+    # of calls is the same on every machine. The caller may have a profiler, which Python may not be able to put back.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_count_all_steps, sizes).result()
+
+
+def _count_all_steps(sizes: Mapping[str, int]) -> None:
+    allowed = STEPS + STEPS_OF_CHARACTER * sum(len(text) * count for text, count in sizes.items())
+    left = allowed
+    for text, count in sizes.items():
+        left -= _count_steps(text, left)
+        if left > 0 and count > 1:
+            left -= (count - 1) * _count_steps(text, left)  # sympy remembers a part
+        if left <= 0:
+            raise ExcessiveFileError(
+                f"the symbolic expression {show(text)} is refused: with it, evaluating the file's sizes takes more "
+                f"than {allowed} steps, the limit for a file of this size"
+            )
+
+
+class _OutOfStepsError(BaseException):
+    """Ends an evaluation; sympy handles what is an Exception."""
+
+
+def _count_steps(text: str, most: int) -> int:
+    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps >= most:
+            raise _OutOfStepsError
+
+    try:
+        sys.setprofile(count)
+        evaluate_size(text)
+    except _OutOfStepsError:
+        return most
+    except Exception as error:  # torch will say what is wrong with it
+        let_through(error)
+    finally:
+        sys.setprofile(None)
+    return steps

@@ -27,12 +27,8 @@ _OLD = "serialized_exported_program.json"
 def read_program(path: Path) -> ExportedProgram:
     """Read a program that `torch.export.save` wrote, from a stranger too: nothing in the file is executed.
 
-    The file is opened once. What torch would unpickle, import, evaluate or call by its name is checked first; the parts
-    of the archive are read here, and torch gets what was checked instead of the file. Example inputs with values of
-    classes are left out.
-
-    A file that takes much more memory or time than its size says is an ExcessiveFileError, which is an UnsafeFileError.
-    They and InputError say what is wrong as a clause; an OSError, and whatever torch raises, goes through.
+    torch gets what was checked, instead of the file, which is opened once. UnsafeFileError (ExcessiveFileError if it
+    takes much more memory or time than its size says) and InputError say what is wrong as a clause.
     """
     with path.open("rb") as file:
         parts = _read_parts(file)
@@ -40,10 +36,7 @@ def read_program(path: Path) -> ExportedProgram:
 
 
 def check_devices(path: Path) -> None:
-    """Check the devices of the tensors in a file that torch is to load: it ends the process for one that is not here.
-
-    Raises InputError for such a device; whatever else is wrong with the file, torch says.
-    """
+    """Raise InputError for a device in a file that is not here, for which torch ends the process."""
     try:
         with zipfile.ZipFile(path) as archive:
             described = [archive.read(name) for name in archive.namelist() if name.endswith(".json")]

@@ -33,10 +33,7 @@ _PAYLOAD = re.compile(r"[\w.\-]+")
 
 
 def read_tensors(archive: Archive, model: str, part: Literal["weights", "constants"]) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model, or its constants; what shares memory in the file shares it here.
-
-    Raises UnsafeFileError if they can only be read in a way that runs code, InputError if they are damaged.
-    """
+    """Return the parameters and buffers of a model, or its constants; what shares memory in the file shares it here."""
     legacy = f"data/{part}/{model}.pt"
     if legacy in archive:
         return read_state(f"the {part} {legacy!r}", archive.read(legacy))
@@ -46,10 +43,7 @@ def read_tensors(archive: Archive, model: str, part: Literal["weights", "constan
 
 
 def read_state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
-    """Return tensors by name that `torch.save` wrote.
-
-    Raises UnsafeFileError if they can only be read in a way that runs code, InputError if they are something else.
-    """
+    """Return tensors by name that `torch.save` wrote; UnsafeFileError if reading them runs code, else InputError."""
     if not content:
         return {}
     found = _unpickle(what, content)
@@ -62,11 +56,9 @@ def read_state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]
 
 
 def read_examples(where: str, content: bytes | bytearray) -> Any:
-    """Return the inputs that a program was exported with, None when they are left out.
+    """Return the inputs that a program was exported with; None for values of classes, which lowering does not need.
 
-    Lowering does not need them. They are left out when they have values of classes, such as named tuples and data
-    classes, that torch can only read by unpickling: what a class does then is not known. What calls something other
-    than value classes is an attempt to run code (UnsafeFileError); what is damaged is an InputError.
+    What a class does when torch unpickles it is not known; what calls anything else is an UnsafeFileError.
     """
     if not content:
         return None
@@ -85,7 +77,8 @@ def read_examples(where: str, content: bytes | bytearray) -> Any:
         isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict)
     )
     # A small pickle can hold one list many times over.
-    return found if is_call and _is_bounded(found) else None
+    parts = itertools.islice(_iterate_parts(found), MOST_EXAMPLES + 1)
+    return found if is_call and sum(1 for _ in parts) <= MOST_EXAMPLES else None
 
 
 def _read_payload(archive: Archive, part: str, name: str, meta: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -97,7 +90,10 @@ def _read_payload(archive: Archive, part: str, name: str, meta: Any, shared: dic
     if part == "constants" and not meta.path_name.startswith("tensor_"):
         raise UnsafeFileError(f"the constant {name!r} is a pickled object of a custom class ({member!r})")
     if meta.use_pickle:
-        return _read_pickled_tensor(name, member, archive)
+        pickled = _unpickle(f"the weight {name!r}", archive.read(member))
+        if not isinstance(pickled, torch.Tensor):
+            raise InputError(f"the weight {name!r} is a {type(pickled).__name__}")
+        return pickled
     if meta.tensor_meta is None:
         raise InputError(f"the weight {name!r} has no shape")
     if meta.path_name not in shared:
@@ -141,13 +137,7 @@ def _make_view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
 
 
 def check_extents(archive: Archive, *groups: Any) -> None:
-    """Check that tensors in groups, such as dicts of weights, take little more memory than in the file when made whole.
-
-    A tensor of many elements that are one element in memory is a few bytes in the file; what copies it, such as
-    emission, makes all of them.
-
-    Raises ExcessiveFileError if they take more than the file's size and `MOST_EXPANDED` bytes.
-    """
+    """Raise ExcessiveFileError if tensors, made whole as copies are, take more than the file and `MOST_EXPANDED`."""
     distinct = {}
     for one in (part for part in _iterate_parts(groups) if isinstance(part, torch.Tensor)):
         plain = one.layout is torch.strided and one.device.type != "meta"
@@ -159,13 +149,6 @@ def check_extents(archive: Archive, *groups: Any) -> None:
             f"its weights, constants and example inputs have {total} bytes when each is made whole, the largest "
             f"{max(distinct.values())}; allowed are {allowed}, which is the file's size and {MOST_EXPANDED}"
         )
-
-
-def _read_pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tensor:
-    tensor = _unpickle(f"the weight {name!r}", archive.read(member))
-    if not isinstance(tensor, torch.Tensor):
-        raise InputError(f"the weight {name!r} is a {type(tensor).__name__}")
-    return tensor
 
 
 def _check_inner(what: str, content: bytes | bytearray) -> bytes:
@@ -228,10 +211,6 @@ def _is_value_class(name: str) -> bool:
         return True
     classes: list[Any] = [*list_registered_types(), *treespecs.enumerations()]
     return any(isinstance(one, type) and f"{one.__module__}.{one.__qualname__}" == name for one in classes)
-
-
-def _is_bounded(value: Any) -> bool:
-    return sum(1 for _ in itertools.islice(_iterate_parts(value), MOST_EXAMPLES + 1)) <= MOST_EXAMPLES
 
 
 def _iterate_parts(value: Any) -> Iterator[Any]:

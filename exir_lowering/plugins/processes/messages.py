@@ -43,10 +43,7 @@ def send_message(connection: socket.socket, message: Message, deadline: float | 
 
 
 def read_message(connection: socket.socket, deadline: float | None = None) -> Message:
-    """Read a message; raise EOFError or OSError if the other end is gone, TooLateError after the deadline.
-
-    The deadline is a time of `time.monotonic`; None waits for as long as it takes.
-    """
+    """Read a message; raise EOFError or OSError if the other end is gone, TooLateError after a `time.monotonic`."""
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, deadline))
     header, lengths = json.loads(_read(connection, length, deadline))
     return header, [_read(connection, length, deadline) for length in lengths]

@@ -26,10 +26,7 @@ _MOST = 1 << 20
 
 
 def main(file: int, module: str) -> None:
-    """Serve: fork workers, which call `work` of a module, and tell how they ended.
-
-    Requests come on the socket with this descriptor.
-    """
+    """Fork workers, which call `work` of a module, and tell how they ended, as the socket of a descriptor requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
@@ -100,11 +97,9 @@ def _serve(connection: socket.socket, work: Callable[[Message], Message]) -> Non
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:
-    """Let the system end this process when the other end is gone, or no longer.
-
-    A thread that waits for it would not get to run while native code keeps Python's lock. The other end sends nothing
-    while it waits for a reply: whatever happens on the socket then, SIGIO, is its end.
-    """
+    """Let the system end this process when the other end is gone, or no longer."""
+    # A thread that waits for it would not get to run while native code keeps Python's lock. The other end sends nothing
+    # while it waits for a reply: whatever happens on the socket then, SIGIO, is its end.
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if ends else flags & ~os.O_ASYNC)

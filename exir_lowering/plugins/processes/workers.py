@@ -55,11 +55,7 @@ class Worker:
         self._ended = False
 
     def call(self, message: Message, seconds: float | None = None) -> Message:
-        """Send a task and wait for the reply.
-
-        Raise WorkerDiedError if the process ended, TooLateError if it has not replied after some seconds: then it is
-        still at work.
-        """
+        """Return the reply to a task; WorkerDiedError if the process ended, TooLateError if it is still at work."""
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
             send_message(self._connection, message, deadline)
