@@ -120,6 +120,19 @@ def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput)
     return changed
 
 
+def with_content(
+    module: LoweredBackendModule, payload: bytes, data: Mapping[str, tuple[Any, DataEntry]]
+) -> LoweredBackendModule:
+    """Return a delegate with another payload and other named data, each with an entry to take the alignment of."""
+    entries = {
+        key: DataEntry(number, entry.alignment, entry.tensor_layout)
+        for number, (key, (_, entry)) in enumerate(data.items())
+    }
+    changed = _with_named_data(module, NamedDataStoreOutput([content for content, _ in data.values()], entries, {}))
+    changed._processed_bytes = payload
+    return changed
+
+
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
     """Add named data whose segment comes after all others in the `.pte` file; there is no public way to do so."""
     edge._named_data_store.add_named_data(key, content)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from executorch.exir import ExecutorchProgramManager
@@ -17,15 +17,19 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 from executorch.exir.emit import _emitter as et_emitter
 from torch.export.graph_signature import InputKind
 
+from exir_lowering._upstream.contents import Apart, plain
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.replacing import replacing
+
+_EQUAL = ("cached_spec_hash_values", "cached_spec_mutable_hash_values", "external_constant_hash")
+"""The emitter's tables of the contents that it has stored."""
 
 
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
     """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
     output = manager._named_data
     every = [output.pte_data, *output.external_data.values()] if output is not None else []
-    return {key: output.buffers[entry.buffer_index] for entries in every for key, entry in entries.items()}
+    return {key: plain(output.buffers[entry.buffer_index]) for entries in every for key, entry in entries.items()}
 
 
 def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:
@@ -109,18 +113,21 @@ class Emissions:
     values: dict[str, list[GivenValue]]
     states: list[tuple[Any, list[EmittedCall]]]
     names: dict[str, dict[str, str]]  # by method what the model calls its weights and state, by node
+    origins: Mapping[Any, str]
+    apart: dict[str, dict[str, Any]] = field(default_factory=dict)  # the emitter's tables for each origin
 
 
 _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
 
 
 @contextmanager
-def emitting() -> Iterator[Emissions]:
+def emitting(origins: Mapping[Any, str]) -> Iterator[Emissions]:
     """List, by method, what is emitted while the context lasts, including the calls in nested graphs.
 
-    The emitter's own tables only have the calls of a method's top graph, and no names.
+    The emitter's own tables only have the calls of a method's top graph, and no names. Weights that have an origin, by
+    name, share their place in the file only with those of the same one, not with all that have the same content.
     """
-    emissions = Emissions({}, {}, [], {})
+    emissions = Emissions({}, {}, [], {}, origins)
     token = _emissions.set(emissions)
     try:
         with _EMITTING:
@@ -153,11 +160,14 @@ def _emitting() -> list[tuple[Any, str, Any]]:
             emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate))
 
     def given(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        value, emissions = give(self, target, args, kwargs), _emissions.get()
-        if emissions is not None:
-            name = emissions.names[self.name].get(target)
-            values = emissions.values.setdefault(self.name, [])
-            values.append(GivenValue(value.id, target if name is None else name, name is None))
+        emissions = _emissions.get()
+        if emissions is None:
+            return give(self, target, args, kwargs)
+        name = emissions.names[self.name].get(target)
+        with _apart(self.program_state, emissions, emissions.origins.get(name or "")):
+            value = give(self, target, args, kwargs)
+        values = emissions.values.setdefault(self.name, [])
+        values.append(GivenValue(value.id, target if name is None else name, name is None))
         return value
 
     return [
@@ -165,6 +175,23 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         (et_emitter._TopLevelEmitter, "placeholder", given),
         (et_emitter._Emitter, "_add_debug_handle", added),
     ]
+
+
+@contextmanager
+def _apart(state: Any, emissions: Emissions, origin: str | None) -> Iterator[None]:
+    """Let the emitter find equal content only among that of the same origin, if there is one."""
+    if origin is None:
+        yield
+        return
+    shared = {name: getattr(state, name) for name in _EQUAL}
+    vars(state).update(emissions.apart.setdefault(origin, {name: {} for name in _EQUAL}))
+    outside = state.external_constant_buffer
+    count = len(outside)
+    try:
+        yield
+    finally:
+        vars(state).update(shared)
+    outside[count:] = [Apart(content, origin) for content in outside[count:]]
 
 
 _EMITTING = replacing(_emitting)
@@ -177,7 +204,7 @@ def pte_contents(manager: ExecutorchProgramManager) -> Any:
 
 def cord_pieces(cord: Any) -> list[Any]:
     """Return the pieces of a file: bytes, and what is on the disk; the first one is the tables."""
-    return list(cord._buffers)
+    return list(map(plain, cord._buffers))
 
 
 def set_cord_pieces(cord: Any, pieces: Sequence[Any]) -> None:

@@ -137,14 +137,17 @@ class _Layout:
     alignments: Mapping[int, int]  # what the users of a segment ask for, by its number
 
 
-def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
+def share(
+    pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int, origins: Mapping[Any, str]
+) -> list[Any] | None:
     """Return a file, given in pieces, without the copies of constants that delegates have as named data.
 
-    `alignments` are those that named data asks for, by key; the others are those of segments and constants. Return None
-    if nothing is there twice; raise a CorruptError if the file is not laid out as ExecuTorch does it.
+    `alignments` are those that named data asks for, by key; the others are those of segments and constants. Only what
+    has the same origin is shared, or has none: `origins` are by key, and by the number of a constant. Return None if
+    nothing is there twice; raise a CorruptError if the file is not laid out as ExecuTorch does it.
     """
     layout = _read_layout(pieces, alignments)
-    shared = _find(layout) if layout is not None else {}
+    shared = _find(layout, origins) if layout is not None else {}
     if layout is None or not shared:
         return None
     content = _rewrite(layout, shared, segment, constant)
@@ -176,9 +179,12 @@ def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layou
     return _Layout(tables, program, ranges, places, index, offsets, asked)
 
 
-def _find(layout: _Layout) -> dict[int, int]:
+def _find(layout: _Layout, origins: Mapping[Any, str]) -> dict[int, int]:
     """Return, for each segment of named data that equals a constant, where among the constants that is."""
     start, whole = layout.ranges[layout.constants]
+    named = layout.program.tables(Program.NAMED_DATA) if origins else ()
+    of_named = {one.number(NamedData.SEGMENT_INDEX, "I"): origins.get(one.text(NamedData.KEY)) for one in named}
+    of_constants = {offset: origins.get(number) for number, offset in enumerate(layout.offsets)}
     by_size: dict[int, list[int]] = defaultdict(list)
     for offset in dict.fromkeys(layout.offsets):
         if offset < whole:
@@ -187,7 +193,8 @@ def _find(layout: _Layout) -> dict[int, int]:
     for number in layout.alignments:
         place, size = layout.ranges[number]
         for offset in by_size.get(size, ()) if size else ():
-            if layout.pieces.get(place) == layout.pieces[start + offset]:
+            same = of_named.get(number) == of_constants[offset]
+            if same and layout.pieces.get(place) == layout.pieces[start + offset]:
                 found[number] = offset
                 break
     return found

@@ -97,7 +97,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "strides": lambda tree: tree["places"][0]["recipes"][0].update(sources=[["weight", [1 << 40, 1]]]),
     "a name": lambda tree: tree["places"][0]["recipes"][0].update(sources=[["other", [16, 1]]]),
     "no places": lambda tree: tree.pop("places"),
-    "version": lambda tree: tree.update(version=2),
+    "version": lambda tree: tree.update(version=1),
 }  # fmt: skip
 
 
