@@ -32,7 +32,7 @@ _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
 
 
-class Apart(FileBackedData):
+class Apart(FileBackedData):  # type: ignore[misc]
     """Content in memory that named data shares only where it has the same origin."""
 
     def __init__(self, content: bytes, origin: str) -> None:

@@ -120,15 +120,9 @@ def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput)
     return changed
 
 
-def with_content(
-    module: LoweredBackendModule, payload: bytes, data: Mapping[str, tuple[Any, DataEntry]]
-) -> LoweredBackendModule:
-    """Return a delegate with another payload and other named data, each with an entry to take the alignment of."""
-    entries = {
-        key: DataEntry(number, entry.alignment, entry.tensor_layout)
-        for number, (key, (_, entry)) in enumerate(data.items())
-    }
-    changed = _with_named_data(module, NamedDataStoreOutput([content for content, _ in data.values()], entries, {}))
+def with_result(module: LoweredBackendModule, payload: bytes, data: Any) -> LoweredBackendModule:
+    """Return a delegate with another payload and other named data; the given one is unchanged."""
+    changed = _with_named_data(module, data)
     changed._processed_bytes = payload
     return changed
 

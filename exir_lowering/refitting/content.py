@@ -58,9 +58,8 @@ class _File:
     def start_of(self, place: Place) -> int:
         """Return where a place starts; a CorruptError if it is not in the file."""
         if place.kind in ("constant", "initial"):
-            of = slots.Program
-            initial = next(self.tables.tables(of.MUTABLE_DATA_SEGMENTS), None)
-            table = initial if place.kind == "initial" else self.tables.table(of.CONSTANT_SEGMENT)
+            initial = next(self.tables.tables(slots.Program.MUTABLE_DATA_SEGMENTS), None)
+            table = initial if place.kind == "initial" else self.tables.table(slots.Program.CONSTANT_SEGMENT)
             if table is None:
                 raise CorruptError(f"it has no segment for {place.kind} {place.number}")
             start, end = self.segment(table.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I"))

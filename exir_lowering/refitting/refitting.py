@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream.tensors import KINDS
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte import container, data_files, digests, kinds, mapping, recipes, saving, verifying
@@ -180,7 +181,7 @@ def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bo
 
 
 def _check(who: str, value: Any, weight: Weight) -> None:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(value) not in KINDS:
         raise InputError(f"{who}: got a {type(value).__name__}, expected a tensor.")
     got, expected = f"{value.dtype}{list(value.shape)}", f"torch.{weight.dtype}{list(weight.shape)}"
     if got != expected:

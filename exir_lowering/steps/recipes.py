@@ -19,9 +19,10 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import Apart
-from exir_lowering._upstream.delegates import named_data_in_memory, with_content
+from exir_lowering._upstream.delegates import named_data_in_memory, with_result
 from exir_lowering._upstream.emission import GivenValue, cord_pieces, data_file_contents, pte_contents
 from exir_lowering._upstream.recording import Recording, View
+from exir_lowering._upstream.tensors import is_plain
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.graphs.serialized.container import NotSerialisableError
 from exir_lowering.graphs.serialized.plain import PlainWriter
@@ -70,14 +71,9 @@ def list_weights(methods: Sequence[EdgeMethod], options: LoweringOptions) -> dic
 
 
 def _is_replaceable(name: str, value: Any) -> bool:
-    if not _is_plain(value) or name.startswith("_lifted_tensor"):  # of the model's code
+    if not is_plain(value) or name.startswith("_lifted_tensor"):  # of the model's code
         return False
     return is_bounded(value) if value.is_floating_point() else value.dtype in _INTEGERS
-
-
-def _is_plain(value: Any) -> bool:
-    kind = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return kind and value.device.type == "cpu" and value.layout is torch.strided and not value.is_neg()
 
 
 class _NoRecipeError(Exception):
@@ -115,7 +111,7 @@ class Replacing:
 
     def _list(self, given: Mapping[str, Mapping[str, torch.Tensor]], written: Set[str]) -> None:
         tied: dict[Any, str] = {}
-        for name, value in (item for one in given.values() for item in one.items() if _is_plain(item[1])):
+        for name, value in (item for one in given.values() for item in one.items() if is_plain(item[1])):
             if name in self._weights:
                 if not _is_equal(self._tensors[name], value):
                     self._fix(name, "methods have different tensors of this name")
@@ -234,7 +230,7 @@ class Replacing:
 
 
 def _is_equal(one: torch.Tensor, other: Any) -> bool:
-    if not _is_plain(other) or (one.dtype, one.shape) != (other.dtype, other.shape):
+    if not is_plain(other) or (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return same or digest(one) == digest(other)
@@ -274,13 +270,13 @@ def _record(
     for number, memory in enumerate(recording.memories):
         memories.setdefault(xxhash.xxh3_128_digest(raw(memory)), []).append(number)
     keys = {(key[:-DIGEST], xxhash.xxh3_128_digest(content)): key for key, content in contents.items()}
-    data: dict[str, tuple[Any, Any]] = {}
     made: dict[str, tuple[Recipe, ...]] = {}
     before: dict[str, str] = {}
     after: dict[str, str] = {}
-    output = result.data_store_output
-    for key, entry in output.pte_data.items() if output is not None else ():
-        content = output.buffers[entry.buffer_index]
+    data = result.data_store_output
+    buffers, entries = ([*data.buffers], data.pte_data) if data is not None else ([], {})
+    for key, entry in entries.items():
+        content = buffers[entry.buffer_index]
         recipes = _recipes(recording, memories.get(xxhash.xxh3_128_digest(content), ()), sources)
         found = {(key[:-DIGEST], xxhash.xxh3_128_digest(_replay(recipe, old, content))) for recipe in recipes}
         if len(found) != 1 or not found <= keys.keys():
@@ -291,10 +287,12 @@ def _record(
             origin = origin_of(recipes)
             after[key] = key[:-DIGEST] + digest_for(origin, value)
             made[after[key]], value = tuple(recipes), Apart(value, origin)
-        data[after[key]] = value, entry
+        data.buffers[entry.buffer_index] = value
     if {*before.values()} != {*contents} or substitute(result.processed_bytes, before) != delegate.processed_bytes:
         raise _NoRecipeError("what it makes depends on values of weights in a way that is not known")
-    return with_content(delegate, substitute(result.processed_bytes, after), data), made
+    if data is not None:
+        data.pte_data = {after[key]: entry for key, entry in entries.items()}
+    return with_result(delegate, substitute(result.processed_bytes, after), data), made
 
 
 def _preprocess(delegate: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any, Recording]:
@@ -313,7 +311,8 @@ def _preprocess(delegate: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any
 
 def _recipes(recording: Recording, numbers: Sequence[int], sources: _Sources) -> list[Recipe]:
     """Return what makes the content that these memories have, each once."""
-    copied = {one for each in numbers if _is_copy(recording, each) for one in _operands(recording, each)}
+    copies = [each for each in numbers if (recording.made_by[each] or ("",))[0] in _COPIES]
+    copied = {one for each in copies for one in _operands(recording, each)}
     found: list[Recipe] = []
     for recipe in (_recipe(recording, number, sources) for number in numbers if number not in copied):
         found += [recipe] * (recipe not in found)
@@ -340,11 +339,6 @@ def _vary(weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
                 made = value.reshape(-1)[order].reshape(value.shape)
             made = torch.empty_like(value, requires_grad=False).copy_(made)
         yield torch.nn.Parameter(made, value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
-
-
-def _is_copy(recording: Recording, memory: int) -> bool:
-    made_by = recording.made_by[memory]
-    return made_by is not None and made_by[0] in _COPIES
 
 
 def _recipe(recording: Recording, memory: int, sources: _Sources) -> Recipe:

@@ -117,6 +117,15 @@ def test_damaged_recipes(kind: str) -> None:
         tracemalloc.stop()
 
 
+def test_recipes_that_make_different_content() -> None:
+    tree = json.loads(written())
+    for place in tree["places"]:
+        if place["size"] == 8 * 16 * 4:
+            place["recipes"].append({"sources": [["weight", [1, 8]]], "calls": []})
+    with pytest.raises(InputError, match=r"'weight': what the file has of them was equal when the model was lowered"):
+        refit(with_recipes(json.dumps(tree).encode()), VALUES)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff" * 10, b" " * 20_000_000, b"1" * 10_000])
 def test_recipes_that_are_not_json(content: bytes) -> None:
     with pytest.raises(InputError, match=r"^refit: the .pte content.* cannot be refitted"):
