@@ -112,6 +112,13 @@ def _changed(module: LoweredBackendModule, name: str, value: Any) -> LoweredBack
     return changed
 
 
+def with_result(module: LoweredBackendModule, payload: bytes, data: Any) -> LoweredBackendModule:
+    """Return a delegate with another payload and other named data; the given one is unchanged."""
+    changed = _with_named_data(module, data)
+    changed._processed_bytes = payload
+    return changed
+
+
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
     """Add named data whose segment comes after all others in the `.pte` file; there is no public way to do so."""
     edge._named_data_store.add_named_data(key, content)

@@ -9,6 +9,7 @@ import torch
 # The one way to see each operator with its operands; it has no public alias.
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exir_lowering._upstream.tensors import is_plain
 from exir_lowering._upstream.trees import pytree
 
 
@@ -49,7 +50,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
         results = pytree.tree_leaves(made)
         given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        if given and all(map(_has_content, (*given, *results))):
+        if given and all(is_plain(each) for each in (*given, *results) if isinstance(each, torch.Tensor)):
             if func._schema.is_mutable:
                 self.written.update(map(self.number, given))
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._view, (args, kwargs))
@@ -61,10 +62,3 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _view(self, tensor: torch.Tensor) -> View:
         place = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
         return View(self.number(tensor), tensor.dtype, *place)
-
-
-def _has_content(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return True
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return plain and value.device.type == "cpu" and value.layout is torch.strided and not value.is_quantized

@@ -7,6 +7,16 @@ from typing import Any
 
 import torch
 
+KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""The classes of tensors whose memory is all that there is to them."""
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor whose elements are in the memory of the CPU as they are."""
+    if type(value) not in KINDS or value.device.type != "cpu" or value.layout is not torch.strided:
+        return False
+    return not (value.is_quantized or value.is_neg() or value.is_conj())
+
 
 def function_modes() -> int:
     """Return how many modes torch functions go through; a default device is one."""

@@ -43,16 +43,17 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
     """Return the root of a `.pte` file's tables, and what its methods may refer to; a CorruptError for another file."""
     extent = header.read_pte(file)
     program = root(file[: extent.tables])
-    segments = _segments(program.tables(slots.Program.SEGMENTS), file[extent.base : extent.base + extent.space])
-    constants = program.table(slots.Program.CONSTANT_SEGMENT)
+    ranges = list(segment_ranges(program.tables(slots.Program.SEGMENTS)))
+    segments = _segments(ranges, file[extent.base : extent.base + extent.space])
+    constants, named = program.table(slots.Program.CONSTANT_SEGMENT), list(program.tables(slots.Program.NAMED_DATA))
     _check_overlaps(
-        list(segment_ranges(program.tables(slots.Program.SEGMENTS))),
-        {table.number(slots.NamedData.SEGMENT_INDEX, "I") for table in program.tables(slots.Program.NAMED_DATA)},
+        ranges,
+        {table.number(slots.NamedData.SEGMENT_INDEX, "I") for table in named},
         constants.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else -1,
     )
     data = Data(
         segments,
-        _read_named(program.tables(slots.Program.NAMED_DATA), segments),
+        _read_named(named, segments),
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(slots.Program.MUTABLE_DATA_SEGMENTS)),
         tuple(table.content(slots.ONLY) for table in program.tables(slots.Program.CONSTANT_BUFFER)),
@@ -66,7 +67,7 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
     space = file[extent.base : extent.base + extent.space]
-    segments = _segments(table.tables(slots.FlatTensor.SEGMENTS), space)
+    segments = _segments(segment_ranges(table.tables(slots.FlatTensor.SEGMENTS)), space)
     entries = list(table.tables(slots.FlatTensor.NAMED_DATA))
     contents = _read_named(entries, segments)
     found = {}
@@ -105,9 +106,9 @@ def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constant
             raise CorruptError(f"segment {number} has bytes of segment {around}")
 
 
-def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:
+def _segments(ranges: Iterable[tuple[int, int]], space: memoryview) -> tuple[memoryview, ...]:
     segments = []
-    for number, (offset, size) in enumerate(segment_ranges(tables)):
+    for number, (offset, size) in enumerate(ranges):
         if offset + size > len(space):
             raise CorruptError(
                 f"segment {number} ends at byte {offset + size} of the segments, which have {len(space)} bytes; "

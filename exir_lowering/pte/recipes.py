@@ -8,6 +8,7 @@ sources, then what each call returned.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import re
@@ -31,7 +32,10 @@ KEY: Final = "exir_lowering.refit"
 RESERVED: Final = b"exir_lowering: reserved for refit"
 """What is emitted in its place."""
 
-_VERSION = 1
+DIGEST: Final = 64
+"""The characters at the end of a key that `digest_for` makes."""
+
+_VERSION = 2
 _MOST = 1 << 24  # bytes of recipes
 _GROWTH, _SLACK = 16, 1 << 12  # a step takes so many times the bytes of the result, and these more
 _MOVING = frozenset({"_to_copy", "clone", "zeros_like", "full_like", "constant_pad_nd", "cat", "flip"})
@@ -69,13 +73,30 @@ class Place:
     kind: str  # "constant", "initial", "named", or the name of a data file, which has named data
     number: int
     size: int  # in bytes
-    prefix: str | None = None  # what comes before the SHA-256 of the content in its key; None for another key
-    recipes: tuple[Recipe, ...] = ()
+    recipes: tuple[Recipe, ...]
+    prefix: str | None = None  # what comes before `digest_for` in its key; None for another key
 
     @property
     def names(self) -> list[str]:
         """The weights that its recipes take."""
         return [name for one in self.recipes for name in one.names]
+
+
+def origin_of(recipes: Sequence[Recipe]) -> str:
+    """Return what content is made of, without its values: a weight's name, or all that is done to weights.
+
+    Only content of one origin is stored once: all other content that is equal may differ with other values.
+    """
+    first = recipes[0]
+    plain = len(recipes) == len(first.sources) == 1 and not first.calls
+    return str(first.sources[0][0]) if plain else json.dumps([[one.sources, one.calls] for one in recipes])
+
+
+def digest_for(origin: str, content: bytes | memoryview) -> str:
+    """Return the end of a key: of the content too, as the runtime may share what it makes of it between files."""
+    made = hashlib.sha256(origin.encode())
+    made.update(content)
+    return made.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from exir_lowering.errors import InputError
@@ -25,10 +26,13 @@ def check_level(verify: object) -> None:
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
 
-def check_program(file: MappedFile, verify: Verify) -> Seal | None:
-    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
+def check_program(file: MappedFile, verify: Verify, named: Mapping[str, memoryview] | None = None) -> Seal | None:
+    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`.
+
+    `named` is the program's named data, if it was read.
+    """
     try:
-        seal = _seal(file.content)
+        seal = _seal(file.content, container.open_program(file.content)[1].named if named is None else named)
     except (SealError, CorruptError) as error:
         raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
@@ -77,10 +81,9 @@ def _parts(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
     return extent.base, container.parts(ranges)
 
 
-def _seal(content: memoryview) -> Seal | None:
+def _seal(content: memoryview, named: Mapping[str, memoryview]) -> Seal | None:
     """Return the seal of a program, which was already read; None when it has none; a SealError when it is damaged."""
-    _, found = container.open_program(content)
-    sealed = found.named.get(digests.KEY)
+    sealed = named.get(digests.KEY)
     if sealed is None:
         if digests.is_sealed(content):
             raise SealError("it ends with digests that its tables do not mention")

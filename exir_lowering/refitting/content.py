@@ -1,15 +1,15 @@
 """Where the new bytes go: the content of a file's places, the keys by which delegates find it, and the digests.
 
-Nothing moves: a file has the same layout as long as the same tensors are equal, which are stored once.
+Nothing moves: a file has the same layout whatever the values are, as it stores once only what is made of the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from typing import TypeAlias
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias, TypeVar
 
 import numpy
 import numpy.typing
@@ -18,11 +18,13 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.pte import assembling, container, digests, header, provenance, slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
-from exir_lowering.pte.recipes import Place, replay, substitute
+from exir_lowering.pte.recipes import Place, digest_for, origin_of, replay, substitute
 
 _HEAD = 256  # bytes at the start by which contents are told apart
-_AGAIN = "Lower the model again with these values."
+_SMALL = 1 << 16  # bytes or elements of what is not worth a thread
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _Filled: TypeAlias = "tuple[Place, memoryview, tuple[str, str] | None]"
 """A place, its content, and the old and new SHA-256 of that by which delegates find it, if it is new."""
 
@@ -56,9 +58,8 @@ class _File:
     def start_of(self, place: Place) -> int:
         """Return where a place starts; a CorruptError if it is not in the file."""
         if place.kind in ("constant", "initial"):
-            of = slots.Program
-            initial = next(self.tables.tables(of.MUTABLE_DATA_SEGMENTS), None)
-            table = initial if place.kind == "initial" else self.tables.table(of.CONSTANT_SEGMENT)
+            initial = next(self.tables.tables(slots.Program.MUTABLE_DATA_SEGMENTS), None)
+            table = initial if place.kind == "initial" else self.tables.table(slots.Program.CONSTANT_SEGMENT)
             if table is None:
                 raise CorruptError(f"it has no segment for {place.kind} {place.number}")
             start, end = self.segment(table.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I"))
@@ -87,7 +88,7 @@ class _File:
         content, keys = old if content is None else content, None
         if place.prefix is not None and not _same(content, old):
             key = self.named[place.number].text(slots.NamedData.KEY)
-            keys = key.removeprefix(place.prefix), hashlib.sha256(content).hexdigest()
+            keys = key.removeprefix(place.prefix), digest_for(origin_of(place.recipes), content)
         numpy.copyto(_view(self.new[start : start + place.size]), _view(content))  # which lets other threads run
         return start, (place, content, keys)
 
@@ -130,7 +131,6 @@ def rewrite(
     data: Mapping[str, memoryview],
     places: Sequence[Place],
     values: Mapping[str, torch.Tensor],
-    pool: Executor,
 ) -> tuple[memoryview, dict[str, memoryview]]:
     """Return a program and its data files with other values of some weights.
 
@@ -144,16 +144,16 @@ def rewrite(
     of = [files.get(place.kind, main) for place in places]
     replaced = {}
 
-    def fill(file: _File, place: Place) -> tuple[int, _Filled]:
+    def fill(number: int) -> tuple[int, _Filled]:
         with torch.no_grad():  # which each thread has of its own
-            return file.fill(who, place, values)
+            return of[number].fill(who, places[number], values)
 
-    for file, (start, filled) in zip(of, pool.map(fill, of, places), strict=True):
+    made = spread(fill, range(len(places)), [place.size for place in places])
+    for file, (start, filled) in zip(of, made, strict=True):
         file.add(who, start, filled)
         if filled[2] is not None:
             replaced[filled[2][0]] = filled[2][1]
     for file in (main, *files.values()):
-        _check_merged(who, file)
         file.complete(replaced)
     for number in _payloads(main.tables):
         main.replace(main.segment(number), replaced)
@@ -166,26 +166,19 @@ def rewrite(
     return main.new, {name: file.new for name, file in files.items()}
 
 
+def spread(function: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Sequence[int]) -> list[_Result]:
+    """Call a function for each item, for large ones in threads; small ones would wait for each other there."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing, copying and torch let other threads run
+        large = {at: pool.submit(function, items[at]) for at, size in enumerate(sizes) if size > _SMALL}
+        return [large[at].result() if at in large else function(item) for at, item in enumerate(items)]
+
+
 def _split(who: str, names: Sequence[str]) -> InputError:
     shown = ", ".join(map(repr, list(dict.fromkeys(names))[:3]))
     return InputError(
         f"{who}: {shown}: what the file has of them was equal when the model was lowered, and is stored once; now it "
-        f"differs. {_AGAIN}"
+        f"differs. Lower the model again with these values."
     )
-
-
-def _check_merged(who: str, file: _File) -> None:
-    """Refuse values that a lowering would store once, which differed before."""
-    known: dict[tuple[int, bytes], list[tuple[memoryview, memoryview, Place]]] = {}
-    for start, (place, content, _) in file.filled.items():
-        if place.kind != "initial":
-            old = file.old[start : start + place.size]
-            alike = known.setdefault((place.size, bytes(content[:_HEAD])), [])
-            for made, before, other in alike:
-                if _same(made, content) and not _same(before, old):
-                    names = ", ".join(map(repr, [*place.names[:2], *other.names[:2]]))
-                    raise InputError(f"{who}: {names} are equal now, which is stored once; they were not. {_AGAIN}")
-            alike.append((content, old, place))
 
 
 def _payloads(program: Table) -> set[int]:

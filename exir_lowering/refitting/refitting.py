@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from exir_lowering._upstream.tensors import KINDS
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte import container, data_files, digests, kinds, mapping, recipes, saving, verifying
 from exir_lowering.pte.data_files import DataFiles, Given
 from exir_lowering.pte.debug_info import SUFFIX
+from exir_lowering.pte.digests import Seal
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.recipes import Weight, digest, is_bounded
-from exir_lowering.refitting.content import rewrite
+from exir_lowering.refitting.content import rewrite, spread
 from exir_lowering.steps.emit import Artifact
 
 _SHOWN = 5
@@ -58,7 +61,7 @@ class RefittedFile:
         if self.debug:
             contents[target.with_suffix(SUFFIX)] = self.debug
         try:
-            saving.replace_files({each: _writer(content) for each, content in contents.items()}, target)
+            saving.replace_files({each: methodcaller("write", content) for each, content in contents.items()}, target)
         except OSError as error:
             let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
@@ -91,13 +94,13 @@ def refit(
 
     Raises:
         InputError: The file cannot be read, is damaged, or was lowered without `refit=True`; a name, shape, dtype or
-            value does not fit; tensors that were equal differ now, or the reverse; or a backend has a weight in a form
-            that cannot be made again.
+            value does not fit; or a backend has a weight in a form that cannot be made again.
     """
-    file, files, debug = _open(source, data)
-    seal = verifying.check_program(file, "full")
+    file = _open(source)
+    _, content = file.parse(container.open_program, kinds.PTE)
+    seal, written = verifying.check_program(file, "full", content.named), content.named.get(recipes.KEY)
+    files, debug = _read_beside(source, file, data, seal)
     verifying.check_all(file, seal, files, frozenset(files.named), "full")
-    written = container.open_program(file.content)[1].named.get(recipes.KEY)
     if seal is None or written is None:
         raise InputError(
             f"refit: {file.name} does not say how it is made of weights. Lower the model with "
@@ -107,9 +110,8 @@ def refit(
     try:
         opened = _contents(who, seal.data, files)
         known = recipes.decode(written, sum(map(len, (file.content, *opened.values()))))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing, copying and torch let other threads run
-            values = _read_values(who, state_dict, known.weights, strict, pool)
-            program, more = rewrite(who, file.content, opened, known.places, values, pool)
+        values = _read_values(who, state_dict, known.weights, strict)
+        program, more = rewrite(who, file.content, opened, known.places, values)
     except Exception as error:  # whatever a damaged recipe raises, in Python or torch
         let_through(error)
         if isinstance(error, InputError):
@@ -128,26 +130,27 @@ def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str
     return {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
 
 
-def _open(source: Any, data: Given) -> tuple[MappedFile, DataFiles, bytes]:
-    """Open a program and its data files, and read the debug information beside it."""
+def _open(source: Any) -> MappedFile:
+    if isinstance(source, Artifact):
+        return mapping.in_memory("the artifact", source.buffer)
+    return mapping.open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
+
+
+def _read_beside(source: Any, file: MappedFile, data: Given, seal: Seal | None) -> tuple[DataFiles, bytes]:
+    """Read the data files of a program, and the debug information beside it."""
     if isinstance(source, Artifact):
         debug = source.debug_info.to_json().encode() if source.methods else b""
-        given = [*source.data_files.values()]
-        return mapping.in_memory("the artifact", source.buffer), data_files.read(given, "refit"), debug
-    file = mapping.open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
-    _, content = file.parse(container.open_program, kinds.PTE)
+        return data_files.read([*source.data_files.values()], "refit"), debug
     if isinstance(file.source, bytes):
-        return file, data_files.read(data, "refit"), b""
+        return data_files.read(data, "refit"), b""
     path = Path(file.source)
-    if data is None and digests.KEY in content.named and (seal := verifying.check_program(file, False)) is not None:
+    if data is None and seal is not None:
         data = [path.parent / Path(name).name for name in seal.data]
     beside = path.with_suffix(SUFFIX)
-    return file, data_files.read(data, "refit"), beside.read_bytes() if beside.is_file() else b""
+    return data_files.read(data, "refit"), beside.read_bytes() if beside.is_file() else b""
 
 
-def _read_values(
-    who: str, given: Any, weights: Mapping[str, Weight], strict: bool, pool: Executor
-) -> dict[str, torch.Tensor]:
+def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bool) -> dict[str, torch.Tensor]:
     """Return the values to use by name, tied ones under each name; raise an InputError for what does not fit."""
     if not isinstance(given, Mapping):
         raise InputError(f"{who}: state_dict: got {type(given).__name__}, expected a mapping from names to tensors.")
@@ -156,7 +159,8 @@ def _read_values(
         close = difflib.get_close_matches(str(unknown[0]), weights, n=2)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise InputError(f"{who}: state_dict has {_list(unknown)}, expected the names of the exported program.{hint}")
-    list(pool.map(lambda name: _check(f"{who}: state_dict[{name!r}]", given[name], weights[name]), [*given]))
+    sizes = [math.prod(weights[name].shape) for name in given]
+    spread(lambda name: _check(f"{who}: state_dict[{name!r}]", given[name], weights[name]), [*given], sizes)
     found: dict[str, torch.Tensor] = {}
     groups: dict[str, list[str]] = {}
     for name, weight in weights.items():
@@ -177,7 +181,7 @@ def _read_values(
 
 
 def _check(who: str, value: Any, weight: Weight) -> None:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(value) not in KINDS:
         raise InputError(f"{who}: got a {type(value).__name__}, expected a tensor.")
     got, expected = f"{value.dtype}{list(value.shape)}", f"torch.{weight.dtype}{list(weight.shape)}"
     if got != expected:
@@ -193,7 +197,3 @@ def _check(who: str, value: Any, weight: Weight) -> None:
 def _list(names: Sequence[Any]) -> str:
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _writer(content: Any) -> saving.Write:
-    return lambda file: file.write(content)

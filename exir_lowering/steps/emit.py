@@ -42,7 +42,7 @@ from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
-from exir_lowering.steps.recipes import make_recipes
+from exir_lowering.steps.recipes import Replacing
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
 
@@ -236,6 +236,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if options.keep_originals:
         originals.attach(copies)
     _import_kernels(copies)
+    replacing = Replacing(lowered, {} if only_plan else copies)
     if options.external_weights is not None:
         placement.place(copies, config, options.external_weights)
     if any(state.shared for state in states):
@@ -247,7 +248,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             reserved = {**({recipes.KEY: recipes.RESERVED} if lowered.weights else {}), **options.reserved}
-            with sealing.reserving(edge, reserved, options.provenance), emitting() as emitted:
+            with sealing.reserving(edge, reserved, options.provenance), emitting(replacing.origins) as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
                 manager = edge.to_executorch(own)
     except Planned:
@@ -261,12 +262,14 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if options.keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
-    sealing.share(manager, config)
+    known = replacing.complete(copies, manager, emitted.values)
+    sealing.share(manager, config, replacing.origins)
     if lowered.weights:
-        sealing.fill(manager, recipes.KEY, make_recipes(lowered, copies, manager, emitted.values).encode())
+        sealing.fill(manager, recipes.KEY, known.encode())
     if options.provenance:
-        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
-    stored = placement.list_stored(copies, config, manager)
+        named = copies if lowered.weights else programs  # with the keys that are in the file
+        sealing.fill(manager, KEY, complete(lowered.made_by, named, emitted.values, options, replacing.names).encode())
+    stored = placement.list_stored(copies, config, manager, replacing.origins)
     methods = record(programs, emitted.methods, lowered.unchanged)
     return Artifact(manager, report, stored, methods, etrecord)
 

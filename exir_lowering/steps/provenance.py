@@ -24,6 +24,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.programs import bounds_of
+from exir_lowering._upstream.tensors import is_plain
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.model import EdgeMethod, NarrowedDimension
@@ -44,9 +45,6 @@ _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 _OPERATORS = (type(torch.ops.aten.add.Tensor), type(torch.ops.aten.add))
 _HEAD = 64
 """The number of bytes at the start by which weights are looked up."""
-
-_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""Tensors whose bytes can be looked at."""
 
 _UNBOUNDED = 1 << 31
 
@@ -84,17 +82,22 @@ def complete(
     programs: Mapping[str, ExportedProgram],
     values: Mapping[str, Sequence[GivenValue]],
     options: EmitOptions,
+    names: Mapping[str, str],
 ) -> Provenance:
-    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
+    """Return what is known of a file: `values` are those that each method is given, as the file numbers them.
+
+    `names` are those of the weights that named data is known to be, by key.
+    """
     methods = {}
     for name in programs:
         own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
         methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own)
     emission = _differing(options, type(options)(), ("keep_originals",))  # the tables show the others
     if options.config is not None:
-        names = [each.name for each in fields(ExecutorchBackendConfig)]
-        emission.update(_differing(options.config, ExecutorchBackendConfig(), names))
-    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
+        settings = [each.name for each in fields(ExecutorchBackendConfig)]
+        emission.update(_differing(options.config, ExecutorchBackendConfig(), settings))
+    weights = {**_weights(programs), **names}
+    return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
 
 
 def _digest(planned: LoweringPlan) -> str:
@@ -234,9 +237,7 @@ def _forms(program: ExportedProgram) -> dict[tuple[int, bytes], list[tuple[str, 
     found: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
     for spec in graphs.lifted_inputs(program).values():
         value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        if type(value) not in _KINDS or value.layout != torch.strided or value.device.type != "cpu":
-            continue
-        if value.is_conj() or value.is_neg() or not value.numel():
+        if not is_plain(value) or not value.numel():
             continue
         plain = value.detach()
         for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):

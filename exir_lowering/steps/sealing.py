@@ -34,11 +34,12 @@ def reserving(edge: Any, reserved: Mapping[str, bytes], with_provenance: bool) -
         yield
 
 
-def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
+def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig, origins: Mapping[Any, str]) -> None:
     """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
     cord, aligned = pte_contents(manager), config.constant_tensor_alignment or ALIGNMENT
+    asked = named_data_alignments(manager)
     try:
-        pieces = assembling.share(cord_pieces(cord), named_data_alignments(manager), config.segment_alignment, aligned)
+        pieces = assembling.share(cord_pieces(cord), asked, config.segment_alignment, aligned, origins)
     except CorruptError as error:
         raise InvariantError(f"Weights cannot be shared: {error}.") from None
     if pieces is not None:

@@ -97,7 +97,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "strides": lambda tree: tree["places"][0]["recipes"][0].update(sources=[["weight", [1 << 40, 1]]]),
     "a name": lambda tree: tree["places"][0]["recipes"][0].update(sources=[["other", [16, 1]]]),
     "no places": lambda tree: tree.pop("places"),
-    "version": lambda tree: tree.update(version=2),
+    "version": lambda tree: tree.update(version=1),
 }  # fmt: skip
 
 
@@ -115,6 +115,15 @@ def test_damaged_recipes(kind: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 500_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_recipes_that_make_different_content() -> None:
+    tree = json.loads(written())
+    for place in tree["places"]:
+        if place["size"] == 8 * 16 * 4:
+            place["recipes"].append({"sources": [["weight", [1, 8]]], "calls": []})
+    with pytest.raises(InputError, match=r"'weight': what the file has of them was equal when the model was lowered"):
+        refit(with_recipes(json.dumps(tree).encode()), VALUES)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff" * 10, b" " * 20_000_000, b"1" * 10_000])
