@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -98,13 +98,14 @@ def verify(
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
         for name, tally in comparison.tallies.items():
-            if tally.replay and (known := debug(name)) is not None:
-                _locate(comparison, tally, executed, known)
+            _locate(comparison, tally, executed, debug(name))
     return conclude(comparison, engine, generated=inputs is None, complete=True)
 
 
-def _locate(comparison: Comparison, tally: _Tally, delegates: Mapping[str, Any], debug: MethodDebug) -> None:
-    """Find where the error of the call that is the furthest off arises."""
+def _locate(comparison: Comparison, tally: _Tally, delegates: Mapping[str, Any], debug: MethodDebug | None) -> None:
+    """Find where the error of the call that is the furthest off arises, if there is debug information."""
+    if not tally.replay or debug is None:
+        return
     subjects, file = comparison.subjects, comparison.file
     try:
         tally.errors = tuple(local_errors.find(file, delegates, subjects, tally.replay, debug, tally.tolerance))
@@ -185,10 +186,12 @@ class _Tally:
         own = index - (len(self.worst) - len(names))  # first come the new values of inputs that it writes
         name = str(names[own]) if own >= 0 else "the new value of an input"
         tolerance = self.tolerance.describe(expected.dtype if is_tensor else torch.float32)
-        _, *errors, problem = astuple(found)
         off = tuple(self.off.get(index, ()))
-        measured = (index, name, dtype, not off, tolerance, *errors)
-        return OutputResult(*measured, case=case, call=call, problem=problem, off=off)
+        return OutputResult(
+            *(index, name, dtype, not off, tolerance),
+            *(found.largest, found.allowed, found.mean, found.relative, found.sqnr, found.cosine),
+            *(case, call, found.problem, off),
+        )
 
 
 class Comparison:

@@ -26,7 +26,7 @@ from exir_lowering.runtime.inputs import describe, prepare, show
 from exir_lowering.runtime.source import ProgramFile
 
 _QUANTIZED = ("quantized_decomposed", "torchao")
-_HALF = {torch.float16, torch.bfloat16}
+_HALF = (torch.float16, torch.bfloat16)
 _EXPECTED = (
     "expected a sequence of calls for a single method, or a mapping from methods to such sequences; a call is a tuple "
     "of positional arguments, or (args, kwargs)."
@@ -119,7 +119,8 @@ def _kinds(program: ExportedProgram, spec: MethodSpec) -> tuple[bool, torch.dtyp
     modules = (module for _, module in graphs.walk(program.graph_module))
     nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
     names = (*map(graphs.operator_name, nodes), *spec.operators)
-    dtypes = {getattr(node.meta.get("val"), "dtype", None) for node in nodes} & _HALF
+    values = (node.meta.get("val") for node in nodes)
+    dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.dtype in _HALF]
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
     return any(name.startswith(_QUANTIZED) for name in names), coarsest
 
