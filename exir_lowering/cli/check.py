@@ -36,8 +36,8 @@ def execute(arguments: argparse.Namespace) -> int:
     path = None if arguments.target is None else find_file(arguments.target)
 
     from exir_lowering.inspection.compatibility import check, worst
-    from exir_lowering.inspection.data import as_data
     from exir_lowering.inspection.releases import Target, find_release, read_targets
+    from exir_lowering.inspection.report import as_data
 
     names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
     targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]

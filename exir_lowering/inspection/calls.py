@@ -1,13 +1,14 @@
-"""The instructions of a method: what each of them calls, and what goes from one to another."""
+"""The instructions of a method: what each calls, of which modules it is, and what goes from one to another."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from exir_lowering.inspection.modules import Modules
 from exir_lowering.inspection.report import Call, Flow
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
+from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.instructions import items
 from exir_lowering.pte.kernel_signatures import signature
@@ -15,6 +16,31 @@ from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
 _WORDS = {MOVE: "move", JUMP: "jump", FREE: "free"}
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Finds the modules of a method's instructions."""
+
+    debug: MethodDebug
+    names: Mapping[int, str]  # of values
+    weights: Sequence[Sequence[str]]  # the names of those that each delegate reads
+    found: set[int] = field(default_factory=set)  # the delegates whose modules were found
+
+    def find(self, number: int, instruction: PlanInstruction) -> tuple[str, ...]:
+        """Return the paths of the modules that an instruction is from: of each delegate once, as it may have many."""
+        kind, target, values = instruction
+        if kind == DELEGATE:
+            if target in self.found:
+                return ()
+            self.found.add(target)
+        handles = self.debug.kernels.get(number, ()) if kind == KERNEL else ()
+        if kind == DELEGATE and target < len(self.debug.delegates):
+            handles = self.debug.delegates[target].handles
+        nodes = (node for handle in handles for node in self.debug.nodes.get(handle, ()))
+        paths = [node.modules[-1].partition(": ")[0] for node in nodes if node.modules]
+        named = self.weights[target] if kind == DELEGATE else (self.names.get(value, "") for value in values)
+        return tuple(dict.fromkeys(filter(None, paths or (name.rpartition(".")[0] for name in named))))
 
 
 def list_calls(

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exir_lowering.inspection import modules
 from exir_lowering.inspection.forms import Form, method_forms, table_forms
-from exir_lowering.inspection.reading import inspect
+from exir_lowering.inspection.reading import find_debug, inspect
 from exir_lowering.inspection.releases import Target, Verdict, known_releases
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, manifest, mapping
@@ -76,7 +75,7 @@ def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[Runtime
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = mapping.open_file(source, "check", "the path or the content of a .pte file", ".pte")
     forms, lines = file.parse(_read, kinds.PTE)
-    asked, debug = {}, modules.find_debug(file)
+    asked, debug = {}, find_debug(file)
     for method in inspect(source).methods:
         known = debug.get(method.name, MethodDebug({}, (), {}))
         handles = {**known.kernels, **{one.instruction: one.handles for one in known.delegates}}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exir_lowering.inspection import data, text
-from exir_lowering.inspection.report import FileReport, MethodReport
+from exir_lowering.inspection import text
+from exir_lowering.inspection.report import FileReport, MethodReport, as_data, plain
 from exir_lowering.pte.printing import in_notebook, printable, render
 
 
@@ -53,7 +53,7 @@ class Difference:
 
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "before", "after", "changes": [{"what", "name", "before", "after"}]}`."""
-        return json.dumps(data.as_data(self), indent=2)
+        return json.dumps(as_data(self), indent=2)
 
     def _repr_html_(self) -> str:
         return in_notebook(self.to_text)
@@ -78,12 +78,11 @@ def _changes(before: FileReport, after: FileReport) -> Iterator[Change]:
         if name in old and name in new:
             yield from _method_changes(name, old[name], new[name])
         else:
-            yield Change(
-                "method", name, *(repr(found[name].signature) if name in found else "" for found in (old, new))
-            )
+            before_after = (repr(found[name].signature) if name in found else "" for found in (old, new))
+            yield Change("method", name, *before_after)
     yield from _differ("weight", "", _weights(before), _weights(after))
     sizes = ({"size": report.size, **report.bytes_by_kind()} for report in (before, after))
-    yield from _differ("bytes", "", *({kind: f"{size:,}" for kind, size in found.items()} for found in sizes))
+    yield from _differ("bytes", "", *map(_shown, sizes))
     yield from _differ("provenance", "", _facts(before), _facts(after))
 
 
@@ -92,18 +91,18 @@ def _method_changes(name: str, old: MethodReport, new: MethodReport) -> Iterator
         yield Change("signature", name, repr(old.signature), repr(new.signature))
     yield from _differ("delegate", f"{name}/", _delegates(old), _delegates(new))
     yield from _differ("operators", f"{name}/", _operators(old), _operators(new))
-    yield from _differ(
-        "kernel", f"{name}: ", *({key: f"{n:,}" for key, n in one.kernels.items()} for one in (old, new))
-    )
-    yield from _differ(
-        "memory", f"{name}: ", *({key: f"{n:,}" for key, n in one.memory.heap.items()} for one in (old, new))
-    )
+    yield from _differ("kernel", f"{name}: ", _shown(old.kernels), _shown(new.kernels))
+    yield from _differ("memory", f"{name}: ", _shown(old.memory.heap), _shown(new.memory.heap))
 
 
 def _differ(what: str, where: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             yield Change(what, f"{where}{key}", old.get(key, ""), new.get(key, ""))
+
+
+def _shown(counts: Mapping[str, int]) -> dict[str, str]:
+    return {name: f"{count:,}" for name, count in counts.items()}
 
 
 def _delegates(method: MethodReport) -> dict[str, str]:
@@ -127,7 +126,7 @@ def _weights(report: FileReport) -> dict[str, str]:
 
 
 def _facts(report: FileReport) -> dict[str, str]:
-    known: Any = data.plain(report.provenance) or {}
+    known: Any = plain(report.provenance) or {}
     facts = {key: json.dumps(known[key]) for key in ("options", "plan") if key in known}
     for table in ("versions", "backends"):
         facts.update({name: str(value) for name, value in known.get(table, {}).items()})

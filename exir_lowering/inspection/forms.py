@@ -12,6 +12,7 @@ from exir_lowering.pte import slots
 from exir_lowering.pte.code import Code, Payload
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE
+from exir_lowering.pte.instructions import items
 from exir_lowering.pte.payloads import check_payload, describe
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
@@ -74,14 +75,14 @@ def _kernel_form(code: Code, target: int, arguments: tuple[int, ...]) -> Form:
     values, types, rest, tensors = code.values, list[str](), list[str](), list[Tensor]()
     for argument in arguments[: len(arguments) - _repeats(code, arguments)]:
         value = values[argument]
-        listed = value.kind in _LISTS and isinstance(value.content, tuple)
-        parts = [values[int(item)] if item != -1 else None for item in value.content] if listed else [value]  # type: ignore[union-attr]
-        found = [part.content for part in parts if part is not None and isinstance(part.content, Tensor)]
+        listed = value.kind in _LISTS
+        parts = [values[item] for item in items(values, argument)]
+        found = [part.content for part in parts if isinstance(part.content, Tensor)]
         words = [str(tensor.dtype).removeprefix("torch.") for tensor in found]
         types += [f"[{' '.join(sorted(set(words)))}]"] if listed else words
-        numbers = [values[int(item)] for item in value.content] if value.kind == K.INT_LIST else [value]  # type: ignore[union-attr]
-        negative = "-" * any(one.kind == K.INT and int(one.content) < 0 for one in numbers)  # type: ignore[arg-type]
-        rest.append("o" * (None in parts) if listed or found else _letter(value) + negative)
+        negative = "-" * any(one.kind == K.INT and int(one.content) < 0 for one in parts)  # type: ignore[arg-type]
+        missing = "o" * (listed and -1 in value.content)  # type: ignore[operator]
+        rest.append(missing if listed or found else _letter(value) + negative)
         tensors += found
     orders = {"".join(map(str, each.dim_order)) for each in tensors if list(each.dim_order) != sorted(each.dim_order)}
     name = ".".join(filter(None, code.operators[target]))

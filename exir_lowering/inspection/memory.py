@@ -105,10 +105,8 @@ class _Covered:
 
     def __init__(self, edges: Iterable[int]) -> None:
         self._edges = sorted(set(edges)) or [0]
-        self._places = {edge: place for place, edge in enumerate(self._edges)}
-        self._width = 1 << (len(self._edges) - 1).bit_length()
-        self._covers = [0] * (2 * self._width)  # how many tensors cover a segment whole, and not the one above it
-        self._bytes = [0] * (2 * self._width)
+        self._covers = [0] * (8 * len(self._edges))  # how many tensors cover a segment whole, and not the one above it
+        self._bytes = [0] * (8 * len(self._edges))
 
     @property
     def bytes(self) -> int:
@@ -116,34 +114,21 @@ class _Covered:
 
     def add(self, tensor: PlannedTensor, count: int) -> None:
         """Add a tensor, or take it away."""
-        left = self._places[tensor.offset] + self._width
-        right = self._places[tensor.offset + tensor.bytes] + self._width
-        first, last = left, right - 1
-        while left < right:
-            if left & 1:
-                self._cover(left, count)
-                left += 1
-            if right & 1:
-                right -= 1
-                self._cover(right, count)
-            left, right = left // 2, right // 2
-        for leaf in (first, last):
-            while leaf := leaf // 2:
-                self._cover(leaf, 0)
+        self._add(tensor.offset, tensor.offset + tensor.bytes, count, 1, 0, len(self._edges) - 1)
 
-    def _cover(self, segment: int, count: int) -> None:
-        self._covers[segment] += count
-        if self._covers[segment]:
-            self._bytes[segment] = self._length(segment)
+    def _add(self, begin: int, end: int, count: int, segment: int, low: int, high: int) -> None:
+        """Do so in a segment, which is from one edge to another, and in its halves."""
+        first, last = self._edges[low], self._edges[high]
+        if end <= first or last <= begin:
+            return
+        if begin <= first and last <= end:
+            self._covers[segment] += count
         else:
-            leaf = segment >= self._width
-            self._bytes[segment] = 0 if leaf else self._bytes[2 * segment] + self._bytes[2 * segment + 1]
-
-    def _length(self, segment: int) -> int:
-        level = self._width.bit_length() - segment.bit_length()
-        begin, end = (((segment + more) << level) - self._width for more in (0, 1))
-        last = len(self._edges) - 1
-        return self._edges[min(end, last)] - self._edges[min(begin, last)]
+            middle = (low + high) // 2
+            self._add(begin, end, count, 2 * segment, low, middle)
+            self._add(begin, end, count, 2 * segment + 1, middle, high)
+        inside = self._bytes[2 * segment] + self._bytes[2 * segment + 1]
+        self._bytes[segment] = last - first if self._covers[segment] else inside
 
 
 def _heap(code: Code, instructions: Sequence[PlanInstruction]) -> dict[str, int]:

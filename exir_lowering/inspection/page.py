@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,13 +59,13 @@ def to_html(report: FileReport) -> str:
 
 
 def _treemap(report: FileReport) -> list[Box]:
-    sizes: dict[tuple[str, str], int] = {}
+    sizes: Counter[tuple[str, str]] = Counter()
     for part in report.ranges:
-        sizes[part.kind, part.what] = sizes.get((part.kind, part.what), 0) + part.size
+        sizes[part.kind, part.what] += part.size
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
-    merged = dict(ordered[:_MOST])
+    merged = Counter(dict(ordered[:_MOST]))
     for (kind, _), size in ordered[_MOST:]:
-        merged[kind, "others"] = merged.get((kind, "others"), 0) + size
+        merged[kind, "others"] += size
     items = sorted(merged.items(), key=lambda item: (-item[1], item[0]))
     places = _squarify([size for _, size in items], (0.0, 0.0, 100.0, 100.0))
     made = []

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
-from exir_lowering.inspection import account, memory, modules
-from exir_lowering.inspection.calls import list_calls
-from exir_lowering.inspection.report import (
-    ByteRange,
-    DelegateReport,
-    FileReport,
-    Kind,
-    MethodReport,
-    Stored,
-)
+import numpy as np
+
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.inspection import memory
+from exir_lowering.inspection.calls import Modules, list_calls
+from exir_lowering.inspection.report import ByteRange, DelegateReport, FileReport, Kind, MethodReport, Stored
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import (
     assembling,
@@ -34,7 +34,7 @@ from exir_lowering.pte import (
 )
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.container import Data
-from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
@@ -69,7 +69,7 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = 
     if kinds.kind_of_content(file.content) is kinds.PTD:
         return _read_data(file, file.parse(container.read_data, kinds.PTD))
     name = file.source if isinstance(file.source, str) else file.name
-    found = file.parse(partial(_read_program, name, modules.find_debug(file)), kinds.PTE)
+    found = file.parse(partial(_read_program, name, find_debug(file)), kinds.PTE)
     return replace(found, data=tuple(_read_data(one.file, one.weights) for one in given.files))
 
 
@@ -86,14 +86,28 @@ def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileR
     parts = [ByteRange(0, extent.tables, "tables"), ByteRange(0, header.size(content), "header")]
     for key, weight in named.items():
         kind: Kind = "digests" if key.startswith(digests.DATA_KEY) else "named data"
-        start, size = account.place(content, weight.content), len(weight.content)
+        start, size = _place(content, weight.content), len(weight.content)
         parts.append(ByteRange(start or 0, size, kind, key))
         if kind == "named data":
             stored.append(Stored(kind, key, str(weight.layout) if weight.layout else "", size, start))
-    ranges = account.cover(len(content), parts)
+    ranges = _cover(len(content), parts)
     sealed = any(key.startswith(digests.DATA_KEY) for key in named)
     name = file.source if isinstance(file.source, str) else file.name
     return FileReport(name, ".ptd", len(content), (), _ordered(stored), ranges, sealed=sealed)
+
+
+def find_debug(file: MappedFile) -> Mapping[str, MethodDebug]:
+    """Return what the debug information beside a file says of its methods, by name, if it is about this file."""
+    path = Path(file.source).with_suffix(SUFFIX) if isinstance(file.source, str) and Path(file.source).name else None
+    if path is None or not path.is_file() or not digests.is_sealed(file.content):
+        return {}
+    try:
+        info = DebugInfo.from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        let_through(error)
+        warnings.warn(f"The debug information {str(path)!r} is not used: {error}.", stacklevel=3)
+        return {}
+    return info.methods if info.digest == digests.identity(file.content) else {}
 
 
 def _ordered(stored: Iterable[Stored]) -> tuple[Stored, ...]:
@@ -123,7 +137,7 @@ class _Reader:
         stored = [replace(one, users=tuple(self.users[where])) for where, one in self.stored.items()]
         return FileReport(
             *(name, ".pte", len(self.file), made, _ordered(one for one in stored if one.kind in _CONTENT)),
-            account.cover(len(self.file), self.parts),
+            _cover(len(self.file), self.parts),
             self.known,
             digests.KEY in self.data.named,
             families=manifest.read({name: spec for name, (_, spec) in methods.items()}),
@@ -134,16 +148,16 @@ class _Reader:
         self.parts.append(ByteRange(0, header.read_pte(self.file).tables, "tables"))
         self.parts.append(ByteRange(0, header.size(self.file), "header"))
         listed = (self.data.constants, *self.data.initial)
-        tensors = {account.place(self.file, segment) for one in listed for _, segment in one}
+        tensors = {_place(self.file, segment) for one in listed for _, segment in one}
         for number, segment in enumerate(self.data.segments):
-            start = account.place(self.file, segment)
+            start = _place(self.file, segment)
             if start is not None:
                 kind: Kind = "padding" if start in tensors else "rest"
                 self.parts.append(ByteRange(start, len(segment), kind, f"segment {number}" * (kind == "rest")))
 
     def _add(self, kind: Kind, key: str, name: str, content: memoryview | None, size: int, *users: str) -> None:
         """Add content of the file, or of a data file if it is None."""
-        start = account.place(self.file, content) if content is not None and size else None
+        start = _place(self.file, content) if content is not None and size else None
         where: tuple[object, ...] = (key,) if start is None else (start, size)
         before = self.stored.get(where)
         if before is not None:  # one weight under several names: the host's name says more than a delegate's key
@@ -166,7 +180,7 @@ class _Reader:
         names = {index: storage.label or "" for index, storage in stored if storage is not None}
         names.update(made.values if made else {})
         weights = [[self._name(key) for key in one.weights] for one in delegates]
-        origin = modules.Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
+        origin = Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
         calls, flows, begun = list_calls(code, spec, signature, origin)
         kernels = Counter(call.name for call in calls if call.kind == "kernel")
         used = memory.measure(code, signature, spec.state, begun)
@@ -182,7 +196,7 @@ class _Reader:
             kind: Kind = "state" if tensor.planned else "constant"
             content, size = storage.content, tensor.size
             if content is not None and not tensor.unbound:
-                start = account.place(self.file, content)
+                start = _place(self.file, content)
                 self._add(kind, f"{kind} at byte {start}", name, content[:size], size, code.name)
             elif storage.name is not None:
                 self._add(kind, storage.name, name, None, size, code.name)
@@ -199,3 +213,44 @@ class _Reader:
         return DelegateReport(
             *(number, payload.backend, len(payload.content), payload.specs, operators, tuple(weights))
         )
+
+
+def _place(file: memoryview, part: memoryview) -> int | None:
+    """Return where in a file a part of it starts; None for a part without bytes."""
+    if not len(part):
+        return None
+    return _address(part) - _address(file)
+
+
+def _address(content: memoryview) -> int:
+    return int(np.frombuffer(content, np.uint8).__array_interface__["data"][0])
+
+
+def _cover(size: int, parts: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
+    """Return ranges that cover a file in order: a byte in several parts is of the last, one in none padding or rest."""
+    given = [part for part in parts if part.size]
+    end = max((part.start + part.size for part in given), default=0)
+    outside = [ByteRange(0, end, "padding"), ByteRange(end, size - end, "rest")]
+    found: list[ByteRange] = []
+    for start, stop, part in _pieces([one for one in outside if one.size] + given):
+        last = found[-1] if found else None
+        if last is not None and (last.kind, last.what) == (part.kind, part.what):
+            found[-1] = ByteRange(last.start, stop - last.start, last.kind, last.what)
+        else:
+            found.append(ByteRange(start, stop - start, part.kind, part.what))
+    return tuple(found)
+
+
+def _pieces(parts: list[ByteRange]) -> Iterator[tuple[int, int, ByteRange]]:
+    """Yield, in order, from where to where which of the parts is on top: the last of those that are there."""
+    starts = sorted(range(len(parts)), key=lambda number: parts[number].start)
+    edges = sorted({edge for part in parts for edge in (part.start, part.start + part.size)})
+    on_top: list[int] = []
+    begun = 0
+    for start, stop in itertools.pairwise(edges):
+        while begun < len(starts) and parts[starts[begun]].start <= start:
+            heapq.heappush(on_top, -starts[begun])
+            begun += 1
+        while parts[-on_top[0]].start + parts[-on_top[0]].size <= start:
+            heapq.heappop(on_top)
+        yield start, stop, parts[-on_top[0]]

@@ -1,17 +1,24 @@
-"""What is in a file, as values."""
+"""What is in a file, as values and as JSON."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
-from exir_lowering.inspection import data, text
+import torch
+
+from exir_lowering.inspection import text
 from exir_lowering.pte.manifest import Line
 from exir_lowering.pte.payloads import PayloadOperator
 from exir_lowering.pte.printing import in_notebook
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
+
+VERSION = 1
+"""Increased when a field of the JSON changes its meaning or is removed."""
 
 Kind = Literal[
     "header",
@@ -251,7 +258,7 @@ class FileReport:
     ranges: tuple[ByteRange, ...]
     provenance: Provenance | None = None
     sealed: bool = False
-    data: tuple[FileReport, ...] = field(default=())
+    data: tuple[FileReport, ...] = ()
     families: tuple[Line, ...] = ()
 
     @property
@@ -261,9 +268,9 @@ class FileReport:
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Return how many bytes are of each kind, the largest first."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for part in self.ranges:
-            found[part.kind] = found.get(part.kind, 0) + part.size
+            found[part.kind] += part.size
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def summary(self, *, width: int = 100) -> str:
@@ -279,8 +286,11 @@ class FileReport:
         return text.to_text(self, width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 1, "name", ...}`, the fields of this class and of what it holds."""
-        return data.to_json(self)
+        """Return it as JSON: `{"version": 1, "name", ...}`, the fields of this class and of what it holds.
+
+        Equal files give equal text, but for the name. Element types are words such as "float32", bytes are hexadecimal.
+        """
+        return json.dumps(as_data(self), indent=2)
 
     def to_html(self) -> str:
         """Return it as a page that needs no network."""
@@ -289,8 +299,14 @@ class FileReport:
         return to_html(self)
 
     def kernels_yaml(self) -> str:
-        """Return the kernels as the file of operators that ExecuTorch's selective build takes."""
-        return data.kernels_yaml(self)
+        """Return the kernels as the file of operators that ExecuTorch's selective build takes.
+
+        It is what `gen_selected_ops(OPS_SCHEMA_YAML ...)` of ExecuTorch's build takes, and `--ops_schema_yaml_path` of
+        its `gen_oplist`; behind each kernel is the number of calls.
+        """
+        counts = sum((Counter(method.kernels) for method in self.methods), Counter[str]())
+        # JSON's strings are YAML's, whatever characters a file has in its names.
+        return "".join(f"- op: {json.dumps(name)}  # {count}\n" for name, count in sorted(counts.items())) or "[]\n"
 
     def _repr_html_(self) -> str:
         return in_notebook(self.to_text, self.to_html)
@@ -300,3 +316,21 @@ class FileReport:
 
     def __repr__(self) -> str:
         return f"FileReport({self.name}: {self.size:,} bytes, {len(self.methods)} methods)"
+
+
+def as_data(value: Any) -> dict[str, Any]:
+    """Return a value, a dataclass or a mapping, as `to_json` writes it."""
+    return {"version": VERSION, **plain(value)}
+
+
+def plain(value: Any) -> Any:
+    """Return values as JSON can hold them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value.hex() if isinstance(value, bytes) else value

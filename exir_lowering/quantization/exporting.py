@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
@@ -18,6 +17,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
+from exir_lowering.verification.sizes import bounds_of, shape_of
+from exir_lowering.verification.subjects import user_inputs
 
 Place = tuple[str, int]
 """Which operand of which node something is."""
@@ -109,7 +110,7 @@ def _rename(module: GraphModule, node: Node, name: str) -> None:
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """Export a module that takes what a program does; InputError where it became another one in what it takes."""
     called = convention.of_program("forward", program)
-    nodes = inputs(program)
+    nodes = user_inputs(program)
     symbols = {s for node in nodes for size in _symbolic(node) for s in expression(size).free_symbols}
     dims = {symbol: _dimension(program, symbol) for symbol in sorted(symbols, key=str)}
     sizes = {symbol: max(dim.min, 2) for symbol, dim in dims.items()}
@@ -119,8 +120,7 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     for node, fixed in zip(nodes, called.inputs, strict=True):
         fake = node.meta.get("val")
         if isinstance(fake, torch.Tensor):
-            shape = [size if isinstance(size, int) else int(expression(size).subs(sizes)) for size in fake.shape]
-            leaves.append(torch.zeros(shape, dtype=fake.dtype))
+            leaves.append(torch.zeros(shape_of(fake, sizes), dtype=fake.dtype))
             shapes[leaves[-1]] = {i: _scaled(s, dims) for i, s in enumerate(fake.shape) if isinstance(s, torch.SymInt)}
         else:
             leaves.append(fake if fixed is None else fixed.value)
@@ -141,27 +141,19 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     return again
 
 
-def inputs(program: ExportedProgram) -> list[Node]:
-    """Return the placeholders of the values in a program's arguments."""
-    specs = program.graph_signature.input_specs
-    nodes = program.graph.find_nodes(op="placeholder")
-    return [node for node, spec in zip(nodes, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
-
-
 def _symbolic(node: Node) -> Iterator[torch.SymInt]:
     fake = node.meta.get("val")
     yield from (size for size in getattr(fake, "shape", ()) if not isinstance(size, int))
 
 
-def _known(nodes: list[Node]) -> dict[Any, int]:
+def _known(nodes: Sequence[Node]) -> dict[Any, int]:
     sizes = [size for node in nodes for size in _symbolic(node) if expression(size).is_Symbol]
     return {expression(size): known for size in sizes if (known := known_size(size)) is not None}
 
 
 def _dimension(program: ExportedProgram, symbol: Any) -> Any:
-    known = program.range_constraints.get(symbol)
-    low = int(known.lower) if known is not None and known.lower.is_Integer else 0
-    return Dim(str(symbol), min=low, max=int(known.upper) if known is not None and known.upper.is_Integer else None)
+    low, high = bounds_of(program, symbol)
+    return Dim(str(symbol), min=low, max=high)
 
 
 def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
@@ -177,7 +169,7 @@ def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
 def _ranges(program: ExportedProgram) -> list[str]:
     """Return the sizes of the inputs, and the ranges of what is in them, whatever the symbols are called."""
     names: dict[Any, sympy.Symbol] = {}
-    sizes = [expression(size) for node in inputs(program) for size in getattr(node.meta.get("val"), "shape", ())]
+    sizes = [expression(size) for node in user_inputs(program) for size in getattr(node.meta.get("val"), "shape", ())]
     for symbol in (symbol for size in sizes for symbol in sorted(getattr(size, "free_symbols", ()), key=str)):
         names.setdefault(symbol, sympy.Symbol(f"n{len(names)}"))
     known = {name: program.range_constraints.get(symbol) for symbol, name in names.items()}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.quantization.exporting import Place
-
-Watch = Callable[[str, Any], None]
-"""Is given the name of each operator with its value."""
+from exir_lowering.verification import eager
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,24 +69,12 @@ def _following(node: Node) -> Node:
     return user if alone and not asked.input_qspec_map else node
 
 
-class Run(Interpreter):
+class Run(eager.Run):
     """Runs a graph; in one with observers these observe nothing, and it computes in float."""
-
-    def __init__(self, module: GraphModule, watch: Watch | None = None) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-        self._watch = watch
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass a value on as an observer does."""
         return args[0]
-
-    def run_node(self, n: Node) -> Any:
-        """Run a node, and show its value."""
-        value = super().run_node(n)
-        if self._watch is not None and n.op == "call_function":
-            self._watch(n.name, value)
-        return value
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
@@ -20,12 +20,20 @@ from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import convention
-from exir_lowering.quantization.calls import Call, read_calls, run_calls
-from exir_lowering.quantization.exporting import export, inputs, open_module, tidy
-from exir_lowering.quantization.layers import Layers, Run, Watch, find_layers, in_float
+from exir_lowering.quantization.exporting import export, open_module, tidy
+from exir_lowering.quantization.layers import Layers, Run, find_layers, in_float
 from exir_lowering.quantization.recipes import Kept, Recipe
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
+from exir_lowering.runtime.inputs import show
+from exir_lowering.verification.eager import copied
 from exir_lowering.verification.measure import Difference, Tolerance, measure
+from exir_lowering.verification.subjects import bind_call, user_inputs
+
+Call = list[Any]
+"""The values of a call, flat."""
+
+Watch = Callable[[int, Node, Any], None]
+"""Is given each operator of a call, by the call's number, with its value."""
 
 LAYER_CALLS = 4
 """How many calls the layers are measured in: each is run once more for each layer."""
@@ -90,8 +98,37 @@ def _read(program: ExportedProgram, calibration: object, check: object, dynamic:
             "quantize: calibration: got None, but static quantisation takes the activation ranges from calls. Pass "
             "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
         )
-    calls = [] if calibration is None else read_calls(program, calibration, "calibration")
-    return calls, calls if check is None else read_calls(program, check, "check")
+    calls = [] if calibration is None else _read_calls(program, calibration, "calibration")
+    return calls, calls if check is None else _read_calls(program, check, "check")
+
+
+def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call]:
+    """Return calls, flat; InputError if one is not what the program takes."""
+    if isinstance(given, Mapping) and len(given) == 1:  # the calls of a method by its name, as `verify` takes them
+        (given,) = given.values()
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not given:
+        article = "an empty" if isinstance(given, (list, tuple)) else "a"
+        raise InputError(
+            f"quantize: {what}: got {article} {type(given).__name__}, expected a list of "
+            "calls, each a tuple of positional arguments or (args, kwargs), such as [(x,), (y,)]."
+        )
+    called, nodes = convention.of_program("forward", program), user_inputs(program)
+    calls = []
+    for number, call in enumerate(given):
+        where = f"quantize: {what}: call {number}"
+        leaves = bind_call(where, called, call)
+        for node, label, value in zip(nodes, called.labels, leaves, strict=True):
+            _check(f"{where}: {label}", node.meta.get("val"), value)
+        calls.append(leaves)
+    return calls
+
+
+def _check(who: str, fake: Any, value: Any) -> None:
+    if not isinstance(fake, torch.Tensor):
+        return
+    fits = isinstance(value, torch.Tensor) and value.dtype == fake.dtype and value.ndim == fake.ndim
+    if not fits or any(isinstance(a, int) and a != b for a, b in zip(fake.shape, value.shape, strict=True)):
+        raise InputError(f"{who} is {show(value)}, expected {show(fake)}.")
 
 
 def _check_program(program: object) -> None:
@@ -104,7 +141,7 @@ def _check_program(program: object) -> None:
             f"quantize: program: it is in the dialect {program.dialect}, expected one of torch.export.export, before "
             "it is converted: quantise first."
         )
-    for node in inputs(program):
+    for node in user_inputs(program):
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise InputError(
                 f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "
@@ -152,11 +189,11 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
 def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]) -> None:
     """Show the calls to the observers, or without any the weights to theirs."""
     if calls:
-        run_calls(calls, lambda _, call: Interpreter(module).run(*call, enable_io_processing=False), module, state)
+        _run_calls(lambda _: Interpreter(module), module, calls, state)
         return
     for node in module.graph.find_nodes(op="call_module"):
         (source,) = node.args
-        if isinstance(source, torch.fx.Node) and source.op == "get_attr":
+        if isinstance(source, Node) and source.op == "get_attr":
             with neutral():
                 module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
 
@@ -176,14 +213,36 @@ def _run_float(
     wanted = {layer.output for layer in layers.all}
     seen: list[dict[str, Any]] = [{} for _ in calls[:LAYER_CALLS]]
 
-    def run(number: int, call: Call) -> Any:
-        def watch(name: str, value: Any) -> None:
-            if number < len(seen) and name in wanted:
-                seen[number][name] = value.clone()
+    def keep(number: int, node: Node, value: Any) -> None:
+        if number < len(seen) and node.name in wanted:
+            seen[number][node.name] = value.clone()
 
-        return Run(module, watch).run(*call, enable_io_processing=False)
+    return _run_calls(lambda number: Run(module, functools.partial(keep, number)), module, calls, state), seen
 
-    return run_calls(calls, run, module, state), seen
+
+def _run_calls(
+    start: Callable[[int], Interpreter], module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]
+) -> list[Any]:
+    """Return the outputs of each call, with the state of one call for the next one, as what is started gives them."""
+    results = []
+    with neutral():
+        torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
+        try:
+            for number, call in enumerate(calls):
+                try:
+                    result = start(number).run(*copied(call), enable_io_processing=False)
+                except Exception as error:
+                    let_through(error)
+                    raise InputError(
+                        f"quantize: PyTorch refuses call {number}: {type(error).__name__}: {error}. Give values that "
+                        "the model takes, in shapes that it was exported for."
+                    ) from error
+                results.append(copied(result))
+        finally:
+            names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+            for name in names & state.keys():
+                graphs.attribute(module, name).copy_(state[name])
+    return results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,15 +278,12 @@ class _Meter:
         calls = self.calls[: len(seen)]
         at: dict[str, float] = {}
 
-        def watch(number: int) -> Watch:
-            def compare(name: str, value: Any) -> None:
-                if name in seen[number]:
-                    found = _measure(seen[number][name], value).sqnr
-                    at[name] = min(found, at.get(name, math.inf))
+        def compare(number: int, node: Node, value: Any) -> None:
+            if node.name in seen[number]:
+                found = _measure(seen[number][node.name], value).sqnr
+                at[node.name] = min(found, at.get(node.name, math.inf))
 
-            return compare
-
-        whole = _least(self._compare(calls, watch)) if calls else math.nan
+        whole = _least(self._compare(calls, compare)) if calls else math.nan
         found = []
         for layer in self.layers.all:
             gain = math.nan
@@ -239,13 +295,13 @@ class _Meter:
             found.append(LayerError(layer.path, layer.operator, at.get(layer.output, math.nan), gain, size))
         return tuple(sorted(found, key=lambda each: (-each.gain, each.sqnr)))
 
-    def _compare(self, calls: Sequence[Call], watch: Callable[[int], Watch] | None = None) -> list[Difference]:
+    def _compare(self, calls: Sequence[Call], watch: Watch = lambda *_: None) -> list[Difference]:
         """Return how far each output is off over some calls, from the initial state on."""
 
-        def run(number: int, call: Call) -> Any:
-            return Run(self.module, None if watch is None else watch(number)).run(*call, enable_io_processing=False)
+        def start(number: int) -> Run:
+            return Run(self.module, functools.partial(watch, number))
 
-        results = run_calls(calls, run, self.module, self.state)
+        results = _run_calls(start, self.module, calls, self.state)
         pairs = zip(zip(*self.floats[: len(calls)], strict=True), zip(*results, strict=True), strict=True)
         return [_measure(_join(expected), _join(got)) for expected, got in pairs]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
 from exir_lowering.pte.printing import in_notebook, render
-from exir_lowering.verification.results import finite
+from exir_lowering.verification.results import as_json
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -110,8 +109,7 @@ class Quantized:
         attributes of `OutputError`, layers those of `LayerError`. Infinite and NaN values are null: the SQNR of equal
         outputs (`problem` is empty) or of unusable ones; a gain that was not measured or is infinite.
         """
-        fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
-        return json.dumps(finite(fields), indent=2, allow_nan=False)
+        return as_json({"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)})
 
     def _repr_html_(self) -> str:
         return in_notebook(self.to_text)

@@ -1,7 +1,7 @@
 """Whether a file computes what its programs do: the runtime against eager PyTorch, on inputs that find errors.
 
 `subjects` says what is compared, `sizes`, `positions` and `cases` make inputs, `eager` runs the programs, `measure`
-compares, `local_errors` finds where an error arises, `results` and `text` say what was found; `checking` has `verify`.
+compares, `local_errors` finds where an error arises, `results` says what was found; `checking` has `verify`.
 `bisecting` has `bisect`: `culprit` is what it finds, `repro` what it saves of that.
 """
 

@@ -35,11 +35,9 @@ from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
 from exir_lowering.verification.checking import Comparison, Outputs, conclude, read
 from exir_lowering.verification.culprit import QUANTIZED, Culprit, Kind, Suspect, Where
-from exir_lowering.verification.given import read_inputs
 from exir_lowering.verification.repro import Repro
-from exir_lowering.verification.results import Verification
-from exir_lowering.verification.subjects import match
-from exir_lowering.verification.text import problems
+from exir_lowering.verification.results import Verification, problems
+from exir_lowering.verification.subjects import match, read_inputs
 
 PATIENCE = 300.0
 """How many seconds a call may take in a separate process; then it hangs."""

@@ -6,7 +6,7 @@ call is `SEED`, the number of its case and the number of the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,9 +200,9 @@ class Generated:
     def __init__(self, subject: Subject) -> None:
         self._subject, self._sizing = subject, Sizing(subject)
         self._uses = [_use(subject, index) for index in range(len(subject.inputs))]
-        self.cases = tuple(self._list())
+        self.cases = self._list()
 
-    def _list(self) -> Iterator[Case]:
+    def _list(self) -> list[Case]:
         kinds = [
             None if fixed is not None else _patterns(node.meta.get("val"), use)
             for node, fixed, use in zip(self._subject.inputs, self._subject.convention.inputs, self._uses, strict=True)
@@ -211,25 +211,20 @@ class Generated:
         random = tuple(None if kind is None else next(iter(kind.values())) for kind in kinds)
         first = next((next(iter(kind)) for kind in kinds if kind is not None), "no inputs")
         floats = any(kind is _NUMBERS for kind in kinds)
-        yield Case("randn" if floats else first, 0, random, base, continuous=True)
-        number = 1
-        patterns = list({id(kind): kind for kind in kinds if kind is not None}.values())
+        cases = [Case("randn" if floats else first, 0, random, base, continuous=True)]
+        patterns = {id(kind): kind for kind in kinds if kind is not None}.values()
+        changes = [(kind, each, True) for kind in patterns for each in list(kind.items())[1:]]
         # ExecuTorch's kernel that chooses a range ends the process for infinity.
         if floats and not any("choose_qparams" in name for name in self._subject.spec.operators):
-            patterns.append(_NOT_FINITE)
-        for pattern in patterns:
-            for name in list(pattern)[0 if pattern is _NOT_FINITE else 1 :]:
-                changed = _NUMBERS if pattern is _NOT_FINITE else pattern
-                fills = tuple(
-                    pattern[name] if kind is changed else fill for kind, fill in zip(kinds, random, strict=True)
-                )
-                continuous = pattern is not _NUMBERS or name in _CONTINUOUS
-                yield Case(name, number, fills, base, continuous=continuous, finite=pattern is not _NOT_FINITE)
-                number += 1
+            changes += [(_NUMBERS, each, False) for each in _NOT_FINITE.items()]
+        for changed, (name, fill), finite in changes:
+            fills = tuple(fill if kind is changed else other for kind, other in zip(kinds, random, strict=True))
+            continuous = changed is not _NUMBERS or name in _CONTINUOUS or not finite
+            cases.append(Case(name, len(cases), fills, base, continuous, finite))
         for name, choices in self._sizing.choices():
             if choices and choices[0] != base[0]:
-                yield Case(name, number, random, tuple(choices), continuous=True)
-                number += 1
+                cases.append(Case(name, len(cases), random, tuple(choices), continuous=True))
+        return cases
 
     def make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
         """Make the inputs of a call, flat."""
@@ -255,9 +250,9 @@ def _fill(draw: Draw, fill: Fill) -> torch.Tensor:
 def _use(subject: Subject, index: int) -> Use:
     node = subject.inputs[index]
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
         return Use()
-    return Use() if value.dtype.is_floating_point or value.dtype.is_complex else find_use(subject.program, node)
+    return Use() if value.dtype == torch.bool else find_use(subject.program, node)
 
 
 def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:

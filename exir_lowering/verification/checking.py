@@ -26,19 +26,16 @@ from exir_lowering.pte import data_files
 from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.choosing import pad
-from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps.emit import Artifact
 from exir_lowering.verification import local_errors, measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
-from exir_lowering.verification.given import read_bundled, read_inputs
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
 from exir_lowering.verification.sizes import Sizes
-from exir_lowering.verification.subjects import Subject, match
+from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
 
 _CALLS = 3
 """How often a method is called in a case, where a call may depend on those before."""
@@ -101,8 +98,19 @@ def verify(
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
         for name, tally in comparison.tallies.items():
-            tally.locate(subjects, file, executed, debug(name))
+            _locate(comparison, tally, executed, debug(name))
     return conclude(comparison, engine, generated=inputs is None, complete=True)
+
+
+def _locate(comparison: Comparison, tally: _Tally, delegates: Mapping[str, Any], debug: MethodDebug | None) -> None:
+    """Find where the error of the call that is the furthest off arises, if there is debug information."""
+    if not tally.replay or debug is None:
+        return
+    subjects, file = comparison.subjects, comparison.file
+    try:
+        tally.errors = tuple(local_errors.find(file, delegates, subjects, tally.replay, debug, tally.tolerance))
+    except LoweringError as error:
+        tally.notes.setdefault(f"the place where this arises was not found: {_shorten(error)}")
 
 
 def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: bool) -> Verification:
@@ -156,25 +164,10 @@ class _Tally:
         if known is None or (found.score, found.largest) > (known[0].score, known[0].largest):
             self.worst[index] = (found, case.name, call + 1, expected)
 
-    def locate(
-        self,
-        subjects: Mapping[str, Subject],
-        file: ProgramFile,
-        delegates: Mapping[str, Any],
-        debug: MethodDebug | None,
-    ) -> None:
-        """Find where the error of the call that is the furthest off arises, if there is debug information."""
-        if not self.replay or debug is None:
-            return
-        try:
-            self.errors = tuple(local_errors.find(file, delegates, subjects, self.replay, debug, self.tolerance))
-        except LoweringError as error:
-            self.notes.setdefault(f"the place where this arises was not found: {_shorten(error)}")
-
     def result(self) -> MethodResult:
         """Return what was found; InputError if nothing was compared."""
         name = self.subject.name
-        if not self.calls and not self.problem:
+        if not self.calls:
             refused = f"PyTorch refused each of {self.skipped} calls, the first because of: {self.reason}"
             raise InputError(
                 f"verify: nothing of method {name!r} was compared: {refused if self.skipped else 'it has no calls'}. "
@@ -189,30 +182,16 @@ class _Tally:
         found, case, call, expected = self.worst[index]
         is_tensor = isinstance(expected, torch.Tensor)
         dtype = str(expected.dtype).removeprefix("torch.") if is_tensor else type(expected).__name__
+        names = self.subject.program.graph_signature.user_outputs
+        own = index - (len(self.worst) - len(names))  # first come the new values of inputs that it writes
+        name = str(names[own]) if own >= 0 else "the new value of an input"
+        tolerance = self.tolerance.describe(expected.dtype if is_tensor else torch.float32)
+        off = tuple(self.off.get(index, ()))
         return OutputResult(
-            index,
-            _name(self.subject, index, len(self.worst)),
-            dtype,
-            index not in self.off,
-            self.tolerance.describe(expected.dtype if is_tensor else torch.float32),
-            found.largest,
-            found.allowed,
-            found.mean,
-            found.relative,
-            found.sqnr,
-            found.cosine,
-            case,
-            call,
-            found.problem,
-            tuple(self.off.get(index, ())),
+            *(index, name, dtype, not off, tolerance),
+            *(found.largest, found.allowed, found.mean, found.relative, found.sqnr, found.cosine),
+            *(case, call, found.problem, off),
         )
-
-
-def _name(subject: Subject, index: int, count: int) -> str:
-    """Return what the program calls an output: first come the new values of inputs that it writes."""
-    names = subject.program.graph_signature.user_outputs
-    own = index - (count - len(names))
-    return str(names[own]) if own >= 0 else "the new value of an input"
 
 
 class Comparison:
@@ -306,8 +285,7 @@ class Comparison:
         self._fresh = False
         for sizes in case.sizes:
             inputs = make(sizes)
-            subject = self.subjects[name]
-            prepare(self.file.where(name), subject.spec, pad(subject.bucket, inputs), subject.convention.labels)
+            self.subjects[name].check(self.file.where(name), inputs)
             try:
                 expected = self.eager.run(name, inputs)
                 break

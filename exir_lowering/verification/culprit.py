@@ -15,8 +15,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import in_notebook, render
-from exir_lowering.verification import text
-from exir_lowering.verification.results import Verification, finite
+from exir_lowering.verification.results import Verification, as_json, summary
 
 if TYPE_CHECKING:
     from exir_lowering.verification.repro import Repro
@@ -106,7 +105,7 @@ class Culprit:
         tree = None if self.verification is None else json.loads(self.verification.to_json())
         operators = [asdict(operator) for operator in self.operators]
         fields = {"version": VERSION, **{name: getattr(self, name) for name in names}, "operators": operators}
-        return json.dumps(finite({**fields, "verification": tree}), indent=2, allow_nan=False)
+        return as_json({**fields, "verification": tree})
 
     def _lines(self) -> Iterator[str]:
         does, tries = _WORDS[self.kind], f"Programs were lowered {many(self.lowerings, 'time')}."
@@ -114,7 +113,7 @@ class Culprit:
             where = {"host": "without any backend too", "unsteady": "but not when it is lowered or runs again"}.get(
                 self.where, ""
             )
-            right = self.verification is not None and self.ok and text.summary(self.verification)
+            right = self.verification is not None and self.ok and summary(self.verification)
             yield right or f"The file {does}, {where}: {self.error}"
             yield tries
             return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
@@ -71,7 +71,7 @@ class Eager:
                 if key is not None:
                     if key not in copies:
                         with neutral():
-                            copies[key] = _copy(value)
+                            (copies[key],) = copied([value])
                     own[node] = lifted[node] = copies[key]
             self._methods[name] = Method(program, lifted, own, known.get(name, False))
 
@@ -93,15 +93,15 @@ class Eager:
         method = self._methods[name]
         written = [*map(version, method.own.values())]
         with neutral():
-            given = [_copy(value) for value in inputs]
+            given = copied(inputs)
             before = [*map(_version, given)]
-            results = _Run(method.program.graph_module, watch).run(
-                *_in_order(method, given), enable_io_processing=False
-            )
+            left, placeholders = iter(given), method.program.graph.find_nodes(op="placeholder")
+            ordered = [method.lifted[node] if node in method.lifted else next(left) for node in placeholders]
+            results = Run(method.program.graph_module, watch).run(*ordered, enable_io_processing=False)
             outputs = self._settle(method, results)
             touched = [value for value, count in zip(given, before, strict=True) if _version(value) != count]
             method.stateful |= written != [*map(version, method.own.values())]
-            return [_copy(value) for value in (*touched, *outputs)]
+            return copied([*touched, *outputs])
 
     def _settle(self, method: Method, results: Sequence[Any]) -> list[Any]:
         """Write the new state, all at once, and return what is left: the outputs."""
@@ -118,24 +118,19 @@ class Eager:
         return outputs
 
 
-def _in_order(method: Method, given: Sequence[Any]) -> Iterator[Any]:
-    left = iter(given)
-    for node in method.program.graph.find_nodes(op="placeholder"):
-        yield method.lifted[node] if node in method.lifted else next(left)
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def copied(values: Iterable[Any]) -> list[Any]:
+    """Return values, with copies of those that are tensors."""
+    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _version(value: Any) -> int:
     return version(value) if isinstance(value, torch.Tensor) else 0
 
 
-class _Run(Interpreter):
+class Run(Interpreter):
     """Runs a graph, and shows each value."""
 
-    def __init__(self, module: GraphModule, watch: Watch | None) -> None:
+    def __init__(self, module: GraphModule, watch: Watch | None = None) -> None:
         super().__init__(module)
         self.extra_traceback = False
         self._watch = watch
@@ -162,10 +157,9 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
     that it is shared. Where it has no names and nothing was one memory, as the programs come from several files, they
     share all that has one name.
     """
-    tables = {name: dict(_lifted(program)) for name, program in programs.items()}
     tensors = {
-        name: {node: value for node, value in table.items() if isinstance(value, torch.Tensor)}
-        for name, table in tables.items()
+        name: {node: value for node, value in _lifted(program) if isinstance(value, torch.Tensor)}
+        for name, program in programs.items()
     }
     written = {name: _may_write(program) & tensors[name].keys() for name, program in programs.items()}
     memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
@@ -196,6 +190,7 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
 def _may_write(program: ExportedProgram) -> set[Node]:
     """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
     names, lifted = graphs.written_state(program), graphs.lifted_inputs(program)
+    weights = {node for node, spec in lifted.items() if spec.kind is InputKind.PARAMETER}
     pending = [
         operand
         for node in program.graph.nodes
@@ -209,13 +204,9 @@ def _may_write(program: ExportedProgram) -> set[Node]:
         if node not in seen and node.op == "call_function":
             # What operators return undeclared may be state; that it is a weight would take a copy of most weights.
             declared = is_overload(node.target) and not is_composite(node.target)
-            pending += [one for one in _aliased(node) if declared or not _is_parameter(lifted.get(one))]
+            pending += [one for one in _aliased(node) if declared or one not in weights]
         seen.add(node)
     return {node for node, spec in lifted.items() if spec.target in names or node in seen}
-
-
-def _is_parameter(spec: InputSpec | None) -> bool:
-    return spec is not None and spec.kind is InputKind.PARAMETER
 
 
 def _aliased(node: Node) -> Iterator[Node]:

@@ -7,7 +7,7 @@ values put in the place of what each instruction wrote, so that an error is that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering.pte.dataflow import KERNEL
-from exir_lowering.pte.debug_info import DebugNode, MethodDebug
+from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.instructions import items
 from exir_lowering.runtime.interpreter.engine import open_interpreter
 from exir_lowering.runtime.interpreter.kernels import MethodState
 from exir_lowering.runtime.interpreter.memory import Slot
@@ -44,10 +45,11 @@ def find(
     """
     method = calls[-1].method
     spec = subjects[method].spec
-    places = list(_places(subjects[method], debug))
+    places = {place.instruction: place for place in _places(subjects[method], debug)}
+    wanted = {node for place in places.values() for node in place.nodes}
     found: list[dict[int, tuple[_Place, Difference]]] = []
     for alone in (True, False):
-        watch = _Watch(places, tolerance, alone)
+        watch = _Watch(places, wanted, tolerance, alone)
         engine = replace(open_interpreter(file, delegates, "error"), watch=watch)
         if len(engine.codes[method].chains) != 1:  # instructions are numbered in each chain
             return []
@@ -92,33 +94,30 @@ class _Place:
 class _Watch:
     """Compares what instructions write with the values of nodes."""
 
-    places: Sequence[_Place]
+    places: Mapping[int, _Place]  # by instruction
+    wanted: Set[Node]  # theirs
     tolerance: Tolerance
     alone: bool  # whether each instruction gets PyTorch's own values
     active: bool = False
     values: dict[Node, Any] = field(default_factory=dict)
     found: dict[int, tuple[_Place, Difference]] = field(default_factory=dict)
-    _wanted: frozenset[Node] = field(init=False)
-    _at: dict[int, _Place] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._wanted = frozenset(node for place in self.places for node in place.nodes)
-        self._at = {place.instruction: place for place in self.places}
 
     def keep(self, node: Node, value: Any) -> None:
         """Keep the value of a node: a copy, as another node may write into it."""
-        if node in self._wanted:
+        if node in self.wanted:
             parts = value if isinstance(value, (tuple, list)) else (value,)
             self.values[node] = [part.detach().clone() for part in parts if isinstance(part, torch.Tensor)]
 
     def __call__(self, state: MethodState, position: int, code: int, arguments: tuple[int, ...]) -> None:
         """Compare what an instruction has written."""
-        place = self._at.get(position)
+        place = self.places.get(position)
         if not self.active or place is None or not arguments:
             return
         last = arguments[-1:] if code == KERNEL else arguments[len(arguments) - place.outputs :]
-        slots = [slot for index in last for slot in _slots(state, index)]
-        pairs = list(_pair(slots, [self.values.get(node, []) for node in place.nodes], self.tolerance))
+        values = (state.values[item] for index in last for item in items(state.plan, index))
+        slots = [value for value in values if isinstance(value, Slot)]
+        made = [part for node in place.nodes for part in self.values.get(node, ())]
+        pairs = list(_pair(slots, made, self.tolerance))
         if not pairs:
             return
         worst = max((found for *_, found in pairs), key=lambda each: (each.score, each.largest))
@@ -127,19 +126,12 @@ class _Watch:
             slot.write(value)
 
 
-def _slots(state: MethodState, index: int) -> list[Slot]:
-    content = state.plan[index].content
-    indices = [int(item) for item in content] if isinstance(content, tuple) else [index]
-    return [value for each in indices if isinstance(value := state.values[each], Slot)]
-
-
 def _pair(
-    slots: Sequence[Slot], values: Sequence[Sequence[torch.Tensor]], tolerance: Tolerance
+    slots: Iterable[Slot], values: Sequence[torch.Tensor], tolerance: Tolerance
 ) -> Iterator[tuple[Slot, torch.Tensor, Difference]]:
     """Yield what was written with the value that it is nearest to, of those that it may be."""
-    flat = [part for parts in values for part in parts]
     for slot in slots:
-        like = [part for part in flat if (part.shape, part.dtype) == (slot.tensor.shape, slot.tensor.dtype)]
+        like = [part for part in values if (part.shape, part.dtype) == (slot.tensor.shape, slot.tensor.dtype)]
         measured = [(part, measure(part, slot.tensor, tolerance, 0.0, None)) for part in like]
         if measured:
             value, found = min(measured, key=lambda each: (each[1].score, each[1].largest))
@@ -175,8 +167,9 @@ def _match(subject: Subject, debug: MethodDebug) -> dict[int, Node]:
         if node.op == "call_function" and not graphs.is_getitem(node) and _has_values(node):
             given.setdefault((graphs.stack(node), tuple(path for path, _ in graphs.modules(node))), []).append(node)
     handles: dict[Any, list[int]] = {}
-    for handle, described in sorted(debug.nodes.items()):
-        handles.setdefault(_key(described[0]), []).append(handle)
+    for handle, (described, *_) in sorted(debug.nodes.items()):
+        modules = tuple(module.partition(": ")[0] for module in described.modules)
+        handles.setdefault((described.frames, modules), []).append(handle)
     found: dict[int, Node] = {}
     for key, numbers in handles.items():
         nodes = given.get(key, [])
@@ -189,10 +182,6 @@ def _match(subject: Subject, debug: MethodDebug) -> dict[int, Node]:
             if len(named) == len(rivals) == len(debug.nodes[number]) == 1:
                 found[number] = named[0]
     return found
-
-
-def _key(node: DebugNode) -> tuple[Any, ...]:
-    return node.frames, tuple(module.partition(": ")[0] for module in node.modules)
 
 
 def _has_values(node: Node) -> bool:

@@ -62,8 +62,9 @@ class Difference:
 
     Attributes:
         score: The largest error divided by the allowed one; above 1 the output is off.
-        largest, mean: The largest and the mean absolute error, of finite numbers.
+        largest: The largest absolute error of finite numbers.
         allowed: The largest error that is allowed.
+        mean: The mean absolute error of finite numbers.
         relative: The largest relative error, of numbers that are not small in the output.
         sqnr: The signal to error ratio in dB; inf when they are equal.
         cosine: The cosine of the angle between the two.
@@ -72,8 +73,8 @@ class Difference:
 
     score: float = 0.0
     largest: float = 0.0
-    mean: float = 0.0
     allowed: float = 0.0
+    mean: float = 0.0
     relative: float = 0.0
     sqnr: float = math.inf
     cosine: float = 1.0
@@ -174,7 +175,7 @@ def _measure_numbers(
     if share and tolerance.quantized and tolerance.share is None:
         limit = max(limit, QUANTIZED_SHARE * scale)
         score = min(largest / limit, 1.0) if sqnr >= QUANTIZED_SQNR else largest / limit
-    return Difference(score, largest, float(error.mean()), limit, relative, sqnr, cosine)
+    return Difference(score, largest, limit, float(error.mean()), relative, sqnr, cosine)
 
 
 def _ratios(expected: torch.Tensor, got: torch.Tensor, error: torch.Tensor) -> tuple[float, float, float]:

@@ -25,25 +25,14 @@ _COMPARES = (
     "eq ne lt le gt ge logical_not logical_and logical_or logical_xor where masked_fill bitwise_and bitwise_or "
     "bitwise_not __and__ __or__ sym_constrain_range sym_constrain_range_for_size _assert_scalar"
 )
-# For each operator that indexes, the positions of what is indexed, the dimension and the indices, and if it writes.
-_ALONG: dict[str, tuple[int, int, int, bool]] = {
-    "index_select": (0, 1, 2, False),
-    "gather": (0, 1, 2, False),
-    "take_along_dim": (0, 2, 1, False),
-    "select": (0, 1, 2, False),
-    "select_copy": (0, 1, 2, False),
-    "slice": (0, 1, 2, False),
-    "narrow": (0, 1, 2, False),
-    "index_copy": (0, 1, 2, True),
-    "index_add": (0, 1, 2, False),
-    "index_fill": (0, 1, 2, True),
-    "scatter": (0, 1, 2, True),
-    "scatter_add": (0, 1, 2, False),
-    "select_scatter": (0, 2, 3, True),
-    "slice_scatter": (0, 2, 3, True),
+_PICKS = "index_select gather select select_copy slice narrow index_add scatter_add"
+# For each operator that indexes its first operand, the positions of the dimension and the indices, and if it writes.
+_ALONG: dict[str, tuple[int, int, bool]] = {
+    **dict.fromkeys(_PICKS.split(), (1, 2, False)),
+    **dict.fromkeys(("index_copy", "index_fill", "scatter"), (1, 2, True)),
+    **dict.fromkeys(("select_scatter", "slice_scatter"), (2, 3, True)),
+    "take_along_dim": (2, 1, False),
 }
-
-
 _MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 
@@ -66,7 +55,7 @@ class Use:
 
 def find_use(program: ExportedProgram, placeholder: Node) -> Use:
     """Return what an integer input is for, as far as it is followed: through views, casts and added constants."""
-    reached = list(_Walk(program).follow(placeholder))
+    reached = list(_follow(program, placeholder))
     highs = [use.high for use in reached if use.high is not None]
     return Use(
         max(0, min(highs)) if highs else None,
@@ -76,67 +65,66 @@ def find_use(program: ExportedProgram, placeholder: Node) -> Use:
     )
 
 
-class _Walk:
-    """Follows a value to where it is used."""
+def _follow(program: ExportedProgram, placeholder: Node) -> Iterator[Use]:
+    """Yield the uses of an input, and of what is that and a constant that was added."""
+    seen: set[tuple[Node, int]] = set()
+    pending = [(placeholder, 0)]
+    while pending:
+        value, offset = pending.pop()
+        for user in value.users:
+            if (user, offset) in seen or user.op != "call_function":
+                continue
+            yield from _use(program, user, value, offset)
+            added = _added(user, value)
+            if added is not None:
+                seen.add((user, offset))
+                pending.append((user, offset + added))
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self._program = program
-        self._seen: set[tuple[Node, int]] = set()
 
-    def follow(self, node: Node, added: int = 0) -> Iterator[Use]:
-        """Yield the uses of a node, which is the input and a constant that was added."""
-        pending = [(node, added)]
-        while pending:
-            value, offset = pending.pop()
-            for user in value.users:
-                if (user, offset) in self._seen or user.op != "call_function":
-                    continue
-                yield from self._use(user, value, offset)
-                for follower, total in self._followers(user, value, offset):
-                    self._seen.add((follower, offset))
-                    pending.append((follower, total))
+def _added(user: Node, value: Node) -> int | None:
+    """Return what an operator adds to a value, 0 if it moves it; None if its result is something else."""
+    name = _name(user)
+    first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
+    if graphs.is_getitem(user) or (name in _MOVING and first and not _becomes_other(user)):
+        return 0
+    if name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
+        return user.args[1] if name == "add" else -user.args[1]
+    return None
 
-    def _followers(self, user: Node, value: Node, offset: int) -> Iterator[tuple[Node, int]]:
-        name = _name(user)
-        first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
-        if graphs.is_getitem(user) or (name in _MOVING and first and not _becomes_other(user)):
-            yield user, offset
-        elif name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
-            yield user, offset + (user.args[1] if name == "add" else -user.args[1])
 
-    def _use(self, user: Node, value: Node, offset: int) -> Iterator[Use]:
-        name = _name(user)
-        high, writes = self._indexed(user, value, name)
-        if high is not None:
-            yield Use(max(0, high - offset), writes)
-        elif name in ("item", "_local_scalar_dense"):
-            bound = bounds_of(self._program, user.meta.get("val"))[1]
-            yield Use(None if bound is None else max(0, bound - offset))
-        elif name in _COMPARING or (name in _MOVING and _becomes(user, lambda dtype: dtype == torch.bool)):
-            yield Use(compares=True)
-        elif _becomes(user, lambda dtype: dtype.is_floating_point):
-            yield Use(counts=True)
-        elif name not in _MOVING and not graphs.is_getitem(user):
-            yield Use()
+def _use(program: ExportedProgram, user: Node, value: Node, offset: int) -> Iterator[Use]:
+    name = _name(user)
+    high, writes = _indexed(user, value, name)
+    if high is not None:
+        yield Use(max(0, high - offset), writes)
+    elif name in ("item", "_local_scalar_dense"):
+        bound = bounds_of(program, user.meta.get("val"))[1]
+        yield Use(None if bound is None else max(0, bound - offset))
+    elif name in _COMPARING or (name in _MOVING and _becomes(user, lambda dtype: dtype == torch.bool)):
+        yield Use(compares=True)
+    elif _becomes(user, lambda dtype: dtype.is_floating_point):
+        yield Use(counts=True)
+    elif name not in _MOVING and not graphs.is_getitem(user):
+        yield Use()
 
-    def _indexed(self, user: Node, value: Node, name: str) -> tuple[int | None, bool]:
-        """Return the greatest position that a value may be for an operator that takes it for one."""
-        args = user.args
-        if name in ("embedding", "embedding_bag", "_embedding_bag") and len(args) > 1 and args[1] is value:
-            return _size(args[0], 0), False
-        if name == "one_hot" and args[0] is value and len(args) > 1 and isinstance(args[1], int) and args[1] > 0:
-            return args[1] - 1, False
-        if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
-            indices = args[1] if isinstance(args[1], (list, tuple)) else ()
-            for dim, index in enumerate(indices):
-                if index is value:
-                    return _size(args[0], dim), "put" in name and not (len(args) > 3 and args[3])
-        along = _ALONG.get(name)
-        if along is not None:
-            indexed, dim, index, writes = along
-            if len(args) > max(dim, index) and args[index] is value and isinstance(args[dim], int):
-                return _size(args[indexed], args[dim]), writes
-        return None, False
+
+def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
+    """Return the greatest position that a value may be for an operator that takes it for one."""
+    args = user.args
+    if name in ("embedding", "embedding_bag", "_embedding_bag") and len(args) > 1 and args[1] is value:
+        return _size(args[0], 0), False
+    if name == "one_hot" and args[0] is value and len(args) > 1 and isinstance(args[1], int) and args[1] > 0:
+        return args[1] - 1, False
+    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
+        indices = args[1] if isinstance(args[1], (list, tuple)) else ()
+        for dim, index in enumerate(indices):
+            if index is value:
+                return _size(args[0], dim), "put" in name and not (len(args) > 3 and args[3])
+    if name in _ALONG:
+        at, indices_at, writes = _ALONG[name]
+        if len(args) > max(at, indices_at) and args[indices_at] is value and isinstance(args[at], int):
+            return _size(args[0], args[at]), writes
+    return None, False
 
 
 def _name(user: Node) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -23,11 +23,9 @@ from exir_lowering.model import Partition, RefusedPartition
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_address, find_delegate_address
 from exir_lowering.verification.cases import Call
+from exir_lowering.verification.checking import Comparison
+from exir_lowering.verification.culprit import Suspect
 from exir_lowering.verification.eager import Eager, find_sharing
-
-if TYPE_CHECKING:
-    from exir_lowering.verification.checking import Comparison
-    from exir_lowering.verification.culprit import Suspect
 
 _SCRIPT = '''\
 """Lowers, runs, times and compares {operators} in {backend_id}."""

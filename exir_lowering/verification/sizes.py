@@ -41,7 +41,7 @@ class Sizing:
 
     def __init__(self, subject: Subject) -> None:
         self._dimensions = list(_dimensions(subject))
-        self._ranges = dict(subject.program.range_constraints)
+        self._program = subject.program
         self.symbols = sorted({symbol for each in self._dimensions for symbol in each.size.free_symbols}, key=str)
         self._ends = {symbol: self._ends_of(symbol) for symbol in self.symbols}
         self._example = _example_sizes(subject)
@@ -87,7 +87,7 @@ class Sizing:
             size = each.size.subs(sizes)
             if not size.is_Integer or not (each.bound if each.exact else 0) <= int(size) <= each.bound:
                 return False
-        for expr, known in self._ranges.items():
+        for expr, known in self._program.range_constraints.items():
             if expr.free_symbols and expr.free_symbols <= sizes.keys():
                 value = expr.subs(sizes)
                 if not bool(known.lower <= value) or not bool(value <= known.upper):
@@ -95,14 +95,10 @@ class Sizing:
         return True
 
     def _ends_of(self, symbol: Any) -> tuple[int, int]:
-        known = self._ranges.get(symbol)
-        low = max(int(known.lower), 1) if known is not None and known.lower.is_Integer else 1
-        bounds = [each.bound for each in self._dimensions if symbol in each.size.free_symbols]
+        low, most = bounds_of(self._program, symbol)
         # A size that a symbol is part of is at least a quarter of it, as far as models go.
-        high = 4 * max(bounds)
-        if known is not None and known.upper.is_Integer:
-            high = min(high, int(known.upper))
-        return low, max(low, high)
+        high = 4 * max(each.bound for each in self._dimensions if symbol in each.size.free_symbols)
+        return max(low, 1), max(low, 1, high if most is None else min(high, most))
 
 
 def _walk(low: int, high: int, end: str) -> Sequence[int]:

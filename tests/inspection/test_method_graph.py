@@ -19,7 +19,7 @@ from torch import nn
 
 from exir_lowering import FileReport, InputError, inspect, load, lower
 from exir_lowering.inspection import graph
-from exir_lowering.inspection.modules import Modules
+from exir_lowering.inspection.calls import Modules
 from exir_lowering.inspection.report import Call, Flow, MethodReport
 from exir_lowering.plans.folding import MOST
 from exir_lowering.pte.dataflow import DELEGATE
