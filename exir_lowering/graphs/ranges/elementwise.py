@@ -263,6 +263,8 @@ def _comparison(call: Call) -> Range:
         return point(name != "eq")
     if given.high < one.low:
         return point(name == "ne")
+    if one.high <= given.low and name in ("le", "ge"):
+        return point(True)
     return point(name in ("eq", "le", "ge")) if one.low == one.high == given.low == given.high else BOOL
 
 

@@ -8,6 +8,7 @@ to its sources. Dimensions are counted from the last one (-1), as broadcasting d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +30,13 @@ _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class Rows:
-    """Answers about the rows of the values of a graph."""
+    """Answers about the rows of the values of a graph.
 
-    def __init__(self, ranges: ValueRanges) -> None:
-        self._ranges = ranges
+    With `counts`, the dimensions along which each element of a value is its own index, floors are the greatest known.
+    """
+
+    def __init__(self, ranges: ValueRanges, counts: Mapping[Node, Mapping[int, Any]] | None = None) -> None:
+        self._ranges, self._counts = ranges, counts
         self._floors: dict[tuple[Node, int], float | Doubt] = {}
         self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
 
@@ -53,18 +57,24 @@ class Rows:
         known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
         return cause if found.advice == doubts.NOTHING and known else found
 
+    def floor(self, node: Node, dim: int) -> float:
+        """Return a number that every row along `dim` (from 0 on) reaches with an element, or has a NaN."""
+        found = self._floor(node, dim - len(shape_of(node) or ()), 0)
+        return -INF if isinstance(found, Doubt) else found
+
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
         if not isinstance(node, Node):
             return float(node)
         low = self._ranges.of(node).low
-        if low > -INF:
+        if low > -INF and (self._counts is None or depth > _DEEPEST):
             return low
         if depth > _DEEPEST:
             return doubts.too_deep(node)
         key = (node, dim)
         if key not in self._floors:
-            self._floors[key] = self._find_floor(node, dim, depth + 1)
+            found = self._find_floor(node, dim, depth + 1)
+            self._floors[key] = found if low == -INF else low if isinstance(found, Doubt) else max(found, low)
         return self._floors[key]
 
     def _find_floor(self, node: Node, dim: int, depth: int) -> float | Doubt:
@@ -80,11 +90,13 @@ class Rows:
         name = target_name(node.target) if node.op == "call_function" else ""
         if name in ("aten.add.Tensor", "aten.add.Scalar") and node.kwargs.get("alpha", 1) == 1 and len(node.args) == 2:
             return self._floor_of_sum(node, dim, depth)
-        if name == "aten.where.self":
-            return self._floor_of_choice(node, dim, depth)
+        if name.startswith("aten.where."):
+            return self._floor_of_choice(node, node.args, dim, depth)
+        if name.startswith("aten.masked_fill.") and len(node.args) == 3:
+            return self._floor_of_choice(node, (node.args[1], node.args[2], node.args[0]), dim, depth)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
             return self._floor_of_product(node, dim, depth, "div" in name)
-        sources = places.sources(self._ranges, node, dim)
+        sources = places.sources(self._ranges, node, dim, self._counts)
         if sources is None:
             return unclear
         found = self._combine(sources, depth)
@@ -103,6 +115,7 @@ class Rows:
     def _floor_of_sum(self, node: Node, dim: int, depth: int) -> float | Doubt:
         """One addend is bounded below everywhere, and each row of the other one reaches some number."""
         doubt: Doubt | None = None
+        found = -INF
         for one, other in (node.args, node.args[::-1]):
             low = self._low(other)
             if low == -INF:
@@ -110,27 +123,28 @@ class Rows:
             floor = self._operand_floor(one, dim, depth)
             if isinstance(floor, Doubt):
                 doubt = doubt or floor
-                continue
-            found = _rounded_sum(floor, low, dtype_of(node))
-            if found > -INF:
-                return found
+            else:
+                found = max(found, _rounded_sum(floor, low, dtype_of(node)))
+        if found > -INF:
+            return found
         if doubt is not None:
             return doubt
         culprits = [each for each in node.args if isinstance(each, Node) and self._low(each) == -INF]
         return doubts.unbounded(self._ranges, culprits[0] if culprits else node)
 
-    def _floor_of_choice(self, node: Node, dim: int, depth: int) -> float | Doubt:
+    def _floor_of_choice(self, node: Node, args: Any, dim: int, depth: int) -> float | Doubt:
         """Each row chooses, at least once, an element of a value that is bounded below."""
-        condition, one, other = node.args
+        condition, one, other = args
         doubt: Doubt | None = None
+        floors = []
         for value, truth in ((one, True), (other, False)):
             low = self._low(value)
             if low > -INF:
                 found = self._operand_truth(condition, dim, truth, depth)
                 if found is None:
-                    return low
+                    floors.append(low)
                 doubt = doubt or found
-        return doubt or doubts.masked(self._ranges, node, "-inf")
+        return max(floors) if floors else doubt or doubts.masked(self._ranges, node, "-inf")
 
     def _floor_of_product(self, node: Node, dim: int, depth: int, divided: bool) -> float | Doubt:
         """Factors greater than zero and finite keep what is greater than -inf, unless it overflows."""
@@ -203,11 +217,11 @@ class Rows:
             if node.args[1:] != (0,) if base in ("eq", "ne") else base == "bitwise_not" and dtype is not torch.bool:
                 return unclear  # ~1 is -2, which is true
             return self._truth(node.args[0], dim, truth if base == "ne" else not truth, depth)
-        if base in ("logical_and", "logical_or", "bitwise_and", "bitwise_or") and dtype is torch.bool:
-            return self._truth_of_both(node, dim, truth, base.endswith("and"), depth)
+        if base.strip("_").removeprefix("logical_").removeprefix("bitwise_") in ("and", "or") and dtype is torch.bool:
+            return self._truth_of_both(node, dim, truth, "and" in base, depth)
         if base in ("lt", "le", "gt", "ge"):
             return None if self._compares(node, dim, truth, base) else self._blame(node) or unclear
-        sources = places.sources(self._ranges, node, dim)
+        sources = places.sources(self._ranges, node, dim, self._counts)
         if sources is None or not _keeps_truth(node):
             return self._blame(node) or unclear
         found = [self._truth(source, place, truth, depth) for source, place in sources.rows]

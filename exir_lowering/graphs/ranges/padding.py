@@ -26,7 +26,8 @@ from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import assumptions, padding_rules, padding_sums
 from exir_lowering.graphs.ranges.analysis import ValueRanges
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, settle, union, whole
-from exir_lowering.graphs.ranges.padding_rules import MixedError
+from exir_lowering.graphs.ranges.masks import Rows
+from exir_lowering.graphs.ranges.padding_rules import MixedError, dim_of
 from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transfer_of
 
 _RULES = (padding_rules, padding_sums)  # importing them registers their rules
@@ -83,6 +84,7 @@ class Positions:
         self._pads: dict[Node, list[dict[int, Range]]] = {}  # for each result of the node
         self.counts: dict[Node, dict[int, Any]] = {}
         """Dimensions along which each element is its own index; they are values of integers."""
+        self.rows = Rows(self.ranges, self.counts)
         self._mixed: dict[Node, Mixing] = {}
 
     def outputs(self) -> Kept | Mixing:
@@ -257,4 +259,6 @@ class Positions:
         if name == "aten.layer_norm.default":
             affine = [call.range(each) for each in (call.get(2), call.get(3)) if each is not None]
             return given.magnitude < _SQUARED and all(each.finite and not each.nan for each in affine)
+        if name in ("aten._softmax.default", "aten.softmax.int"):
+            return self.rows.floor(call.node.args[0], dim_of(call.node, "dim", call.node)) > -INF  # type: ignore[arg-type]
         return name == "aten._safe_softmax.default"

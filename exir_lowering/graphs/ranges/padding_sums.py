@@ -25,6 +25,13 @@ from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.padding import Positions
 
+_FAR = 1000.0
+"""Of two numbers that are so far apart, a softmax makes zero of the smaller one, in any type."""
+
+_SOFTMAX_ADVICE = (
+    "Use scaled_dot_product_attention, with a mask that is an input, or give a mask that hides by numbers below -1000 "
+    'and pass assume={"mask": "finite_rows"} if no row of it is entirely 0.'
+)
 _NEUTRAL = {"sum": ZERO, "any": ZERO, "all": ONE}
 
 
@@ -65,9 +72,20 @@ def _normalise(at: Positions, node: Node) -> Pads:
     shape: Any = argument(node, "normalized_shape")
     over = range(rank - len(shape), rank) if shape is not None else [dim_of(node, "dim", source)]
     if found := [dim for dim in over if dim in at.dims(source)]:
-        advice = "" if shape is not None else "Use scaled_dot_product_attention, with a mask that is an input."
+        if shape is None and (hidden := _hidden(at, node, source, found[0])) is not None:
+            return {found[0]: hidden}
+        advice = "" if shape is not None else _SOFTMAX_ADVICE
         raise MixedError(f"it goes over dimension {found[0]}, which is padded", advice)
     return _each(at, node, source)
+
+
+def _hidden(at: Positions, node: Node, source: Any, dim: int) -> Range | None:
+    """Return the range of the padded terms of a softmax, if kept ones are so much greater that padded ones are zero."""
+    pad, name = at.pad(source, dim), target_name(node.target).split(".")[1]
+    if pad.nan or name not in ("softmax", "_softmax", "_safe_softmax") or dtype_of(source) is not dtype_of(node):
+        return None
+    nothing = name == "_safe_softmax" and pad.high == -math.inf  # an element like the kept ones where all are -inf
+    return Range(0.0, 0.0, at.whole(node).nan) if nothing or at.rows.floor(source, dim) - pad.high > _FAR else None
 
 
 def _each(at: Positions, node: Node, source: Any) -> Pads:
@@ -88,7 +106,10 @@ def _product(at: Positions, node: Node) -> Pads:
         raise MixedError("it multiplies what is not two matrices")
     inner, columns = (ranks[1] - 1, ranks[1] - 2) if base == "linear" else (ranks[1] - 2, ranks[1] - 1)
     if ranks[0] - 1 in at.dims(one) or inner in at.dims(other):
-        raise MixedError("it sums over a padded dimension")
+        pads = [at.pad(one, ranks[0] - 1), at.pad(other, inner)]
+        if ZERO not in pads or not all(each.finite and not each.nan for each in pads):
+            raise MixedError("it sums over a padded dimension")
+        return {}  # products with zeros add nothing
     rank = len(shape_of(node) or ())
 
     def region(each: Any, back: int) -> Range:

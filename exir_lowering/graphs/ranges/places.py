@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.transfers import shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
+
+_Counts: TypeAlias = "Mapping[Node, Mapping[int, Any]]"
 
 _PLAIN = (
     "aten.clone.default", "dim_order_ops._clone_dim_order.default", "dim_order_ops._to_dim_order_copy.default",
@@ -37,7 +40,7 @@ class Sources:
     every: bool = True  # each row is a row of one of them: look at all; else it has all elements of a row of each
 
 
-def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
+def sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | None = None) -> Sources | None:
     """Return the rows that rows of a value along a dimension, counted from the last, consist of; None if not known."""
     name = target_name(node.target) if node.op == "call_function" else ""
     shape = shape_of(node)
@@ -65,7 +68,7 @@ def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
         before = len(shape) + dim
         place = (before if before < cut else before + 1) - len(origin)
     elif name == "aten.index.Tensor":
-        place = _indexed(ranges, node, origin, dim)
+        place = -1 if _counted(node, origin, dim, counts or {}) else _indexed(ranges, node, origin, dim)
     return Sources(((source, place),)) if place is not None else None
 
 
@@ -116,6 +119,17 @@ def _viewed_symbols(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> in
         if str(origin[place]) == str(shape[dim]) and other == behind:
             return place
     return None
+
+
+def _counted(node: Node, origin: Sequence[Any], dim: int, counts: _Counts) -> bool:
+    """Return whether indices pick, for each row, a row along the last dimension as it is, whose size is a symbol."""
+    indices: Any = node.args[1]
+    if len(indices) != len(origin) or None in indices:
+        return False
+    *others, last = indices
+    if any(len(shape := shape_of(each) or ()) >= -dim and not _same(shape[dim], 1) for each in others):
+        return False
+    return counts.get(last, {}).get(len(shape_of(last) or ()) + dim) == expression(origin[-1])
 
 
 def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -> int | None:
