@@ -144,7 +144,7 @@ int main(int count, char** words) {
     const int size = std::atoi(word.c_str());
     tensors.push_back(executorch::extension::make_tensor_ptr({size, 8}, std::vector<float>(size * 8, 1)));
   }
-  std::printf("%s", choose(module, "forward", {tensors.begin(), tensors.end()}).c_str());
+  std::printf("%s", choose(module, "forward", std::vector<EValue>(tensors.begin(), tensors.end())).c_str());
 }
 """
 
