@@ -59,24 +59,20 @@ def buckets(
     check_program("buckets", program)
     dims = _Dimensions(program)
     chosen = dims.read(sizes)
-    kept: Kept | None = None
-    if not exact:
-        with locks.conversion():
-            found = follow(program, frozenset(dims.symbols), assume)
-        if isinstance(found, Mixing):
-            raise InputError(
-                f"buckets: padding may change what is kept: {found.reason}.\n{graphs.source_code(found.node)}\n"
-                f"{found.advice}Give exact=True for methods that take inputs of exactly their sizes."
-            )
-        kept = found
+    with locks.conversion():
+        kept = None if exact else follow(program, frozenset(dims.symbols), assume)
+    if isinstance(kept, Mixing):
+        raise InputError(
+            f"buckets: padding may change what is kept: {kept.reason}.\n{graphs.source_code(kept.node)}\n"
+            f"{kept.advice}Give exact=True for methods that take inputs of exactly their sizes."
+        )
     made = {}
     for combination in itertools.product(*chosen.values()):
-        tag = ",".join(f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
-        numbers, name = dict(combination), f"{method}@{tag}"
+        tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
+        numbers, name = dict(combination), f"{method}@{','.join(tags)}"
         made[name] = _Specialisation(program, numbers, name).program()
         made[name].graph_module.meta[BUCKET] = dims.describe(numbers, kept)
-    elements = {name: sum(each.numel() for _, each in _user_tensors(one)) for name, one in made.items()}
-    return {name: made[name] for name in sorted(made, key=elements.__getitem__)}
+    return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
 
 
 def _user_tensors(program: ExportedProgram) -> list[tuple[Node, torch.Tensor]]:
