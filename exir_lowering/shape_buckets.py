@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
-from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
@@ -59,29 +59,20 @@ def buckets(
     check_program("buckets", program)
     dims = _Dimensions(program)
     chosen = dims.read(sizes)
-    kept: Kept | None = None
-    if not exact:
-        with locks.conversion():
-            found = follow(program, frozenset(dims.symbols), assume)
-        if isinstance(found, Mixing):
-            raise InputError(f"buckets: {_explain(found)}")
-        kept = found
-    made = []
+    with locks.conversion():
+        kept = None if exact else follow(program, frozenset(dims.symbols), assume)
+    if isinstance(kept, Mixing):
+        raise InputError(
+            f"buckets: padding may change what is kept: {kept.reason}.\n{graphs.source_code(kept.node)}\n"
+            f"{kept.advice}Give exact=True for methods that take inputs of exactly their sizes."
+        )
+    made = {}
     for combination in itertools.product(*chosen.values()):
-        tag = ",".join(f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
-        numbers = dict(combination)
-        specialised = _Specialisation(program, numbers, f"{method}@{tag}").program()
-        specialised.graph_module.meta[BUCKET] = dims.describe(numbers, kept)
-        elements = sum(each.numel() for _, each in _user_tensors(specialised))
-        made.append((elements, f"{method}@{tag}", specialised))
-    return {name: specialised for _, name, specialised in sorted(made, key=lambda one: one[0])}
-
-
-def _explain(found: Mixing) -> str:
-    return (
-        f"padding may change what is kept: {found.reason}.\n{graphs.source_code(found.node)}\n{found.advice}Give "
-        "exact=True for methods that take inputs of exactly their sizes."
-    )
+        tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
+        numbers, name = dict(combination), f"{method}@{','.join(tags)}"
+        made[name] = _Specialisation(program, numbers, name).program()
+        made[name].graph_module.meta[BUCKET] = dims.describe(numbers, kept)
+    return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
 
 
 def _user_tensors(program: ExportedProgram) -> list[tuple[Node, torch.Tensor]]:
@@ -199,24 +190,16 @@ class _Specialisation:
         program = self._program
         module, _ = self._graph(program.graph_module, nested=False)
         results: Any = module.graph.output_node().args[0]
-        signature = graphs.copy_signature(program)
-        for index, (spec, result) in enumerate(zip(signature.output_specs, results, strict=True)):
+        copied = graphs.copy_program(program, module)
+        copied.example_inputs = None  # they have other sizes
+        specs = copied.graph_signature.output_specs
+        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
             if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
-                signature.output_specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
-        return assemble_program(
-            graph_module=module,
-            signature=signature,
-            state_dict=dict(program.state_dict),
-            constants=dict(program.constants),
-            range_constraints={
-                each: between
-                for each, between in program.range_constraints.items()
-                if not each.free_symbols & set(self._numbers)
-            },
-            module_call_graph=list(program.module_call_graph),
-            verifiers=program.verifiers,
-            guards_code=guards_code_of(program),
-        )
+                specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
+        for each in program.range_constraints:
+            if each.free_symbols & set(self._numbers):
+                del copied.range_constraints[each]
+        return copied
 
     def _graph(self, module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
         """Copy a graph, and say which of its inputs are left: numbers need no input any more in a nested one."""
@@ -227,10 +210,11 @@ class _Specialisation:
         for node in module.graph.nodes:
             before = node.meta.get("val")
             value = pytree.tree_map(self._fakes.copy, before)
-            number = isinstance(before, (torch.SymInt, torch.SymFloat, torch.SymBool)) and value is not before
+            symbolic = isinstance(before, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            number = symbolic and value is not before and isinstance(value, (int, float))
             if node.op == "placeholder" and nested:
-                left.append(not (number and isinstance(value, (int, float))))
-            if number and isinstance(value, (int, float)):
+                left.append(not number)
+            if number:
                 env[node] = value
                 continue
             if node.op == "call_function" and value is None and self._holds(node, env):

@@ -149,8 +149,69 @@ def test_verify_variants_and_other_methods(bert: Any) -> None:
 
 def test_a_mask_of_finite_numbers_needs_a_promise() -> None:
     """Where everything is masked, such a mask weighs all positions alike, padded ones too."""
-    with pytest.raises(InputError, match=r"softmax.*goes over dimension 3, which is padded"):
-        buckets(export_bert("eager")[1], {"seq": [8]})
+    model, program = export_bert("eager")
+    with pytest.raises(InputError, match=r"softmax.*goes over dimension 3, which is padded(.|\n)*finite_rows"):
+        buckets(program, {"seq": [8]})
+    artifact = lower(buckets(program, {"seq": SIZES}, assume={"mask": "finite_rows"}), "xnnpack").emit()
+    for engine in ENGINES:
+        loaded = load(artifact.buffer, engine=engine)
+        for size in range(1, 17):
+            torch.manual_seed(size)
+            ids, mask = torch.randint(0, 1000, (1, size)), torch.randint(0, 2, (1, size))
+            mask[0, size // 2] = 1
+            for found, expected in zip(loaded.run("forward", ids, mask), model(ids, mask), strict=True):
+                torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+class Written(nn.Module):
+    """Attention that is written out."""
+
+    def __init__(self, hide: Any, dim: int = -1) -> None:
+        super().__init__()
+        self.hide, self.dim, self.embedding = hide, dim, nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        return self.hide(x @ x.transpose(-1, -2) * 0.5, mask[:, None, :]).softmax(self.dim) @ x
+
+
+WRITTEN = {
+    "-inf": lambda scores, mask: scores.masked_fill(mask == 0, -torch.inf),
+    "numbers": lambda scores, mask: scores.masked_fill(mask == 0, -1e9),
+    "added": lambda scores, mask: scores + torch.where(mask.bool(), 0.0, torch.finfo(torch.float32).min),
+}
+NOT_HIDDEN = {
+    "no mask": (lambda scores, mask: scores, -1),
+    "-1": (lambda scores, mask: scores + torch.where(mask.bool(), 0.0, -1.0), -1),
+    "the other way": (lambda scores, mask: scores + torch.where(mask.bool(), -1e9, 0.0), -1),
+    "NaN": (lambda scores, mask: scores.masked_fill(mask == 0, torch.nan), -1),
+    "queries": (lambda scores, mask: scores.masked_fill(mask == 0, -1e9), -2),
+    "rows that may be hidden": (lambda scores, mask: scores.masked_fill(mask * mask == 0, -1e9), -1),
+}
+
+
+def export_written(hide: Any, dim: int = -1) -> Any:
+    model, inputs = Written(hide, dim).eval(), (torch.ones(1, 7).long(), torch.ones(1, 7).long())
+    return model, export(model, inputs, dynamic_shapes=({1: SEQ}, {1: SEQ}))
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_attention_that_is_written_out(how: str) -> None:
+    model, program = export_written(WRITTEN[how])
+    with pytest.raises(InputError, match=r"goes over dimension 2, which is padded|sums over a padded"):
+        buckets(program, {"seq": [8]})
+    made = buckets(program, {"seq": [8]}, assume={"mask": "finite_rows"})["forward@seq=8"].module()
+    for size in (1, 3, 8):
+        ids, mask = torch.randint(0, 10, (1, size)), torch.randint(0, 2, (1, size))
+        mask[0, 0] = 1
+        padded = made(*(F.pad(each, (0, 8 - size)) for each in (ids, mask)))
+        torch.testing.assert_close(padded[:, :size], model(ids, mask))
+
+
+@pytest.mark.parametrize("how", NOT_HIDDEN)
+def test_attention_whose_padded_scores_count(how: str) -> None:
+    with pytest.raises(InputError, match="which is padded"):
+        buckets(export_written(*NOT_HIDDEN[how])[1], {"seq": [8]}, assume={"mask": "finite_rows"})
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ class Model(torch.nn.Module):
         return torch.sigmoid(torch.relu(self.linear(x))) + self.calls
 
 
+class Add(torch.nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
 RELU, SIGMOID = (by_operator(f"aten.{name}.default") for name in ("relu", "sigmoid"))
 VARIANTS = {
     "both": [TagPartitioner(RELU, "first"), TagPartitioner(SIGMOID, "second")],
@@ -126,16 +131,20 @@ struct Stub final : et::BackendInterface {
   }
 } stub;
 
-// chooser FILE SIZE BACKEND...: prints what is chosen for a tensor of SIZE x 8, where only these backends are there.
+// chooser FILE SIZE,... BACKEND...: prints what is chosen for tensors of SIZE x 8, where only these backends are there.
 int main(int count, char** words) {
   for (int i = 3; i < count; ++i) {
     if (std::string(words[i]) == "XnnpackBackend") dlopen("libexecutorch_backend_xnnpack.so", RTLD_NOW | RTLD_GLOBAL);
     else (void)et::register_backend({words[i], &stub});
   }
   executorch::extension::Module module(words[1]);
-  const int size = std::atoi(words[2]);
-  auto x = executorch::extension::make_tensor_ptr({size, 8}, std::vector<float>(size * 8, 1));
-  std::printf("%s", choose(module, "forward", {x}).c_str());
+  std::vector<executorch::extension::TensorPtr> tensors;
+  std::istringstream sizes(words[2]);
+  for (std::string word; std::getline(sizes, word, ',');) {
+    const int size = std::atoi(word.c_str());
+    tensors.push_back(executorch::extension::make_tensor_ptr({size, 8}, std::vector<float>(size * 8, 1)));
+  }
+  std::printf("%s", choose(module, "forward", std::vector<EValue>(tensors.begin(), tensors.end())).c_str());
 }
 """
 
@@ -162,6 +171,12 @@ def test_a_device_chooses_what_the_manifest_says(lowered, chooser, buckets, tmp_
     for size, name in sizes.items():
         found = device_client.output(chooser, path, size, "XnnpackBackend", *["first"] * (size > 2))
         assert found == ("" if name is None else f"forward@{name}@{'npu' if size > 2 else 'cpu'}")
+    program = export(Add(), (torch.ones(4, 8), torch.ones(4, 8)))
+    program.graph_module.meta[BUCKET] = Bucket((Size(0, 0, 4, least=2), Size(1, 0, 4, least=2, like=(0, 0))))
+    path = lower({"forward@n=4": program}).emit().save(tmp_path / "two.pte")
+    for sizes in ((3, 3), (2, 2), (4, 4), (3, 4), (4, 3), (1, 1), (5, 5)):
+        fits = sizes[0] == sizes[1] and 2 <= sizes[0] <= 4
+        assert device_client.output(chooser, path, ",".join(map(str, sizes))) == "forward@n=4" * fits, sizes
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["runtime", "interpreter", "apart"])

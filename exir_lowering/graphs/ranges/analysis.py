@@ -11,13 +11,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import written_state
-from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
-from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
+from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, reductions
+from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.transfers import Call, Result, dtype_of, transfer_of
-from exir_lowering.options import FINITE_BOUND
+from exir_lowering.graphs.ranges.transfers import Call, NotYetError, Result, dtype_of, result_of
+from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
 
@@ -72,7 +72,7 @@ class ValueRanges:
         replaceable: Collection[str] = (),
     ) -> None:
         self._program = program
-        self._assumed = assumptions.check(program, assume)
+        self._assumed = _check_assumed(program, assume)
         self._constants = Constants(program, {*volatile, *replaceable})
         self._replaceable = frozenset(replaceable).difference(volatile, written_state(program))
         self._ranges: dict[Node, Result] = {}
@@ -193,15 +193,15 @@ class ValueRanges:
             if last not in ranges:
                 try:
                     ranges[last] = self._compute(last)
-                except _MissingError as missing:
+                except NotYetError as missing:
                     stack.append(missing.node)
                     continue
             stack.pop()
 
     def _known(self, node: Node) -> Result:
-        """Return the range of an operand; _MissingError if it has not been found yet."""
+        """Return the range of an operand; NotYetError if it has not been found yet."""
         if node not in self._ranges:
-            raise _MissingError(node)
+            raise NotYetError(node)
         return self._ranges[node]
 
     def _compute(self, node: Node) -> Result:
@@ -215,23 +215,10 @@ class ValueRanges:
             if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):
                 return several[index]
             return whole(dtype_of(node))
-        transfer = transfer_of(node.target)
-        if transfer is None:
-            return whole(dtype_of(node))
-        try:
-            call = Call(node, lambda each: _as_one(self._known(each)))
-            found = transfer[0](call)
-            if not isinstance(found, Range):
-                return found
-            if transfer[1]:
-                found = settle(found, call.dtype)
-        except _MissingError:
-            raise
-        except Exception as error:
-            let_through(error)
-            return whole(dtype_of(node))  # arguments that the operator does not take, or sizes that are not known
-        found = meet(found, whole(call.dtype)) if found.low == found.low and found.high == found.high else TOP
-        return self._look(node) or found if not found.finite else found
+        found = result_of(Call(node, lambda each: _as_one(self._known(each))))
+        if isinstance(found, Range) and not found.finite:
+            return self._look(node) or found
+        return whole(dtype_of(node)) if found is None else found
 
     def _look(self, node: Node) -> Range | None:
         """Return the range of what the node computes, if that is known and not found already."""
@@ -326,18 +313,23 @@ def bound_together(shared: Sequence[Collection[tuple[ValueRanges, str]]]) -> Non
         kept = still
 
 
-class _MissingError(Exception):
-    """The range of an operand is needed first."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
-        self.node = node
+def _check_assumed(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]:
+    """Return the assumptions by input; InputError if there is no such input or no such property."""
+    inputs = [str(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    for name, promised in assume.items():
+        if name not in inputs:
+            raise InputError(
+                f"assume names {name!r}, which is not an input of the program. "
+                f"Its inputs are: {', '.join(inputs) or 'none'}."
+            )
+        if promised not in ASSUMPTIONS:
+            possible = "; ".join(f"{key!r}: {text}" for key, text in ASSUMPTIONS.items())
+            raise InputError(f"assume says {promised!r} of the input {name!r}. What can be assumed is {possible}.")
+    return dict(assume)
 
 
 def _as_one(found: Result) -> Range:
-    if isinstance(found, Range):
-        return found
-    return TOP
+    return found if isinstance(found, Range) else TOP
 
 
 def _copies(target: object) -> bool:

@@ -14,13 +14,8 @@ from exir_lowering.graphs.ranges.intervals import (
     INF,
     TOP,
     Range,
-    add,
     convert,
-    divide,
-    invert,
     meet,
-    multiply,
-    negate,
     point,
     settle,
     symmetric,
@@ -38,51 +33,46 @@ def _unary(function: Callable[[Range], Range]) -> Transfer:
     return lambda call: function(call.operand(0))
 
 
-def _scaled(call: Call, position: int) -> Range:
+def _scaled(call: Call) -> Range:
     """Return the range of the operand that `alpha` multiplies."""
-    alpha = call.get(position + 1, "alpha", 1)
-    found = call.operand(position, "other")
-    return found if alpha == 1 else settle(multiply(found, call.range(alpha)), call.dtype)
+    alpha = call.get(2, "alpha", 1)
+    found = call.operand(1, "other")
+    return found if alpha == 1 else settle(found * call.range(alpha), call.dtype)
 
 
-rounds("aten.add.Tensor", "aten.add.Scalar")(lambda call: add(call.operand(0), _scaled(call, 1)))
-rounds("aten.sub.Tensor", "aten.sub.Scalar")(lambda call: add(call.operand(0), negate(_scaled(call, 1))))
+rounds("aten.add.Tensor", "aten.add.Scalar")(lambda call: call.operand(0) + _scaled(call))
+rounds("aten.sub.Tensor", "aten.sub.Scalar")(lambda call: call.operand(0) - _scaled(call))
 
 
 @rounds("aten.rsub.Tensor", "aten.rsub.Scalar")
 def _rsub(call: Call) -> Range:
-    alpha = call.get(2, "alpha", 1)
-    return add(call.operand(1), negate(settle(multiply(call.operand(0), call.range(alpha)), call.dtype)))
+    return call.operand(1) - settle(call.operand(0) * call.range(call.get(2, "alpha", 1)), call.dtype)
 
 
 @rounds("aten.mul.Tensor", "aten.mul.Scalar")
 def _mul(call: Call) -> Range:
     one, other = call.get(0), call.get(1, "other")
-    found = multiply(call.operand(0), call.operand(1, "other"))
+    found = call.operand(0) * call.operand(1, "other")
     if one is other:  # the same number twice: a square, and inf * inf is no NaN
         square = call.operand(0)
         found = Range(max(0.0, found.low) if not square.has_zero else 0.0, found.high, square.nan)
     elif found.magnitude > _LOOSE:
-        found = _meet(found, relations.normalised(call, one, other, inverted=True))
-        found = _meet(found, relations.normalised(call, other, one, inverted=True))
+        for value, norm in ((one, other), (other, one)):
+            found = meet(found, relations.normalised(call, value, norm, inverted=True) or found)
     return found
 
 
 @rounds("aten.div.Tensor", "aten.div.Scalar")
 def _div(call: Call) -> Range:
-    found = divide(call.operand(0), call.operand(1, "other"))
+    found = call.operand(0) / call.operand(1, "other")
     if found.magnitude > _LOOSE:
-        found = _meet(found, relations.normalised(call, call.get(0), call.get(1, "other"), inverted=False))
+        found = meet(found, relations.normalised(call, call.get(0), call.get(1, "other"), inverted=False) or found)
     return found
-
-
-def _meet(found: Range, related: Range | None) -> Range:
-    return found if related is None else meet(found, related)
 
 
 @rounds("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide")
 def _div_mode(call: Call) -> Range:
-    quotient = divide(call.operand(0), call.operand(1, "other"))
+    quotient = call.operand(0) / call.operand(1, "other")
     return Range(quotient.low - 1, quotient.high + 1, quotient.nan)
 
 
@@ -96,10 +86,10 @@ def _root(a: Range) -> Range:
     return Range(1 / math.sqrt(a.high), 1 / math.sqrt(a.low), a.nan)
 
 
-rounds("aten.neg")(_unary(negate))
+rounds("aten.neg")(_unary(lambda a: -a))
 rounds("aten.abs")(_unary(_abs))
 rounds("aten.rsqrt")(_unary(_root))
-rounds("aten.reciprocal")(_unary(invert))
+rounds("aten.reciprocal")(_unary(lambda a: point(1) / a))
 keeps("aten.relu")(_unary(lambda a: Range(max(0.0, a.low), max(0.0, a.high), a.nan)))
 rounds("aten.floor", "aten.ceil", "aten.round", "aten.trunc")(_unary(lambda a: Range(a.low - 1, a.high + 1, a.nan)))
 keeps("aten._to_copy", "dim_order_ops._to_dim_order_copy", "aten.to.dtype")(_unary(lambda a: a))
@@ -112,7 +102,7 @@ def _leaky(call: Call) -> Range:
     a, factor = call.operand(0), call.range(slope)
     if not factor.finite or len(call.node.args) > 2 or call.node.kwargs:
         return TOP
-    scaled = multiply(a, Range(min(0.0, factor.low), max(1.0, factor.high), factor.nan))
+    scaled = a * Range(min(0.0, factor.low), max(1.0, factor.high), factor.nan)
     return Range(min(scaled.low, -factor.magnitude), max(0.0, scaled.high), a.nan or factor.nan or not a.finite)
 
 
@@ -127,26 +117,20 @@ rounds("aten.hardswish")(_gate(-0.4))  # -0.375
 rounds("aten.mish")(_gate(-0.35))  # -0.3088
 
 
-def _within(low: float, high: float, infinite: bool) -> Transfer:
+def _within(low: float, high: float, *, infinite: bool = False) -> Transfer:
     """Make the function of an operator with a fixed range; `infinite`: whether it makes NaN of an infinity."""
     return _unary(lambda a: Range(low, high, a.nan or (infinite and not a.finite)))
 
 
-rounds("aten.sigmoid", "aten.hardsigmoid")(_within(0.0, 1.0, False))
-rounds("aten.tanh", "aten.erf")(_within(-1.0, 1.0, False))
-rounds("aten.sin", "aten.cos")(_within(-1.0, 1.0, True))
-rounds("aten.atan")(_within(-1.6, 1.6, False))
+rounds("aten.sigmoid", "aten.hardsigmoid")(_within(0.0, 1.0))
+rounds("aten.tanh", "aten.erf")(_within(-1.0, 1.0))
+rounds("aten.sin", "aten.cos")(_within(-1.0, 1.0, infinite=True))
+rounds("aten.atan")(_within(-1.6, 1.6))
 
 
-def _monotone(function: Callable[[float], float], least: float, best: float = INF) -> Transfer:
+def _monotone(function: Callable[[float], float], least: float) -> Transfer:
     """Make the function of an increasing operator that is defined from a number on, with NaN below it."""
-
-    def transfer(call: Call) -> Range:
-        a = call.operand(0)
-        low, high = function(max(a.low, least)), function(max(a.high, least))
-        return Range(low, min(high, best), a.nan or a.low < least)
-
-    return transfer
+    return _unary(lambda a: Range(function(max(a.low, least)), function(max(a.high, least)), a.nan or a.low < least))
 
 
 def _exp(number: float) -> float:
@@ -162,7 +146,7 @@ rounds("aten.expm1")(_monotone(lambda number: _exp(number) - 1, -INF))
 rounds("aten.log")(_monotone(_log, 0.0))
 rounds("aten.log1p")(_monotone(lambda number: _log(number + 1), -1.0))
 rounds("aten.log2")(_monotone(lambda number: _log(number) / math.log(2), 0.0))
-rounds("aten.sqrt")(_monotone(lambda number: math.sqrt(number), 0.0))
+rounds("aten.sqrt")(_monotone(math.sqrt, 0.0))
 
 
 @rounds("aten.pow.Tensor_Scalar")
@@ -173,7 +157,7 @@ def _pow(call: Call) -> Range:
     if exponent == -0.5:
         return _root(a)
     if exponent == -1:
-        return invert(a)
+        return point(1) / a
     if not isinstance(exponent, (int, float)) or exponent <= 0 or exponent != int(exponent) or exponent > 64:
         return TOP
     powers = [_power(number, int(exponent)) for number in (a.low, a.high)]
@@ -189,15 +173,16 @@ def _power(number: float, exponent: int) -> float:
 
 
 def _clamped(call: Call, least: object, most: object) -> Range:
-    a = call.operand(0)
-    low, high, nan = a.low, a.high, a.nan
-    if least is not None:
-        bound = call.converted(least, call.dtype)
-        low, high, nan = max(low, bound.low), max(high, bound.high), nan or bound.nan
-    if most is not None:
-        bound = call.converted(most, call.dtype)
-        low, high, nan = min(low, bound.low), min(high, bound.high), nan or bound.nan
-    return Range(low, high, nan)
+    found = call.operand(0)
+    for argument, which in ((least, max), (most, min)):
+        if argument is not None:
+            found = _extreme_of(which, found, call.converted(argument, call.dtype))
+    return found
+
+
+def _extreme_of(which: Callable[[float, float], float], a: Range, b: Range) -> Range:
+    """Return the range of the larger, or the smaller, of two numbers."""
+    return Range(which(a.low, b.low), which(a.high, b.high), a.nan or b.nan)
 
 
 keeps("aten.hardtanh")(lambda call: _clamped(call, call.get(1, "min_val", -1), call.get(2, "max_val", 1)))
@@ -206,12 +191,7 @@ keeps("aten.clamp", "aten.clamp.Tensor")(lambda call: _clamped(call, call.get(1,
 
 def _extreme(which: Callable[[float, float], float]) -> Transfer:
     """Make the function of the larger, or the smaller, of two operands."""
-
-    def transfer(call: Call) -> Range:
-        a, b = call.operand(0), call.operand(1)
-        return Range(which(a.low, b.low), which(a.high, b.high), a.nan or b.nan)
-
-    return transfer
+    return lambda call: _extreme_of(which, call.operand(0), call.operand(1))
 
 
 keeps("aten.clamp_min", "aten.maximum", "aten.clamp_min.Tensor")(_extreme(max))
@@ -263,6 +243,8 @@ def _comparison(call: Call) -> Range:
         return point(name != "eq")
     if given.high < one.low:
         return point(name == "ne")
+    if one.high <= given.low and name in ("le", "ge"):
+        return point(True)
     return point(name in ("eq", "le", "ge")) if one.low == one.high == given.low == given.high else BOOL
 
 
@@ -291,16 +273,14 @@ def _logical_not(call: Call) -> Range:
     return Range(1 - a.high, 1 - a.low, False)
 
 
-@keeps("aten.logical_and")
-def _both(call: Call) -> Range:
-    a, b = _as_bool(call, 0), _as_bool(call, 1)
-    return Range(min(a.low, b.low), min(a.high, b.high), False)
+def _of_both(which: Callable[[float, float], float]) -> Transfer:
+    """Make the function of a conjunction, or a disjunction, of two truth values."""
+    return lambda call: _extreme_of(which, _as_bool(call, 0), _as_bool(call, 1))
 
 
-@keeps("aten.logical_or")
-def _either(call: Call) -> Range:
-    a, b = _as_bool(call, 0), _as_bool(call, 1)
-    return Range(max(a.low, b.low), max(a.high, b.high), False)
+_both, _either = _of_both(min), _of_both(max)
+keeps("aten.logical_and")(_both)
+keeps("aten.logical_or")(_either)
 
 
 def _bitwise(of_bools: Transfer) -> Transfer:

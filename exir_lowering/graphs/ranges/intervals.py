@@ -52,6 +52,28 @@ class Range:
         """Whether an element may be infinite."""
         return not self.finite
 
+    def __add__(self, other: Range) -> Range:
+        apart = (self.high == INF and other.low == -INF) or (self.low == -INF and other.high == INF)
+        low, high = self.low + other.low, self.high + other.high  # inf + -inf: nothing is known on that side
+        return Range(-INF if low != low else low, INF if high != high else high, self.nan or other.nan or apart)
+
+    def __neg__(self) -> Range:
+        return Range(-self.high, -self.low, self.nan)
+
+    def __sub__(self, other: Range) -> Range:
+        return self + -other
+
+    def __mul__(self, other: Range) -> Range:
+        undefined = (self.has_infinity and other.has_zero) or (other.has_infinity and self.has_zero)
+        corners = [_product(x, y) for x in (self.low, self.high) for y in (other.low, other.high)]
+        return Range(min(corners), max(corners), self.nan or other.nan or undefined)
+
+    def __truediv__(self, other: Range) -> Range:
+        if other.has_zero:
+            return TOP
+        product = self * Range(1 / other.high, 1 / other.low, other.nan)
+        return Range(product.low, product.high, self.nan or other.nan or (self.has_infinity and other.has_infinity))
+
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -169,42 +191,8 @@ def convert(range_: Range, source: torch.dtype | None, target: torch.dtype | Non
     return settle(Range(float(math.trunc(range_.low)), float(math.trunc(range_.high)), False), target)
 
 
-def add(a: Range, b: Range) -> Range:
-    """Return the range of sums."""
-    nan = a.nan or b.nan or (a.high == INF and b.low == -INF) or (a.low == -INF and b.high == INF)
-    low, high = a.low + b.low, a.high + b.high  # inf + -inf is a bound of its own: nothing is known on that side
-    return Range(-INF if low != low else low, INF if high != high else high, nan)
-
-
-def negate(a: Range) -> Range:
-    """Return the range of negated numbers."""
-    return Range(-a.high, -a.low, a.nan)
-
-
-def multiply(a: Range, b: Range) -> Range:
-    """Return the range of products."""
-    nan = a.nan or b.nan or (a.has_infinity and b.has_zero) or (b.has_infinity and a.has_zero)
-    corners = [_product(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-    return Range(min(corners), max(corners), nan)
-
-
 def _product(x: float, y: float) -> float:
     return 0.0 if x == 0 or y == 0 else x * y  # 0 * inf is NaN, which is not among the numbers of a range
-
-
-def invert(a: Range) -> Range:
-    """Return the range of reciprocals."""
-    if a.has_zero:
-        return TOP
-    return Range(1 / a.high, 1 / a.low, a.nan)
-
-
-def divide(a: Range, b: Range) -> Range:
-    """Return the range of quotients."""
-    if b.has_zero:
-        return TOP
-    product = multiply(a, invert(b))
-    return Range(product.low, product.high, a.nan or b.nan or (a.has_infinity and b.has_infinity))
 
 
 def total(a: Range, terms: float, dtype: torch.dtype | None) -> Range:

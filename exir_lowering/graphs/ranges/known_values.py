@@ -18,7 +18,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
-from exir_lowering.graphs.ranges.transfers import product, shape_of
+from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
 
 _LARGEST = 1 << 20
 """The number of elements up to which a value is computed."""
@@ -197,7 +197,7 @@ _ONES = ("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
 
 def filling(node: Node) -> float | None:
     """Return the number with which a generator operator fills its result, before rounding; None for other nodes."""
-    name = target_name(node.target) if node.op == "call_function" else ""
+    name = name_of(node)
     if name in _ZEROS or name in _ONES:
         return float(name in _ONES)
     position = _FILLED.get(name)
@@ -218,7 +218,7 @@ def rounded(value: float, dtype: torch.dtype | None) -> float | None:
         return None
 
 
-def is_small(node: Node, most: int = 1 << 14) -> bool:
+def is_small(node: Node) -> bool:
     """Return whether a value has so few elements that computing it costs next to nothing."""
     shape = shape_of(node)
-    return shape is not None and product(shape) <= most
+    return shape is not None and product(shape) <= 1 << 14

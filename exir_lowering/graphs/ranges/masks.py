@@ -8,16 +8,16 @@ to its sources. Dimensions are counted from the last one (-1), as broadcasting d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import doubts, places
 from exir_lowering.graphs.ranges.intervals import INF, Doubt, limits
-from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
+from exir_lowering.graphs.ranges.transfers import dtype_of, name_of, rank_of, shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
@@ -29,10 +29,13 @@ _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class Rows:
-    """Answers about the rows of the values of a graph."""
+    """Answers about the rows of the values of a graph.
 
-    def __init__(self, ranges: ValueRanges) -> None:
-        self._ranges = ranges
+    With `counts`, the dimensions along which each element of a value is its own index, floors are the greatest known.
+    """
+
+    def __init__(self, ranges: ValueRanges, counts: Mapping[Node, Mapping[int, Any]] | None = None) -> None:
+        self._ranges, self._counts = ranges, counts
         self._floors: dict[tuple[Node, int], float | Doubt] = {}
         self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
 
@@ -41,11 +44,7 @@ class Rows:
         shape = shape_of(node)
         if shape is None:
             return doubts.masked(self._ranges, node, "-inf")
-        if not shape:
-            dim = -1
-        elif dim >= 0:
-            dim -= len(shape)
-        found = self._floor(node, dim, 0)
+        found = self._floor(node, dim % len(shape) - len(shape) if shape else -1, 0)
         if not isinstance(found, Doubt):
             return None
         # What is no mask is in doubt since it is not bounded: an input or a buffer, which can be, may be the cause.
@@ -53,18 +52,24 @@ class Rows:
         known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
         return cause if found.advice == doubts.NOTHING and known else found
 
+    def floor(self, node: Node, dim: int) -> float:
+        """Return a number that every row along `dim` (from 0 on) reaches with an element, or has a NaN."""
+        found = self._floor(node, dim - rank_of(node), 0)
+        return -INF if isinstance(found, Doubt) else found
+
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
         if not isinstance(node, Node):
             return float(node)
         low = self._ranges.of(node).low
-        if low > -INF:
+        if low > -INF and (self._counts is None or depth > _DEEPEST):
             return low
         if depth > _DEEPEST:
             return doubts.too_deep(node)
         key = (node, dim)
         if key not in self._floors:
-            self._floors[key] = self._find_floor(node, dim, depth + 1)
+            found = self._find_floor(node, dim, depth + 1)
+            self._floors[key] = found if low == -INF else low if isinstance(found, Doubt) else max(found, low)
         return self._floors[key]
 
     def _find_floor(self, node: Node, dim: int, depth: int) -> float | Doubt:
@@ -77,32 +82,29 @@ class Rows:
         content = self._ranges.constant(node)
         if content is not None:
             return _floor_of(node, content, dim)
-        name = target_name(node.target) if node.op == "call_function" else ""
+        name = name_of(node)
         if name in ("aten.add.Tensor", "aten.add.Scalar") and node.kwargs.get("alpha", 1) == 1 and len(node.args) == 2:
             return self._floor_of_sum(node, dim, depth)
-        if name == "aten.where.self":
-            return self._floor_of_choice(node, dim, depth)
+        if name.startswith("aten.where."):
+            return self._floor_of_choice(node, node.args, dim, depth)
+        if name.startswith("aten.masked_fill.") and len(node.args) == 3:
+            return self._floor_of_choice(node, (node.args[1], node.args[2], node.args[0]), dim, depth)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
             return self._floor_of_product(node, dim, depth, "div" in name)
-        sources = places.sources(self._ranges, node, dim)
+        sources = places.sources(self._ranges, node, dim, self._counts)
         if sources is None:
             return unclear
-        found = self._combine(sources, depth)
-        if isinstance(found, Doubt) or _settled(found, dtype) > -INF:
-            return found
-        return unclear
-
-    def _combine(self, sources: places.Sources, depth: int) -> float | Doubt:
-        """Return the floor of a row that has the rows of some sources, or is one of their rows."""
-        floors = [self._floor(source, dim, depth) for source, dim in sources.rows]
+        floors = [self._floor(source, place, depth) for source, place in sources.rows]
         numbers = [floor for floor in floors if not isinstance(floor, Doubt)]
         if (sources.every and len(numbers) < len(floors)) or not numbers:
             return next(floor for floor in floors if isinstance(floor, Doubt))
-        return min(numbers) if sources.every else max(numbers)
+        found = min(numbers) if sources.every else max(numbers)
+        return found if _settled(found, dtype) > -INF else unclear
 
     def _floor_of_sum(self, node: Node, dim: int, depth: int) -> float | Doubt:
         """One addend is bounded below everywhere, and each row of the other one reaches some number."""
         doubt: Doubt | None = None
+        found = -INF
         for one, other in (node.args, node.args[::-1]):
             low = self._low(other)
             if low == -INF:
@@ -110,27 +112,28 @@ class Rows:
             floor = self._operand_floor(one, dim, depth)
             if isinstance(floor, Doubt):
                 doubt = doubt or floor
-                continue
-            found = _rounded_sum(floor, low, dtype_of(node))
-            if found > -INF:
-                return found
+            else:
+                found = max(found, _rounded_sum(floor, low, dtype_of(node)))
+        if found > -INF:
+            return found
         if doubt is not None:
             return doubt
         culprits = [each for each in node.args if isinstance(each, Node) and self._low(each) == -INF]
         return doubts.unbounded(self._ranges, culprits[0] if culprits else node)
 
-    def _floor_of_choice(self, node: Node, dim: int, depth: int) -> float | Doubt:
+    def _floor_of_choice(self, node: Node, args: Any, dim: int, depth: int) -> float | Doubt:
         """Each row chooses, at least once, an element of a value that is bounded below."""
-        condition, one, other = node.args
+        condition, one, other = args
         doubt: Doubt | None = None
+        floors = []
         for value, truth in ((one, True), (other, False)):
             low = self._low(value)
             if low > -INF:
                 found = self._operand_truth(condition, dim, truth, depth)
                 if found is None:
-                    return low
+                    floors.append(low)
                 doubt = doubt or found
-        return doubt or doubts.masked(self._ranges, node, "-inf")
+        return max(floors) if floors else doubt or doubts.masked(self._ranges, node, "-inf")
 
     def _floor_of_product(self, node: Node, dim: int, depth: int, divided: bool) -> float | Doubt:
         """Factors greater than zero and finite keep what is greater than -inf, unless it overflows."""
@@ -150,13 +153,13 @@ class Rows:
 
     def _operand_floor(self, operand: Any, dim: int, depth: int) -> float | Doubt:
         """Return the floor of an operand that is broadcast: an element that is repeated is a separate row."""
-        if not isinstance(operand, Node) or len(shape_of(operand) or ()) >= -dim or self._low(operand) > -INF:
+        if not isinstance(operand, Node) or rank_of(operand) >= -dim or self._low(operand) > -INF:
             return self._floor(operand, dim, depth)
         return doubts.masked(self._ranges, operand, "-inf")
 
     def _operand_truth(self, operand: Any, dim: int, truth: bool, depth: int) -> Doubt | None:
         """Return why no row of an operand that is broadcast may hold a truth value, None if each does."""
-        if isinstance(operand, Node) and len(shape_of(operand) or ()) < -dim and not self._always(operand, truth):
+        if isinstance(operand, Node) and rank_of(operand) < -dim and not self._always(operand, truth):
             return doubts.masked(self._ranges, operand, str(not truth))
         return self._truth(operand, dim, truth, depth)
 
@@ -197,17 +200,18 @@ class Rows:
         content = self._ranges.constant(node)
         if content is not None:
             return None if _all_rows_hold(content, dim, truth) else doubts.constant_row(node, str(not truth))
-        name = target_name(node.target) if node.op == "call_function" else ""
+        name = name_of(node)
         base = name.split(".")[1] if name.startswith("aten.") else ""
         if base in ("logical_not", "bitwise_not") or name in ("aten.eq.Scalar", "aten.ne.Scalar"):
             if node.args[1:] != (0,) if base in ("eq", "ne") else base == "bitwise_not" and dtype is not torch.bool:
                 return unclear  # ~1 is -2, which is true
             return self._truth(node.args[0], dim, truth if base == "ne" else not truth, depth)
-        if base in ("logical_and", "logical_or", "bitwise_and", "bitwise_or") and dtype is torch.bool:
-            return self._truth_of_both(node, dim, truth, base.endswith("and"), depth)
+        junction = base.strip("_").rpartition("_")[2]  # "and" of logical_and, bitwise_and and __and__
+        if junction in ("and", "or") and dtype is torch.bool:
+            return self._truth_of_both(node, dim, truth, junction == "and", depth)
         if base in ("lt", "le", "gt", "ge"):
             return None if self._compares(node, dim, truth, base) else self._blame(node) or unclear
-        sources = places.sources(self._ranges, node, dim)
+        sources = places.sources(self._ranges, node, dim, self._counts)
         if sources is None or not _keeps_truth(node):
             return self._blame(node) or unclear
         found = [self._truth(source, place, truth, depth) for source, place in sources.rows]
@@ -259,10 +263,9 @@ class Rows:
         content = self._ranges.constant(argument)
         if content is None or content.numel() == 0:
             return self._low(argument) if largest else self._high(argument)
+        of_row, of_rows = (torch.amax, torch.amin) if largest else (torch.amin, torch.amax)
         with neutral():
-            if largest:
-                return float((content.amax(dim) if content.dim() >= -dim else content).min())
-            return float((content.amin(dim) if content.dim() >= -dim else content).max())
+            return float(of_rows(of_row(content, dim) if content.dim() >= -dim else content))
 
 
 def _floor_of(node: Node, content: torch.Tensor, dim: int) -> float | Doubt:
@@ -276,10 +279,8 @@ def _floor_of(node: Node, content: torch.Tensor, dim: int) -> float | Doubt:
 
 
 def _all_rows_hold(content: torch.Tensor, dim: int, truth: bool) -> bool:
-    if content.numel() == 0:
-        return True
     with neutral():
-        return bool(((content != 0) if truth else (content == 0)).any(dim).all())
+        return content.numel() == 0 or bool(((content != 0) if truth else (content == 0)).any(dim).all())
 
 
 def _keeps_truth(node: Node) -> bool:

@@ -23,13 +23,12 @@ from exir_lowering._upstream.sizes import expression, grows, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges import assumptions, padding_rules, padding_sums
 from exir_lowering.graphs.ranges.analysis import ValueRanges
-from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, settle, union, whole
-from exir_lowering.graphs.ranges.padding_rules import MixedError
-from exir_lowering.graphs.ranges.transfers import Call, Result, shape_of, transfer_of
+from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, union, whole
+from exir_lowering.graphs.ranges.masks import Rows
+from exir_lowering.graphs.ranges.padding_rules import ZERO, MixedError, rule_of
+from exir_lowering.graphs.ranges.transfers import Call, Result, dim_of, name_of, rank_of, result_of
 
-_RULES = (padding_rules, padding_sums)  # importing them registers their rules
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SQUARED = 1e12
@@ -54,18 +53,17 @@ def follow(program: ExportedProgram, symbols: Collection[Any], assume: Mapping[s
 
     An InputError says that there is no such input or promise in `assume`, of which `ValueRanges` has more.
     """
-    assumptions.check(program, assume)
     functional = program.run_decompositions({})
-    unknown = {node.target for node in functional.graph.nodes if node.op == "call_function" and _is_unknown(node)}
+    unknown = {
+        node.target
+        for node in functional.graph.nodes
+        if name_of(node) and isinstance(node.meta.get("val"), torch.Tensor) and rule_of(node.target) is None
+    }
     if unknown:
         table = default_decompositions()
         chosen = {target: table[target] for target in unknown if target in table}
         functional = program.run_decompositions(chosen) if chosen else functional
     return Positions(functional, frozenset(symbols), assume).outputs()
-
-
-def _is_unknown(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor) and padding_rules.rule_of(node.target) is None
 
 
 class Positions:
@@ -83,6 +81,7 @@ class Positions:
         self._pads: dict[Node, list[dict[int, Range]]] = {}  # for each result of the node
         self.counts: dict[Node, dict[int, Any]] = {}
         """Dimensions along which each element is its own index; they are values of integers."""
+        self.rows = Rows(self.ranges, self.counts)
         self._mixed: dict[Node, Mixing] = {}
 
     def outputs(self) -> Kept | Mixing:
@@ -142,11 +141,11 @@ class Positions:
     def pad(self, node: Any, dim: int) -> Range:
         """Return the range of the padded elements of a value in a dimension; of all of them if it is not padded."""
         found = self._pads.get(node) or [{}]
-        return found[0].get(dim % max(1, len(shape_of(node) or ())), self.whole(node))
+        return found[0].get(dim % max(1, rank_of(node)), self.whole(node))
 
     def aligned(self, node: Any, back: int) -> Range:
         """Return the range of what meets, in an operand, the padding of the result's dimension `back`, such as -1."""
-        dim = len(shape_of(node) or ()) + back
+        dim = rank_of(node) + back
         return self.pad(node, dim) if dim in self.dims(node) else self.whole(node)
 
     def padding(self, node: Any) -> list[Range]:
@@ -154,7 +153,7 @@ class Positions:
         dims = self.dims(node)
         found = [self.pad(node, dim) for dim in dims]
         if len(dims) > 1:
-            found.append(Range(0.0, 0.0, False) if node in self._users else self.whole(node))
+            found.append(ZERO if node in self._users else self.whole(node))
         return found
 
     def transfer(self, node: Node, lookup: Callable[[Node], Range]) -> Range:
@@ -167,8 +166,7 @@ class Positions:
     def _visit(self, node: Node) -> Mixing | None:
         self._whole[node] = self._find_whole(node)
         if node.op == "placeholder":
-            zero = Range(0.0, 0.0, False)
-            self._pads[node] = [dict.fromkeys(self.dims(node), zero)] if node in self._users else [{}]
+            self._pads[node] = [dict.fromkeys(self.dims(node), ZERO)] if node in self._users else [{}]
             return None
         inputs = node.all_input_nodes
         value = node.meta.get("val")
@@ -195,13 +193,14 @@ class Positions:
 
     def _apply(self, node: Node, results: Any) -> Mixing | None:
         """Apply the rule of an operator that has to do with padded values."""
-        name, rule = target_name(node.target), padding_rules.rule_of(node.target)
+        name, rule = target_name(node.target), rule_of(node.target)
         try:
             if rule is None:
                 raise MixedError("it may mix positions: nothing is known about what it does with padded ones")
-            if not rule.sized and any(map(self.sized, node.all_input_nodes)):
+            apply, takes_sizes = rule
+            if not takes_sizes and any(map(self.sized, node.all_input_nodes)):
                 raise MixedError("it computes with the padded size itself")
-            found = rule.apply(self, node)
+            found = apply(self, node)
         except MixedError as mixed:
             return Mixing(node, f"{name}: {mixed.reason}", f"{mixed.advice} " if mixed.advice else "")
         except Exception as error:
@@ -231,23 +230,11 @@ class Positions:
         return found if isinstance(found, tuple) else meet(found, self.ranges.of(node))
 
     def _transfer(self, node: Node, lookup: Callable[[Node], Range], related: bool = False) -> Result:
-        transfer = transfer_of(node.target)
         call = Call(node, lookup, related=related)
-        if transfer is None:
-            return whole(call.dtype)
-        try:
-            found = transfer[0](call)
-        except Exception as error:
-            let_through(error)
-            return whole(call.dtype)  # arguments that the operator does not take
-        if not isinstance(found, Range):
-            return found
-        if transfer[1]:
-            found = settle(found, call.dtype)
-        known = found.low == found.low and found.high == found.high
-        found = meet(found, whole(call.dtype)) if known else TOP
-        number = found.nan and found.finite and self._is_number(call)
-        return Range(found.low, found.high, False) if number else found
+        found = result_of(call)
+        if isinstance(found, Range) and found.nan and found.finite and self._is_number(call):
+            return Range(found.low, found.high, False)
+        return whole(call.dtype) if found is None else found
 
     def _is_number(self, call: Call) -> bool:
         """Return whether a normalisation or a softmax, of which `ValueRanges` says less, gives no NaN."""
@@ -257,4 +244,6 @@ class Positions:
         if name == "aten.layer_norm.default":
             affine = [call.range(each) for each in (call.get(2), call.get(3)) if each is not None]
             return given.magnitude < _SQUARED and all(each.finite and not each.nan for each in affine)
+        if name in ("aten._softmax.default", "aten.softmax.int"):
+            return self.rows.floor(call.node.args[0], dim_of(call.node, call.node)) > -INF  # type: ignore[arg-type]
         return name == "aten._safe_softmax.default"

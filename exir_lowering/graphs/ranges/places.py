@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.transfers import shape_of
+from exir_lowering._upstream.sizes import expression
+from exir_lowering.graphs.ranges.transfers import dim_of, name_of, rank_of, shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
+
+_Counts: TypeAlias = "Mapping[Node, Mapping[int, Any]]"
 
 _PLAIN = (
     "aten.clone.default", "dim_order_ops._clone_dim_order.default", "dim_order_ops._to_dim_order_copy.default",
@@ -37,9 +40,9 @@ class Sources:
     every: bool = True  # each row is a row of one of them: look at all; else it has all elements of a row of each
 
 
-def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
+def sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | None = None) -> Sources | None:
     """Return the rows that rows of a value along a dimension, counted from the last, consist of; None if not known."""
-    name = target_name(node.target) if node.op == "call_function" else ""
+    name = name_of(node)
     shape = shape_of(node)
     source = node.args[0] if node.args else None
     if name == "aten.cat.default":
@@ -58,20 +61,15 @@ def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
     elif name in _VIEWS:
         place = _viewed(shape, origin, dim)
     elif name in ("aten.slice_copy.Tensor", "aten.slice.Tensor"):
-        cut = _argument(node, 1, 0) % len(origin) - len(origin)
+        cut = dim_of(node, source) - len(origin)
         place = dim if cut != dim or _same(shape[dim], origin[dim]) else None
     elif name in ("aten.select_copy.int", "aten.select.int"):
-        cut = _argument(node, 1, 0) % len(origin)
+        cut = dim_of(node, source)
         before = len(shape) + dim
         place = (before if before < cut else before + 1) - len(origin)
     elif name == "aten.index.Tensor":
-        place = _indexed(ranges, node, origin, dim)
+        place = -1 if _counted(node, origin, dim, counts or {}) else _indexed(ranges, node, origin, dim)
     return Sources(((source, place),)) if place is not None else None
-
-
-def _argument(node: Node, position: int, default: int) -> int:
-    value = node.args[position] if position < len(node.args) else default
-    return value if isinstance(value, int) else default
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -80,31 +78,25 @@ def _same(one: Any, other: Any) -> bool:
 
 def _pieces(node: Node, dim: int) -> Sources | None:
     """Along the dimension of a concatenation a row has rows of all pieces; along others it is a row of one of them."""
-    tensors = node.args[0]
+    tensors: Any = node.args[0]
     shape = shape_of(node)
     if not isinstance(tensors, (list, tuple)) or shape is None or not all(isinstance(each, Node) for each in tensors):
         return None
-    along = _argument(node, 1, 0) % len(shape) - len(shape) == dim
-    rows: list[tuple[Any, int]] = []
-    for each in tensors:
-        size = (shape_of(each) or (0,) * len(shape))[dim] if len(shape_of(each) or ()) == len(shape) else 0
-        if not along or (type(size) is int and size > 0):
-            rows.append((each, dim))
-    return Sources(tuple(rows), every=not along) if rows else None
+    if dim_of(node, node) - len(shape) != dim:
+        return Sources(tuple((each, dim) for each in tensors))
+    sizes = [(each, (shape_of(each) or ())[dim]) for each in tensors if rank_of(each) == len(shape)]
+    rows = tuple((each, dim) for each, size in sizes if type(size) is int and size > 0)
+    return Sources(rows, every=False) if rows else None
 
 
 def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
     """Return the dimension of a reshaped value that became a dimension, with as many elements behind it."""
     if not all(type(size) is int for size in (*shape, *origin)):
         return _viewed_symbols(shape, origin, dim)
-    behind = 1
-    for size in shape[len(shape) + dim + 1 :]:
-        behind *= size
-    size, product = shape[dim], 1
+    behind = math.prod(shape[len(shape) + dim + 1 :])
     for place in range(-1, -len(origin) - 1, -1):
-        if product == behind and origin[place] == size:
+        if math.prod(origin[len(origin) + place + 1 :]) == behind and origin[place] == shape[dim]:
             return place
-        product *= origin[place]
     return None
 
 
@@ -116,6 +108,17 @@ def _viewed_symbols(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> in
         if str(origin[place]) == str(shape[dim]) and other == behind:
             return place
     return None
+
+
+def _counted(node: Node, origin: Sequence[Any], dim: int, counts: _Counts) -> bool:
+    """Return whether indices pick, for each row, a row along the last dimension as it is, whose size is a symbol."""
+    indices: Any = node.args[1]
+    if len(indices) != len(origin) or None in indices:
+        return False
+    *others, last = indices
+    if any(len(shape := shape_of(each) or ()) >= -dim and not _same(shape[dim], 1) for each in others):
+        return False
+    return bool(counts.get(last, {}).get(rank_of(last) + dim) == expression(origin[-1]))
 
 
 def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -> int | None:

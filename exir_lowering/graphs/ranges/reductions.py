@@ -7,37 +7,21 @@ from typing import Any
 
 import torch
 
-from exir_lowering.graphs.ranges.intervals import (
-    INF,
-    TOP,
-    Range,
-    add,
-    divide,
-    limits,
-    multiply,
-    negate,
-    point,
-    settle,
-    symmetric,
-    total,
-)
+from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, limits, point, settle, symmetric, total
 from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product, rounds, shape_of
 
 
+def _reduced(call: Call, dims: Any) -> tuple[Any, ...] | None:
+    """Return the sizes of the dimensions that a call reduces, None if they are not known; without `dims`, of all."""
+    shape = shape_of(call.get(0))
+    if shape is None or dims is None or dims == [] or dims == ():
+        return shape
+    return tuple(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
+
+
 def _terms(call: Call, dims: Any) -> float:
-    shape = call.shape(0)
-    if shape is None:
-        return INF
-    if dims is None or dims == [] or dims == ():
-        return product(shape)
-    return product(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
-
-
-def _may_be_empty(call: Call, dims: Any) -> bool:
-    shape = call.shape(0)
-    if shape is not None and dims:
-        shape = tuple(shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
-    return shape is None or any(not isinstance(size, int) or size == 0 for size in shape)
+    sizes = _reduced(call, dims)
+    return INF if sizes is None else product(sizes)
 
 
 @rounds("aten.sum.dim_IntList", "aten.sum", "aten.cumsum")
@@ -47,8 +31,9 @@ def _sum(call: Call) -> Range:
 
 @rounds("aten.mean.dim", "aten.mean")
 def _mean(call: Call) -> Range:
-    found = _average(call, _terms(call, call.get(1, "dim")))
-    return Range(found.low, found.high, found.nan or _may_be_empty(call, call.get(1, "dim")))
+    found, sizes = _average(call, _terms(call, call.get(1, "dim"))), _reduced(call, call.get(1, "dim"))
+    empty = sizes is None or any(not isinstance(size, int) or size == 0 for size in sizes)
+    return Range(found.low, found.high, found.nan or empty)
 
 
 def _average(call: Call, terms: float) -> Range:
@@ -76,7 +61,7 @@ def _avg_pool(call: Call) -> Range:
 
 @rounds("aten.adaptive_avg_pool2d", "aten._adaptive_avg_pool2d", "aten.adaptive_avg_pool1d")
 def _adaptive_avg_pool(call: Call) -> Range:
-    shape = call.shape(0)
+    shape = shape_of(call.get(0))
     found = _average(call, product(shape[-2:])) if shape is not None else TOP
     return found if found.finite else TOP
 
@@ -104,7 +89,7 @@ def _matmul(call: Call, one: Any, other: Any) -> Range:
     """Return the range of products of matrices; the last dimension of the first one is summed."""
     shape = shape_of(one)
     terms = product(shape[-1:]) if shape else INF
-    return total(multiply(call.converted(one, call.dtype), call.converted(other, call.dtype)), terms, call.dtype)
+    return total(call.converted(one, call.dtype) * call.converted(other, call.dtype), terms, call.dtype)
 
 
 _PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul", "aten.mv", "aten.dot")
@@ -113,8 +98,8 @@ rounds(*_PRODUCTS)(lambda call: _matmul(call, call.get(0), call.get(1)))
 
 @rounds("aten.addmm", "aten.baddbmm", "aten.addmv")
 def _addmm(call: Call) -> Range:
-    scaled = multiply(_matmul(call, call.get(1), call.get(2)), call.range(call.get(4, "alpha", 1)))
-    return add(multiply(call.operand(0), call.range(call.get(3, "beta", 1))), settle(scaled, call.dtype))
+    scaled = _matmul(call, call.get(1), call.get(2)) * call.range(call.get(4, "alpha", 1))
+    return call.operand(0) * call.range(call.get(3, "beta", 1)) + settle(scaled, call.dtype)
 
 
 @rounds("aten.linear")
@@ -127,7 +112,7 @@ def _attention(call: Call) -> Range:
     """Each element is a mean of values, or 0 where everything is masked."""
     query, key, value = (call.range(call.get(position)) for position in range(3))
     mask = call.range(call.get(3, "attn_mask", 0.0) or 0.0)
-    scores = total(multiply(query, key), 1e6, torch.float32)
+    scores = total(query * key, 1e6, torch.float32)
     if not value.finite or call.get(4, "dropout_p", 0.0):
         return TOP
     nan = value.nan or scores.nan or not scores.finite or mask.nan or mask.high == INF
@@ -135,23 +120,23 @@ def _attention(call: Call) -> Range:
 
 
 def _biased(call: Call, found: Range, bias: Any) -> Range:
-    return found if bias is None else add(found, call.converted(bias, call.dtype))
+    return found if bias is None else found + call.converted(bias, call.dtype)
 
 
 @rounds("aten.convolution")
 def _convolution(call: Call) -> Range:
-    shape = call.shape(1, "weight")
+    shape = shape_of(call.get(1, "weight"))
     if shape is None or len(shape) < 3 or not call.operand(1, "weight").finite:
         return TOP  # an infinite weight makes NaN of padding too
     transposed = call.get(6, "transposed")
     terms = product((shape[0], *shape[2:]) if transposed else shape[1:])
-    found = total(multiply(call.operand(0), call.operand(1, "weight")), terms, call.dtype)
+    found = total(call.operand(0) * call.operand(1, "weight"), terms, call.dtype)
     return _biased(call, found, call.get(2, "bias"))
 
 
 def _affine(call: Call, found: Range, weight: Any, bias: Any) -> Range:
     if weight is not None:
-        found = multiply(found, call.converted(weight, call.dtype))
+        found *= call.converted(weight, call.dtype)
     return _biased(call, found, bias)
 
 
@@ -215,9 +200,9 @@ def _batch_norm(call: Call) -> Result:
     if call.dtype is None or not isinstance(eps, (int, float)) or spread.low + eps <= 0:
         return TOP
     root = Range(math.sqrt(spread.low + eps), math.sqrt(spread.high + eps), spread.nan)
-    scale = divide(call.converted(weight, call.dtype) if weight is not None else point(1), root)
-    shift = settle(multiply(call.range(mean), scale), call.dtype)
-    found = add(settle(multiply(call.converted(x, call.dtype), scale), call.dtype), negate(shift))
+    scale = (call.converted(weight, call.dtype) if weight is not None else point(1)) / root
+    shift = settle(call.range(mean) * scale, call.dtype)
+    found = settle(call.converted(x, call.dtype) * scale, call.dtype) - shift
     return (settle(_biased(call, settle(found, call.dtype), bias), call.dtype), TOP, TOP)
 
 
@@ -228,7 +213,7 @@ def _batch_norm(call: Call) -> Result:
 def _dequantize(call: Call) -> Range:
     zero = call.get(2)
     offset = call.range(zero) if zero is not None else point(0)
-    return multiply(add(call.range(call.get(0)), negate(offset)), call.range(call.get(1)))
+    return (call.range(call.get(0)) - offset) * call.range(call.get(1))
 
 
 @keeps("aten.linalg_vector_norm")

@@ -21,9 +21,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import Range, limits, symmetric
-from exir_lowering.graphs.ranges.transfers import Call, dtype_of, product, shape_of
+from exir_lowering.graphs.ranges.transfers import Call, dtype_of, name_of, product, shape_of
 
 _SAME = ("aten.clone.default", "dim_order_ops._clone_dim_order.default", "aten.alias_copy.default")
 _CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default", "aten.to.dtype")
@@ -60,7 +59,7 @@ def normalised(call: Call, value: Any, norm: Any, *, inverted: bool) -> Range | 
 
 def _find_inverse(call: Call, node: Node) -> _Power | None:
     """Find what a value is one by the root of."""
-    name = _name(node)
+    name = name_of(node)
     if name == "aten.rsqrt.default" or (name == "aten.pow.Tensor_Scalar" and node.args[1] == -0.5):
         return _find_power(call, node.args[0])
     if name == "aten.reciprocal.default":
@@ -71,7 +70,7 @@ def _find_inverse(call: Call, node: Node) -> _Power | None:
 def _find_root(call: Call, node: Any) -> _Power | None:
     """Find what a value is at least the root of: sqrt(p), or sqrt(p) + e and max(sqrt(p), e) for an e > 0."""
     for root, least in _apart(call, node):
-        name = _name(root)
+        name = name_of(root)
         power = None
         if name == "aten.sqrt.default" or (name == "aten.pow.Tensor_Scalar" and root.args[1] == 0.5):
             power = _find_power(call, root.args[0])
@@ -86,7 +85,7 @@ def _find_root(call: Call, node: Any) -> _Power | None:
 def _find_power(call: Call, node: Any) -> _Power | None:
     """Find of what a value is at least the mean, or sum, of squares: m, m + e or max(m, e) for an e > 0."""
     for reduced, least in _apart(call, node):
-        name = _name(reduced)
+        name = name_of(reduced)
         if name in _SUMS and len(reduced.args) > 2 and reduced.args[2] is True and not reduced.kwargs.get("dtype"):
             squared = _squared(reduced.args[0])
             power = _reduced(reduced, squared, reduced.args[1], mean=name == "aten.mean.dim")
@@ -98,7 +97,7 @@ def _find_power(call: Call, node: Any) -> _Power | None:
 def _apart(call: Call, node: Any) -> list[tuple[Any, float]]:
     """Return what a value may be made of by adding a number greater than 0, or by not letting it fall below one."""
     node = _strip(node, expanded=True)
-    if _name(node) not in ("aten.add.Tensor", "aten.add.Scalar", *_MINIMA) or len(node.args) != 2 or node.kwargs:
+    if name_of(node) not in ("aten.add.Tensor", "aten.add.Scalar", *_MINIMA) or len(node.args) != 2 or node.kwargs:
         return [(node, 0.0)]
     found = []
     for one, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
@@ -109,7 +108,7 @@ def _apart(call: Call, node: Any) -> list[tuple[Any, float]]:
 
 
 def _squared(node: Any) -> Node | None:
-    name = _name(node)
+    name = name_of(node)
     if name == "aten.pow.Tensor_Scalar" and node.args[1] == 2 and isinstance(node.args[0], Node):
         return node.args[0]
     if name in ("aten.mul.Tensor", "aten.square.default") and isinstance(node.args[0], Node):
@@ -127,26 +126,15 @@ def _reduced(node: Node, source: Any, dims: Any, *, mean: bool) -> _Power | None
     return _Power(_strip(source), terms, 0.0)
 
 
-def _name(node: Any) -> str:
-    return target_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
-
-
 def _strip(node: Any, *, expanded: bool = False) -> Any:
     """Return the value of which a node is a plain copy; with `expanded`, or an expansion."""
-    while isinstance(node, Node) and node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        name, source = target_name(node.target), node.args[0]
-        unchanged = shape_of(source) is not None and _same(shape_of(source), shape_of(node))
+    while name_of(node) and node.args and isinstance(node.args[0], Node):
+        name, source = name_of(node), node.args[0]
+        shape = shape_of(source)
+        fixed = all(type(size) is int for size in (*(shape or ()), *(shape_of(node) or ())))
+        unchanged = fixed and shape is not None and shape == shape_of(node)
         same = name in _SAME or (name in _CASTS and dtype_of(source) is dtype_of(node))
         if not same and not (name in _SHAPED and unchanged) and not (expanded and name in _SHAPED[::2]):
             return node
         node = source
     return node
-
-
-def _same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
-    return (
-        one is not None
-        and other is not None
-        and len(one) == len(other)
-        and all(type(a) is int and type(b) is int and a == b for a, b in zip(one, other, strict=True))
-    )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
-from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, point, settle
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.names import argument, target_name
+from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, meet, point, settle, whole
 
 Result: TypeAlias = "Range | tuple[Range, ...]"
 Transfer: TypeAlias = "Callable[[Call], Result]"
@@ -27,31 +28,52 @@ def dtype_of(node: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def name_of(node: Any) -> str:
+    """Return the name of the operator that a node calls, such as "aten.add.Tensor"; "" if it calls none."""
+    return target_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
+
+
+def rank_of(node: Any) -> int:
+    """Return the number of dimensions of a node's value, 0 if it is no tensor or not known."""
+    return len(shape_of(node) or ())
+
+
+def dim_of(node: Node, operand: Any) -> int:
+    """Return the dimension of an operand that a node passes as `dim`, counted from 0."""
+    return int(argument(node, "dim") or 0) % max(1, rank_of(operand))
+
+
 def shape_of(node: Any) -> tuple[Any, ...] | None:
     """Return the sizes of a node's value, None if it is no tensor or not known."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def upper(size: Any) -> float:
+def _upper(size: Any) -> float:
     """Return a number that a size does not exceed."""
     if isinstance(size, int):
         return float(size)
-    if isinstance(size, torch.SymInt):
-        try:
-            number = float(size.node.shape_env.bound_sympy(size.node.expr).upper)
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            return _MOST
-        return min(number, _MOST) if number == number else _MOST
-    return _MOST
+    try:
+        number = float(size.node.shape_env.bound_sympy(size.node.expr).upper)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return _MOST
+    return min(number, _MOST) if number == number else _MOST
 
 
 def product(sizes: Iterable[Any]) -> float:
     """Return a number that the product of some sizes does not exceed."""
     number = 1.0
     for size in sizes:
-        number *= upper(size)
+        number *= _upper(size)
     return min(number, _MOST)
+
+
+class NotYetError(Exception):
+    """The range of an operand has to be found first."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.node = node
 
 
 class Call:
@@ -74,16 +96,14 @@ class Call:
         """Return the range of an argument as it is."""
         if isinstance(argument, Node):
             return self.lookup(argument)
-        if isinstance(argument, (bool, int, float)):
-            try:
-                return point(argument)
-            except OverflowError:
-                return TOP
-        return TOP
+        try:
+            return point(argument) if isinstance(argument, (bool, int, float)) else TOP
+        except OverflowError:
+            return TOP
 
-    def operand(self, position: int, name: str = "", dtype: torch.dtype | None = None) -> Range:
-        """Return the range of an argument after its conversion to the type of the result, or to a given one."""
-        return self.converted(self.get(position, name), dtype or self.dtype)
+    def operand(self, position: int, name: str = "") -> Range:
+        """Return the range of an argument after its conversion to the type of the result."""
+        return self.converted(self.get(position, name), self.dtype)
 
     def converted(self, argument: Any, dtype: torch.dtype | None) -> Range:
         """Return the range of an argument after its conversion to a type."""
@@ -92,22 +112,8 @@ class Call:
             return convert(found, dtype_of(argument), dtype)
         return settle(found, dtype)
 
-    def shape(self, position: int, name: str = "") -> tuple[Any, ...] | None:
-        """Return the sizes of an argument, None if they are not known."""
-        return shape_of(self.get(position, name))
 
-
-def rounds(*names: str) -> Callable[[Transfer], Transfer]:
-    """Register the transfer function of operators whose results are rounded."""
-    return _register(names, True)
-
-
-def keeps(*names: str) -> Callable[[Transfer], Transfer]:
-    """Register the transfer function of operators whose result has elements of their arguments, or settled ranges."""
-    return _register(names, False)
-
-
-def _register(names: Iterable[str], rounded: bool) -> Callable[[Transfer], Transfer]:
+def _register(rounded: bool, *names: str) -> Callable[[Transfer], Transfer]:
     def register(function: Transfer) -> Transfer:
         for name in names:
             _TRANSFERS[name if "." in name.partition(".")[2] else f"{name}.default"] = (function, rounded)
@@ -116,7 +122,26 @@ def _register(names: Iterable[str], rounded: bool) -> Callable[[Transfer], Trans
     return register
 
 
-@lru_cache(maxsize=4096)
-def transfer_of(target: Any) -> tuple[Transfer, bool] | None:
-    """Return the transfer function of an operator, and whether its result is to be rounded; None if it has none."""
-    return _TRANSFERS.get(target_name(target))
+rounds = partial(_register, True)
+"""Registers the transfer function of operators whose results are rounded."""
+
+keeps = partial(_register, False)
+"""Registers the transfer function of operators whose result has elements of their arguments, or settled ranges."""
+
+
+def result_of(call: Call) -> Result | None:
+    """Return the ranges of a call's results, None if there is no transfer function; all of their type if it fails."""
+    transfer, rounded = _TRANSFERS.get(target_name(call.node.target), (None, False))
+    if transfer is None:
+        return None
+    try:
+        found = transfer(call)
+        if not isinstance(found, Range):
+            return found
+        found = settle(found, call.dtype) if rounded else found
+    except NotYetError:
+        raise
+    except Exception as error:
+        let_through(error)
+        return whole(dtype_of(call.node))  # arguments that the operator does not take, or sizes that are not known
+    return meet(found, whole(call.dtype)) if found.low == found.low and found.high == found.high else TOP
