@@ -76,6 +76,12 @@ def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:
     return None
 
 
+def _refuse_layer(node: Node) -> str | None:
+    if graphs.sources.is_part_of_linear(node):
+        return "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions"
+    return None
+
+
 def _refuse_weight_order(node: Node) -> str | None:
     weight = node.args[1]
     while isinstance(weight, Node) and _quantises(weight):
@@ -204,6 +210,7 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
     "addmm.default": (_refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "bmm.default": (_refuse_layer,),
     "linear.default": (partial(_refuse_bias, bias="bias", weight="weight"),),
     "convolution.default": (_refuse_weight_order, _refuse_shared_activation, _refuse_dynamic_shape),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),

@@ -221,6 +221,25 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
     assert not whole.report.methods[0].host
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_linear_layer_that_is_a_batched_product(strict: bool) -> None:
+    """Beside a partitioner that takes no linear layers, those of an expanded input are decomposed to such products."""
+
+    class Expanded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x.unsqueeze(1).expand(-1, 4, 6)) @ torch.ones(8, 3, 3)
+
+    model = Expanded()
+    lowered = exir_lowering.lower(export(model, (MATRIX,), strict=strict), ["xnnpack", "reference"])
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", MATRIX)
+    torch.testing.assert_close(got, model(MATRIX), atol=1e-5, rtol=1e-4)
+    assert {one.backend_id for one in lowered.report.methods[0].partitions} == {"XnnpackBackend", "reference"}
+
+
 def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:
     """Beside a convolution on the host, or each in a partition of its own, XNNPACK computes it right."""
     for options in ({"operators": ["aten._softmax"]}, {"per_op_mode": True}):

@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1874,
     "exir_lowering/verification": 2779,
     "partitioners": 4025,
-    "backends": 2530,
+    "backends": 2537,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
