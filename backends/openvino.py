@@ -80,8 +80,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         """Tag the operators that OpenVINO takes; PartitionerContractError if ExecuTorch's partitioner raises."""
         held = {
             node: code
-            for _, module in graphs.walk(exported_program.graph_module)
-            for node in module.graph.nodes
+            for _, node in graphs.every_node(exported_program.graph_module)
             if graphs.is_operator(node) and (code := _refused(node))
         }
         mutated = graphs.written_state(exported_program)
@@ -95,8 +94,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
             held.update(dict.fromkeys(crossing, "rank"))
         own = tuple(
             Rejection("", name, graphs.operator_name(node), _REASONS[held[node]], "openvino", held[node])
-            for path, module in graphs.walk(exported_program.graph_module)
-            for node in module.graph.nodes
+            for path, node in graphs.every_node(exported_program.graph_module)
             if node in held and (name := graphs.qualified_name(path, node))
         )
         rejections = (*run.rejections, *own)
@@ -117,7 +115,7 @@ def _refused(node: Node) -> str:
     value = node.meta.get("val")
     results = list(measures.tensors(value))
     sizes = [size for tensor in results for size in tensor.shape]
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or not all(isinstance(s, int) for s in sizes):
+    if isinstance(value, measures.SYMBOLS) or not all(isinstance(s, int) for s in sizes):
         return "dynamic_shape"
     given = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
     # Some of several results may be unused, such as the empty statistics of a batch norm.

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest
 from exir_lowering._upstream.trees import pytree
@@ -210,7 +211,7 @@ class _Specialisation:
         for node in module.graph.nodes:
             before = node.meta.get("val")
             value = pytree.tree_map(self._fakes.copy, before)
-            symbolic = isinstance(before, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            symbolic = isinstance(before, SYMBOLS)
             number = symbolic and value is not before and isinstance(value, (int, float))
             if node.op == "placeholder" and nested:
                 left.append(not number)

@@ -77,23 +77,22 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
             for rejection in run.rejections:
                 said.setdefault(rejection.node, []).append(rejection)
             missing: dict[str, list[str]] = {}
-            for path, module in graphs.walk(exported_program.graph_module):
-                for node in module.graph.nodes:
-                    if node not in run.tags:
-                        continue
-                    spec = run.destinations[run.tags[node]]
-                    if spec.backend_id not in available:
-                        available[spec.backend_id] = self._unavailable(spec.backend_id)
-                    if not available[spec.backend_id]:
-                        tag = f"{number}:{run.tags[node]}"
-                        destinations[tag] = spec
-                        tags.setdefault(node, tag)
-                    elif graphs.is_operator(node):
-                        name = graphs.qualified_name(path, node)
-                        missing.setdefault(spec.backend_id, []).append(name)
-                        by = type(partitioner).__name__
-                        reason = f"{by} would take it for {spec.backend_id}, which is not available here"
-                        said.setdefault(name, []).append(_reject(name, node, reason))
+            for path, node in graphs.every_node(exported_program.graph_module):
+                if node not in run.tags:
+                    continue
+                spec = run.destinations[run.tags[node]]
+                if spec.backend_id not in available:
+                    available[spec.backend_id] = self._unavailable(spec.backend_id)
+                if not available[spec.backend_id]:
+                    tag = f"{number}:{run.tags[node]}"
+                    destinations[tag] = spec
+                    tags.setdefault(node, tag)
+                elif graphs.is_operator(node):
+                    name = graphs.qualified_name(path, node)
+                    missing.setdefault(spec.backend_id, []).append(name)
+                    by = type(partitioner).__name__
+                    reason = f"{by} would take it for {spec.backend_id}, which is not available here"
+                    said.setdefault(name, []).append(_reject(name, node, reason))
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))

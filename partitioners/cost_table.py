@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import InputError, graphs
+from exir_lowering.graphs import measures
 from exir_lowering.partitioners.supports.predicates import check_operator
 from exir_lowering.plugins import HOST, CostModel as CostModel, let_through
 
@@ -169,7 +170,7 @@ def _write_value(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_write_value, value))}]"
-    return "?" if value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else str(value)
+    return "?" if value is None or isinstance(value, measures.SYMBOLS) else str(value)
 
 
 def _check_mapping(name: str, given: Any, known: Any = None) -> None:

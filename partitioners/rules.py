@@ -200,8 +200,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             InputError: A rule names something that the program does not have, or does not say which backend it means.
             PartitionerContractError: The partitioner broke its contract.
         """
-        walked = graphs.walk(exported_program.graph_module)
-        operators = [(path, node) for path, module in walked for node in module.graph.nodes if graphs.is_operator(node)]
+        operators = [each for each in graphs.every_node(exported_program.graph_module) if graphs.is_operator(each[1])]
         facts = {node: _facts(path, node) for path, node in operators}
         self._check(facts)
         matched = ((node, next((r for r in self.rules if r.matches(facts[node])), None)) for _, node in operators)

@@ -63,7 +63,7 @@ def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     known: dict[Node, torch.Tensor] = {}
     for node, spec in _placeholders(program):
         if spec.kind is not InputKind.USER_INPUT:
-            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            value = graphs.lifted_value(program, spec.target)
             if not isinstance(value, torch.Tensor) or value.is_complex() or value.is_quantized:
                 raise _refusal(next(iter(node.users), node), f"The constant {spec.target}")
             known[node] = value.detach()

@@ -44,7 +44,7 @@ class ReferenceBackend(Backend):
 
 
 def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
-    value = program.state_dict.get(target, program.constants.get(target))
+    value = graphs.lifted_value(program, target)
     if not isinstance(value, torch.Tensor):
         raise InputError(
             f"Backend 'reference': {target} is a {type(value).__name__}; weights and constants must be tensors. "

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exir_lowering._upstream.decisions import note_copy
+from exir_lowering._upstream.likeness import SYMBOLS
 
 
 def size_hint(size: Any) -> int:
@@ -40,12 +41,9 @@ def known_size(size: Any) -> int | None:
     return None if hint is None else int(hint)
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
 def shape_env_of(value: Any) -> Any:
     """Return the shape environment of a symbolic number, or of the mode of any fake tensor; None if there is none."""
-    if isinstance(value, _SYMBOLIC):
+    if isinstance(value, SYMBOLS):
         return value.node.shape_env
     return value.fake_mode.shape_env if isinstance(value, FakeTensor) else None
 
@@ -77,7 +75,7 @@ class FakeCopies:
 
     def copy(self, value: Any) -> Any:
         """Return the copy of a value; the value itself if it is neither a tensor nor symbolic."""
-        if isinstance(value, _SYMBOLIC):
+        if isinstance(value, SYMBOLS):
             number = self._number(value)
             if number is not None or value.node.shape_env is None:
                 return value if number is None else number

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-import torch
+
+from exir_lowering._upstream.likeness import SYMBOLS
 
 
 def expression(size: Any) -> Any:
     """Return the expression of a symbolic size, or other number; of a number, that number."""
-    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.Integer(size)
+    return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
 
 
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:

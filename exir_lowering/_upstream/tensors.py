@@ -11,11 +11,15 @@ KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The classes of tensors whose memory is all that there is to them."""
 
 
+def is_dense(value: Any) -> bool:
+    """Return whether a value is a tensor whose elements are in the memory of the CPU, one by one."""
+    on_cpu = type(value) in KINDS and value.device.type == "cpu"
+    return on_cpu and value.layout is torch.strided and not value.is_quantized
+
+
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a tensor whose elements are in the memory of the CPU as they are."""
-    if type(value) not in KINDS or value.device.type != "cpu" or value.layout is not torch.strided:
-        return False
-    return not (value.is_quantized or value.is_neg() or value.is_conj())
+    """Return whether a value is a dense tensor whose memory has its elements as they are."""
+    return is_dense(value) and not (value.is_neg() or value.is_conj())
 
 
 def function_modes() -> int:

@@ -267,9 +267,8 @@ class _Builder:
         if not isinstance(module, GraphModule):
             return module
         copied = graphs.copy_graph_module(module)
-        for _, inner in graphs.walk(copied):
-            for node in inner.graph.nodes:
-                node.meta = self._meta(node)
+        for _, node in graphs.every_node(copied):
+            node.meta = self._meta(node)
         return copied
 
     def _meta(self, node: Node) -> dict[str, Any]:

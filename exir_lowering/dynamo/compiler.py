@@ -142,8 +142,7 @@ def _needs_autograd(module: GraphModule) -> bool:
     """Return whether "eager" does not run a graph right: checkpoints with other random numbers, regions not at all."""
     return any(
         higher_order_name(node.target) in ("tag_activation_checkpoint", "invoke_subgraph")
-        for _, inner in graphs.walk(module)
-        for node in inner.graph.nodes
+        for _, node in graphs.every_node(module)
     )
 
 

@@ -62,7 +62,7 @@ def host_call(node: Node) -> HostCall:
 
 def has_host_calls(module: GraphModule) -> bool:
     """Return whether a graph, or one nested in it, has a node that stands for a call."""
-    return any(is_host_call(node) for _, inner in graphs.walk(module) for node in inner.graph.nodes)
+    return any(is_host_call(node) for _, node in graphs.every_node(module))
 
 
 _calls: weakref.WeakValueDictionary[str, HostCall] = weakref.WeakValueDictionary()

@@ -118,8 +118,7 @@ def _options(kind: Kind, programs: Iterable[ExportedProgram], options: LoweringO
     operators = {
         node.target
         for program in programs
-        for _, module in graphs.walk(program.graph_module)
-        for node in module.graph.nodes
+        for _, node in graphs.every_node(program.graph_module)
         if is_overload(node.target)
     }
     config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=sorted(operators, key=str))

@@ -115,7 +115,7 @@ class _Task:
 
 def _make_task(partition: Partition, given: Any, session: Session) -> _Task:
     program, handles = _without_origins(partition.program)
-    for node in _nodes(program):
+    for _, node in graphs.every_node(program.graph_module):
         handle = debug_handles.handle(node)
         if handles is not None and handle is not None:
             node.meta[debug_handles.KEY] = handles[handle]
@@ -159,11 +159,7 @@ def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
 def _without_origins(program: ExportedProgram) -> tuple[ExportedProgram, Mapping[int, int] | None]:
     """Copy a program so that equal partitions are equal; return it with the number of each of its debug handles."""
     copied = graphs.copy_program(program, kind=type(program))
-    for node in _nodes(copied):
+    for _, node in graphs.every_node(copied.graph_module):
         for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
             node.meta.pop(key, None)
     return copied, debug_handles.number_handles(copied)
-
-
-def _nodes(program: ExportedProgram) -> list[Any]:
-    return [node for _, module in graphs.walk(program.graph_module) for node in module.graph.nodes]

@@ -153,12 +153,7 @@ def _lines(program: ExportedProgram, number: int, error: BaseException) -> str:
     named = find_named_handle(error)
     numbers = numbers_of_handles(program) or {}  # equal partitions share a payload, with handles of its own
     named = next((handle for handle, number in numbers.items() if number == named), None if numbers else named)
-    nodes = [
-        node
-        for _, module in graphs.walk(program.graph_module)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    ]
+    nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
     chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]
     found = dict.fromkeys(filter(None, map(graphs.source_line, chosen or nodes)))
     return sources.format_lines(list(found))

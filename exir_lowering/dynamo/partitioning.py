@@ -79,8 +79,7 @@ class LessPartitioner(Partitioner):  # type: ignore[misc]
         destinations: Mapping[str, DelegationSpec] = result.partition_tags
         found = [
             (graphs.qualified_name(path, node), node, node.meta[graphs.DELEGATION_TAG])
-            for path, inner in graphs.walk(result.tagged_exported_program.graph_module)
-            for node in inner.graph.nodes
+            for path, node in graphs.every_node(result.tagged_exported_program.graph_module)
             if node.meta.get(graphs.DELEGATION_TAG) is not None
         ]
         tagged: dict[str, list[Node]] = {}

@@ -28,9 +28,7 @@ def is_random(node: Node) -> bool:
 
 def list_random(module: GraphModule) -> list[str]:
     """Return the operators that draw random numbers, in the order in which they stand."""
-    return [
-        graphs.operator_name(node) for _, inner in graphs.walk(module) for node in inner.graph.nodes if is_random(node)
-    ]
+    return [graphs.operator_name(node) for _, node in graphs.every_node(module) if is_random(node)]
 
 
 def order_of(module: GraphModule) -> dict[tuple[str, ...], list[str]]:

@@ -17,6 +17,7 @@ from .copies import (
     copy_program as copy_program,
     copy_signature as copy_signature,
     lifted_inputs as lifted_inputs,
+    lifted_value as lifted_value,
     own_state as own_state,
     written_state as written_state,
 )
@@ -45,6 +46,7 @@ from .walking import (
     attribute as attribute,
     calls_graphs as calls_graphs,
     delegates as delegates,
+    every_node as every_node,
     is_delegate_call as is_delegate_call,
     is_getitem as is_getitem,
     is_operator as is_operator,

@@ -88,6 +88,11 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     return {node: spec for node, spec in inputs if spec.kind in LIFTED_ORDER}
 
 
+def lifted_value(program: ExportedProgram, name: str | None) -> Any:
+    """Return the parameter, buffer or constant that a program keeps under a name, None if there is none."""
+    return program.state_dict.get(name, program.constants.get(name))
+
+
 def written_state(program: ExportedProgram) -> frozenset[str]:
     """Return the names of the buffers and parameters that a program writes.
 

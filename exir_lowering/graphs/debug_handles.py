@@ -34,12 +34,12 @@ def handle(node: Node) -> int | None:
 
 def find_highest(graph_module: GraphModule) -> int:
     """Return the highest handle of a method, or 0."""
-    return max((handle(node) or 0 for node in every_node(graph_module)), default=0)
+    return max((handle(node) or 0 for _, node in every_node(graph_module)), default=0)
 
 
 def are_complete(graph_module: GraphModule) -> bool:
     """Return whether each computing node of a method has a handle."""
-    return all(node.op != "call_function" or handle(node) is not None for node in every_node(graph_module))
+    return all(node.op != "call_function" or handle(node) is not None for _, node in every_node(graph_module))
 
 
 def fill(graph_module: GraphModule) -> None:
@@ -48,11 +48,11 @@ def fill(graph_module: GraphModule) -> None:
     A node gets the handle of what it was decomposed from, a getitem that of its operator; others get new handles, in
     the graph's order.
     """
-    missing = [node for node in every_node(graph_module) if node.op == "call_function" and handle(node) is None]
+    missing = [node for _, node in every_node(graph_module) if node.op == "call_function" and handle(node) is None]
     if not missing:
         return
     known: dict[str, int] = {}
-    for node in every_node(graph_module):
+    for _, node in every_node(graph_module):
         value, origin = handle(node), _origin(node)
         if value is not None and origin is not None and not graphs.is_delegate_call(node):
             known.setdefault(origin, value)
@@ -82,7 +82,7 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     Return None if an operator has no handle, or there are too many.
     """
     numbers: dict[int, int] = {}
-    for node in every_node(program.graph_module):
+    for _, node in every_node(program.graph_module):
         found = handle(node)
         if found is not None:
             numbers.setdefault(found, len(numbers) + 1)
@@ -94,7 +94,7 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
 def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> ExportedProgram:
     """Copy a program, with other debug handles."""
     copied = graphs.copy_program(program, kind=type(program))
-    for node in every_node(copied.graph_module):
+    for _, node in every_node(copied.graph_module):
         found = handle(node)
         if found is not None:
             node.meta[KEY] = handles[found]
@@ -126,7 +126,7 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any
 
 def list_handles(graph_module: GraphModule) -> list[int]:
     """Return the handles of a graph and of its nested graphs, in ascending order."""
-    return sorted({found for node in every_node(graph_module) if (found := handle(node)) is not None})
+    return sorted({found for _, node in every_node(graph_module) if (found := handle(node)) is not None})
 
 
 def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:

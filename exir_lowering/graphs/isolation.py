@@ -33,7 +33,7 @@ def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: b
         return program
     copies = FakeCopies()
     replaced: list[tuple[dict[str, Any], Any]] = []
-    for node in every_node(program.graph_module):
+    for _, node in every_node(program.graph_module):
         if "val" not in node.meta:
             continue
         leaves, spec = pytree.tree_flatten(node.meta["val"])
@@ -49,7 +49,7 @@ def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: b
 def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
     """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
     environments = set()
-    for node in every_node(program.graph_module):
+    for _, node in every_node(program.graph_module):
         for leaf in pytree.tree_leaves(node.meta.get("val")):
             environment = shape_env_of(leaf)
             if environment is not None and id(environment) not in environments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class NestedGraph:
     module: GraphModule
     call: Node
     bound: tuple[Node | None, ...]
+
+    def receivers(self, known: Container[Node | None]) -> dict[Node, Node]:
+        """Return the placeholders that receive one of some nodes unchanged, each with that node."""
+        pairs = zip(self.module.graph.find_nodes(op="placeholder"), self.bound, strict=True)
+        return {inner: outer for inner, outer in pairs if outer is not None and outer in known}
 
 
 def is_getitem(node: Node) -> bool:
@@ -164,10 +169,15 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
                 yield from walk(nested.module, (*path, nested.name))
 
 
-def every_node(graph_module: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of a graph and of every graph nested in it."""
-    for _, module in walk(graph_module):
-        yield from module.graph.nodes
+def every_node(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Yield the nodes of a graph and of every graph nested in it, each with the path of its graph.
+
+    Args:
+        graph_module: The outermost graph, whose nodes come first.
+    """
+    for path, module in walk(graph_module):
+        for node in module.graph.nodes:
+            yield path, node
 
 
 def delegates(
@@ -206,5 +216,5 @@ def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iter
 
 def strip_tags(graph_module: GraphModule) -> None:
     """Remove the tags of a graph and of the graphs nested in it."""
-    for node in every_node(graph_module):
+    for _, node in every_node(graph_module):
         node.meta.pop(DELEGATION_TAG, None)

@@ -155,7 +155,7 @@ def _measure(program: ExportedProgram, placed: _Placed) -> _Measured:
     measured = _Measured({}, {}, Counter(), Counter())
     lifted = {}
     for node, spec in graphs.lifted_inputs(program).items():
-        tensor = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
+        tensor = graphs.lifted_value(program, str(spec.target))
         key = id(node) if tensor is None else id(tensor)
         lifted[node] = key
         measured.weights[key] = measures.value_bytes(node)
@@ -181,9 +181,7 @@ def _measure_graph(
             if own is not None and readers - {own}:
                 measured.bytes_out[own] += measures.value_bytes(node)
         for nested in graphs.nested_graphs(module, node):
-            inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
-            pairs = zip(inner, nested.bound, strict=True)
-            bound = {n: lifted[outer] for n, outer in pairs if outer is not None and outer in lifted}
+            bound = {inner: lifted[outer] for inner, outer in nested.receivers(lifted).items()}
             _measure_graph(nested.module, bound, partition_of, measured)
 
 

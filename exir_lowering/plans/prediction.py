@@ -9,7 +9,6 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.walking import NestedGraph
 from exir_lowering.model import EdgeMethod
 from exir_lowering.plans.planned import Advice, HostCost, HostNode, Prediction
 from exir_lowering.plugins.costs import HOST, CostModel
@@ -123,7 +122,7 @@ class _Walk:
             sums.delegates += seconds
         if not nested:
             return
-        inner = [self.graph(each.module, _bound_constants(each, constants), partition) for each in nested]
+        inner = [self.graph(each.module, frozenset(each.receivers(constants)), partition) for each in nested]
         if graphs.operator_name(node) == "cond":
             inner = [max(inner, key=lambda each: each.total)]
         for each in inner:
@@ -141,11 +140,6 @@ class _Walk:
                 places.add(self._place(within if user.op == "output" else self.partition_of.get(user, within)))
         places.discard(own)
         return self.costs.per_byte * measures.value_bytes(node) * len(places) if places else 0.0
-
-
-def _bound_constants(nested: NestedGraph, constants: frozenset[Node]) -> frozenset[Node]:
-    inner = [node for node in nested.module.graph.nodes if node.op == "placeholder"]
-    return frozenset(node for node, outer in zip(inner, nested.bound, strict=True) if outer in constants)
 
 
 # -- what would help ---------------------------------------------------------------------------------------------------

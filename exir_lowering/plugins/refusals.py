@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
-import torch
 from executorch.exir.backend.canonical_partitioners.config_partitioner import (
     ConfigerationBasedPartitioner,
     format_target_name,
@@ -18,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import listening
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
@@ -113,7 +113,7 @@ def _cause(node: Node, words: str) -> str:
     read = [tensor for value in values for tensor in measures.tensors(value)]
     sizes = [size for tensor in read for size in tensor.shape]
     why = ""
-    if any(isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for value in values):
+    if any(isinstance(value, (int, float, *SYMBOLS)) for value in values):
         why = "one of its arguments is a number that is computed at run time, not a tensor"
     elif any(map(has_free_unbacked_symbols, read)):
         why = "one of its inputs has a size that depends on the values of a tensor"

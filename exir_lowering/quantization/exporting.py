@@ -77,11 +77,8 @@ def set_attribute(module: GraphModule, name: str, value: torch.Tensor) -> None:
 
 def tidy(module: GraphModule, names: Mapping[Place, str]) -> None:
     """Name weights that became int8 as they were called before, and drop what nothing reads any more."""
-    used = {
-        ".".join((*path, str(node.target)))
-        for path, nested in graphs.walk(module)
-        for node in nested.graph.find_nodes(op="get_attr")
-    }
+    every = graphs.every_node(module)
+    used = {".".join((*path, str(node.target))) for path, node in every if node.op == "get_attr"}
     dropped = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used
     for name in dropped:
         path, _, last = name.rpartition(".")

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral, set_aside
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import convention
@@ -142,7 +143,7 @@ def _check_program(program: object) -> None:
             "it is converted: quantise first."
         )
     for node in user_inputs(program):
-        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(node.meta.get("val"), SYMBOLS):
             raise InputError(
                 f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "
                 "cannot export that again. Export the model with a fixed number, or with a tensor in its place."

@@ -56,11 +56,10 @@ def settings(programs: Iterable[ExportedProgram], *, gradients: bool) -> Abstrac
 def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
     """Return the default dtype with which programs were exported, float32 if no operator shows it."""
     for program in programs:
-        for _, module in graphs.walk(program.graph_module):
-            for node in module.graph.nodes:
-                dtype = _find_default_dtype(node)
-                if dtype is not None:
-                    return dtype
+        for _, node in graphs.every_node(program.graph_module):
+            dtype = _find_default_dtype(node)
+            if dtype is not None:
+                return dtype
     return torch.float32
 
 

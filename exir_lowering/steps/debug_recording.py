@@ -64,11 +64,10 @@ def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]], *, k
 
 def _operators(graph_module: GraphModule) -> Iterator[tuple[int, str, Node]]:
     """Yield the operators that have a debug handle, with it and with their names."""
-    for path, module in graphs.walk(graph_module):
-        for node in module.graph.nodes:
-            handle = debug_handles.handle(node)
-            if handle is not None and graphs.is_operator(node):
-                yield handle, graphs.qualified_name(path, node), node
+    for path, node in graphs.every_node(graph_module):
+        handle = debug_handles.handle(node)
+        if handle is not None and graphs.is_operator(node):
+            yield handle, graphs.qualified_name(path, node), node
 
 
 def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:

@@ -199,15 +199,13 @@ def _with_state(copied: ExportedProgram, names: Collection[str | None]) -> Expor
 def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
     """Restore source lines where the conversion, inlining a graph, left those of generated code, by their names."""
     traces: dict[str, set[str]] = {}
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if graphs.source_line(node):
-                traces.setdefault(node.name, set()).add(node.meta["stack_trace"])
-    for _, module in graphs.walk(converted.graph_module):
-        for node in module.graph.nodes:
-            found = traces.get(graphs.generated_name(node), ())
-            if len(found) == 1:
-                (node.meta["stack_trace"],) = found
+    for _, node in graphs.every_node(program.graph_module):
+        if graphs.source_line(node):
+            traces.setdefault(node.name, set()).add(node.meta["stack_trace"])
+    for _, node in graphs.every_node(converted.graph_module):
+        found = traces.get(graphs.generated_name(node), ())
+        if len(found) == 1:
+            (node.meta["stack_trace"],) = found
 
 
 def _run_passes(

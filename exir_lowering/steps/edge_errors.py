@@ -87,10 +87,9 @@ def _refused_operators(program: ExportedProgram, config: EdgeCompileConfig) -> d
     """Return the operators that ExecuTorch's verifier does not know, with their nodes."""
     verifier = EXIREdgeDialectVerifier(edge_compile_config=config)
     refused: dict[str, list[Found]] = {}
-    for path, module in graphs.walk(program.graph_module):
-        for node in filter(graphs.is_operator, module.graph.nodes):
-            if _refusal(verifier.check_valid_op, node.target) is not None:
-                refused.setdefault(graphs.operator_name(node), []).append((path, node))
+    for path, node in graphs.every_node(program.graph_module):
+        if graphs.is_operator(node) and _refusal(verifier.check_valid_op, node.target) is not None:
+            refused.setdefault(graphs.operator_name(node), []).append((path, node))
     return refused
 
 
@@ -224,7 +223,7 @@ def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
     signature = program.graph_signature
     found = {}
     for buffer in signature.buffers:
-        memory = memory_of(program.state_dict.get(buffer, program.constants.get(buffer)))
+        memory = memory_of(graphs.lifted_value(program, buffer))
         if memory is not None:
             found[memory] = buffer
     return found
@@ -245,8 +244,8 @@ class OutVariants:
             return self._inner(graph_module)
         except Exception as error:
             let_through(error)
-            for path, module in graphs.walk(graph_module):
-                for node in filter(lacks_out_variant, module.graph.nodes):
+            for path, node in graphs.every_node(graph_module):
+                if lacks_out_variant(node):
                     self.missing.setdefault(graphs.operator_name(node), []).append((path, node))
             raise
 

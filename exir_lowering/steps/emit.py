@@ -310,7 +310,7 @@ def _keep_initial_values(program: ExportedProgram) -> None:
     buffers = program.graph_signature.inputs_to_buffers  # torch rebuilds this table at each access
     for node in program.graph.nodes:
         buffer = buffers.get(node.name) if node.op == "placeholder" else None
-        value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
+        value = graphs.lifted_value(program, buffer) if buffer in written else None
         if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
             node.meta["et_init_buffer"] = True
 
@@ -318,20 +318,19 @@ def _keep_initial_values(program: ExportedProgram) -> None:
 def _import_kernels(programs: Mapping[str, ExportedProgram]) -> None:
     """Import the kernels of quantized operators on the host: ExecuTorch only emits operators with out variants."""
     for method, program in programs.items():
-        for path, module in graphs.walk(program.graph_module):
-            for node in filter(graphs.is_operator, module.graph.nodes):
-                if not graphs.operator_name(node).startswith("quantized_decomposed."):
-                    continue
-                try:
-                    import_quantized_kernels()
-                except ImportError as error:
-                    raise InputError(
-                        f"Method {method!r} cannot be emitted: {graphs.qualified_name(path, node)} "
-                        f"({graphs.operator_name(node)}) stays on the host and needs the kernels of "
-                        f"executorch.kernels.quantized, which cannot be imported: {error}. Install executorch from "
-                        "its wheel for this platform, or delegate the operator."
-                    ) from error
-                return
+        for path, node in graphs.every_node(program.graph_module):
+            if not (graphs.is_operator(node) and graphs.operator_name(node).startswith("quantized_decomposed.")):
+                continue
+            try:
+                import_quantized_kernels()
+            except ImportError as error:
+                raise InputError(
+                    f"Method {method!r} cannot be emitted: {graphs.qualified_name(path, node)} "
+                    f"({graphs.operator_name(node)}) stays on the host and needs the kernels of "
+                    f"executorch.kernels.quantized, which cannot be imported: {error}. Install executorch from "
+                    "its wheel for this platform, or delegate the operator."
+                ) from error
+            return
 
 
 def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[EmittedCall]]) -> None:

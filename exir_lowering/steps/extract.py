@@ -250,13 +250,8 @@ class _GraphSweep:
 
     def _bound(self, graph: NestedGraph) -> dict[Node, InputSpec]:
         """Return the placeholders of a nested graph that stand for constants of the program."""
-        mutated = self.method.mutated
-        placeholders = [n for n in graph.module.graph.nodes if n.op == "placeholder"]
-        return {
-            inner: self.lifted[outer]
-            for inner, outer in zip(placeholders, graph.bound, strict=True)
-            if outer is not None and outer in self.lifted and str(self.lifted[outer].target) not in mutated
-        }
+        bound = {inner: self.lifted[outer] for inner, outer in graph.receivers(self.lifted).items()}
+        return {inner: spec for inner, spec in bound.items() if str(spec.target) not in self.method.mutated}
 
     def _drop_operands(self, call: Node, position: int, sweeps: Sequence[tuple[NestedGraph, _GraphSweep]]) -> None:
         """Remove constants from a call's operands that now only partitions inside its graphs read."""

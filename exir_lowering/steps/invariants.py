@@ -9,7 +9,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
 from exir_lowering.errors import InvariantError
-from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, walk
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, every_node, qualified_name, walk
 from exir_lowering.model import ExtractedMethod, Partition
 
 Fingerprint = tuple[tuple[str, str, Any, str, str], ...]
@@ -18,9 +18,8 @@ Fingerprint = tuple[tuple[str, str, Any, str, str], ...]
 def fingerprint(graph_module: GraphModule) -> Fingerprint:
     """Describe a graph and its nested graphs, without metadata: equal graphs have equal fingerprints."""
     return tuple(
-        (".".join((*path, node.name)), node.op, node.target, repr(node.args), repr(node.kwargs))
-        for path, module in walk(graph_module)
-        for node in module.graph.nodes
+        (qualified_name(path, node), node.op, node.target, repr(node.args), repr(node.kwargs))
+        for path, node in every_node(graph_module)
     )
 
 
@@ -47,7 +46,7 @@ def check_program(what: str, program: ExportedProgram) -> None:
     for path, module in walk(program.graph_module):
         for node in module.graph.nodes:
             if DELEGATION_TAG in node.meta:
-                raise InvariantError(f"{what}: node {'.'.join((*path, node.name))} still has its tag.")
+                raise InvariantError(f"{what}: node {qualified_name(path, node)} still has its tag.")
             if node.op == "get_attr":
                 attribute(module, str(node.target))
 

@@ -157,7 +157,7 @@ class _Smallest(MemoryPlanningAlgorithmSuite):  # type: ignore[misc]
 
         Also return what greedy takes. It stays where the runtime allocates some tensors, or the pass shares some.
         """
-        nodes = [node for _, graph in graphs.walk(module) for node in graph.graph.nodes]
+        nodes = [node for _, node in graphs.every_node(module)]
         given = {spec: (spec.mem_id, spec.mem_obj_id, spec.mem_offset) for node in nodes for spec in _specs(node)}
 
         def again(order: Sequence[Node]) -> Any:

@@ -93,7 +93,7 @@ def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tens
     """Yield what a program reads and does not write, except literals, which ExecuTorch keeps in the `.pte` file."""
     written = graphs.written_state(program)
     for node, spec in graphs.lifted_inputs(program).items():
-        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        value = graphs.lifted_value(program, spec.target)
         if isinstance(value, torch.Tensor) and spec.target not in written and "_lifted_tensor" not in node.name:
             yield node, str(spec.target), value
 

@@ -264,8 +264,8 @@ def list_units(lowered: Iterable[LoweredPartition]) -> dict[str, dict[str, tuple
     for one in lowered:
         if isinstance(one.result, PlacedResult):
             names: dict[int | None, list[str]] = {}
-            for path, module in graphs.walk(one.partition.program.graph_module):
-                for node in filter(graphs.is_operator, module.graph.nodes):
+            for path, node in graphs.every_node(one.partition.program.graph_module):
+                if graphs.is_operator(node):
                     names.setdefault(debug_handles.handle(node), []).append(graphs.qualified_name(path, node))
             found[one.partition.id] = {
                 unit: tuple(name for handle in debug_handles.as_tuple(named) for name in names.get(handle, ()))
@@ -296,8 +296,7 @@ def _at_handle(partitions: Any, handle: int) -> str:
     nodes = (
         node
         for partition in partitions
-        for _, module in graphs.walk(partition.program.graph_module)
-        for node in module.graph.nodes
+        for _, node in graphs.every_node(partition.program.graph_module)
         if len(methods) == 1 and debug_handles.handle(node) == handle
     )
     found = sources.format_lines(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))

@@ -236,7 +236,7 @@ def _forms(program: ExportedProgram) -> dict[tuple[int, bytes], list[tuple[str, 
     """Return a program's weights in the forms that backends keep them in, by their size and first bytes."""
     found: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
     for spec in graphs.lifted_inputs(program).values():
-        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        value = graphs.lifted_value(program, spec.target)
         if not is_plain(value) or not value.numel():
             continue
         plain = value.detach()

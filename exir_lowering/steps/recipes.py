@@ -160,7 +160,7 @@ class Replacing:
         found = {}
         for _, spec in _lifted(program):
             name = str(spec.target)
-            value = program.state_dict.get(name, program.constants.get(name))
+            value = graphs.lifted_value(program, name)
             known = name in self._weights and not self._weights[name].reason
             if known and _is_equal(self._tensors[name], value) and value.untyped_storage().nbytes() == value.nbytes:
                 found[name] = value
@@ -207,7 +207,7 @@ class Replacing:
         sources = self._sources(program)
         used = {spec.target for node, spec in _lifted(program) if node.users}
         for value in values:
-            content = program.state_dict.get(value.name, program.constants.get(value.name))
+            content = graphs.lifted_value(program, value.name)
             if value.is_input or not isinstance(content, torch.Tensor) or not content.numel():
                 continue
             tensor: Any = plan.values[value.number].val

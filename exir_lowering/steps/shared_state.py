@@ -277,7 +277,7 @@ def share(
         for node, spec in graphs.lifted_inputs(program).items():
             name = str(spec.target)
             state = shared.get((method, name))
-            tensor = program.state_dict.get(name, program.constants.get(name))
+            tensor = graphs.lifted_value(program, name)
             if (state is None and name not in written) or not isinstance(tensor, torch.Tensor):
                 continue
             if state is not None:

@@ -60,22 +60,21 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
 def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
     """Return a tagged method, whose tags are changed in place, without what a backend does not get, and in pieces."""
     destinations, rejections = dict(tagged.destinations), list(tagged.rejections)
-    for path, module in graphs.walk(tagged.program.graph_module):
-        for node in module.graph.nodes:
-            own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
-            if own is None:
-                continue
-            name, spec = graphs.qualified_name(path, node), destinations[own]
-            found = treatment(tagged.name, spec.backend_id, name)
-            if isinstance(found, str):
-                del node.meta[DELEGATION_TAG]
-                about = (tagged.name, name, graphs.operator_name(node), found)
-                rejections.append(Rejection(*about, spec.backend_id, "backend_failed"))
-            elif found is not None:
-                part = f"{own}-{found}"
-                while part in tagged.destinations:  # a partitioner may call its own tags so
-                    part += "-"
-                node.meta[DELEGATION_TAG], destinations[part] = part, spec
+    for path, node in graphs.every_node(tagged.program.graph_module):
+        own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
+        if own is None:
+            continue
+        name, spec = graphs.qualified_name(path, node), destinations[own]
+        found = treatment(tagged.name, spec.backend_id, name)
+        if isinstance(found, str):
+            del node.meta[DELEGATION_TAG]
+            about = (tagged.name, name, graphs.operator_name(node), found)
+            rejections.append(Rejection(*about, spec.backend_id, "backend_failed"))
+        elif found is not None:
+            part = f"{own}-{found}"
+            while part in tagged.destinations:  # a partitioner may call its own tags so
+                part += "-"
+            node.meta[DELEGATION_TAG], destinations[part] = part, spec
     _follow_readers(tagged.program)
     return replace(tagged, destinations=destinations, rejections=tuple(rejections))
 

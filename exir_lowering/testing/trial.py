@@ -187,12 +187,11 @@ def _list_names(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
         yield from (str(spec.target or ""), spec.kind.name)
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            yield node.name
-            if node.op == "call_function":
-                operator = graphs.operator_name(node)
-                yield from (operator, operator.rpartition(".")[0], operator.split(".")[min(1, operator.count("."))])
+    for _, node in graphs.every_node(program.graph_module):
+        yield node.name
+        if node.op == "call_function":
+            operator = graphs.operator_name(node)
+            yield from (operator, operator.rpartition(".")[0], operator.split(".")[min(1, operator.count("."))])
             for held in measures.tensors(node.meta.get("val")):
                 yield str(held.dtype).removeprefix("torch.")
                 if not all(isinstance(size, int) for size in held.shape):

@@ -146,8 +146,7 @@ class Run(Interpreter):
 def _lifted(program: ExportedProgram) -> Iterator[tuple[Node, Any]]:
     for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
         if spec.kind is not InputKind.USER_INPUT:
-            name = str(spec.target)
-            yield node, program.state_dict.get(name, program.constants.get(name))
+            yield node, graphs.lifted_value(program, str(spec.target))
 
 
 def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> dict[tuple[str, str], Hashable]:

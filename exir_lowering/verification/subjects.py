@@ -116,8 +116,7 @@ def _misfit(value: Any, expected: Any) -> str:
 
 def _kinds(program: ExportedProgram, spec: MethodSpec) -> tuple[bool, torch.dtype]:
     """Return whether a program, or what the host executes of it, is quantised (not payloads), and its coarsest type."""
-    modules = (module for _, module in graphs.walk(program.graph_module))
-    nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+    nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
     names = (*map(graphs.operator_name, nodes), *spec.operators)
     values = (node.meta.get("val") for node in nodes)
     dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.dtype in _HALF]

@@ -226,7 +226,7 @@ class _Work:
         self.adjustments.append(Adjustment("", kind, tuple(map(self._name, nodes)), reason, self.by))
 
     def _name(self, node: Node) -> str:
-        return ".".join((*self.scope.path, node.name))
+        return graphs.qualified_name(self.scope.path, node)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -34,9 +34,7 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     It sees unsupported operators in place of those out of sight, and may not take a call of a graph with one.
     """
     who = f"Partitioner {type(partitioner).__name__}"
-    names = {
-        node: (path, node.name) for path, module in graphs.walk(program.graph_module) for node in module.graph.nodes
-    }
+    names = {node: (path, node.name) for path, node in graphs.every_node(program.graph_module)}
     unseen = set(out_of_sight)
     calls = _calls_of(program.graph_module, unseen)
     with _hidden([*unseen, *calls]):
@@ -88,19 +86,18 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
 def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
     """Remove the tags from a program, and return them by path and name."""
     tags = {}
-    for path, module in graphs.walk(answer.tagged.graph_module):
-        for node in module.graph.nodes:
-            tag = node.meta.pop(graphs.DELEGATION_TAG, None)
-            if tag is None:
-                continue
-            tags[path, node.name] = tag
-            if tag not in answer.destinations:
-                raise PartitionerContractError(
-                    f"{who} tagged {graphs.qualified_name(path, node)} with {tag!r}, but partition_tags has no "
-                    f"destination for it (it has: {', '.join(map(repr, answer.destinations)) or 'none'}). Add it with "
-                    "a DelegationSpec.",
-                    violation="tag_without_destination",
-                )
+    for path, node in graphs.every_node(answer.tagged.graph_module):
+        tag = node.meta.pop(graphs.DELEGATION_TAG, None)
+        if tag is None:
+            continue
+        tags[path, node.name] = tag
+        if tag not in answer.destinations:
+            raise PartitionerContractError(
+                f"{who} tagged {graphs.qualified_name(path, node)} with {tag!r}, but partition_tags has no "
+                f"destination for it (it has: {', '.join(map(repr, answer.destinations)) or 'none'}). Add it with "
+                "a DelegationSpec.",
+                violation="tag_without_destination",
+            )
     return tags
 
 

@@ -13,8 +13,6 @@ from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
 
 def ops(*operators: Any) -> Support:
     """Support operators.
@@ -134,7 +132,7 @@ def _check_tensors(name: str, code: str, fault: Callable[[torch.Tensor], str], s
     def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
             value = source.meta.get("val")
-            faults = [symbolic] if isinstance(value, _SYMBOLS) else map(fault, measures.tensors(value))
+            faults = [symbolic] if isinstance(value, measures.SYMBOLS) else map(fault, measures.tensors(value))
             text = next(filter(None, faults), "")
             if text:
                 return f"{'the result' if source is node else f'input {source.name}'} {text}"

@@ -70,9 +70,7 @@ def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[st
             if nested.name in seen:  # shared by two calls
                 continue
             seen.add(nested.name)
-            inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
-            bound = frozenset(n for n, outer in zip(inner, nested.bound, strict=True) if outer in constants)
-            yield from _walk_scopes(nested.module, bound, (*path, nested.name))
+            yield from _walk_scopes(nested.module, frozenset(nested.receivers(constants)), (*path, nested.name))
 
 
 class Support(ABC):

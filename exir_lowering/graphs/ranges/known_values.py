@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
+from exir_lowering._upstream.tensors import is_dense
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.copies import written_state
+from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
 from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
@@ -26,7 +26,6 @@ _LARGEST = 1 << 20
 _BUDGET = 1 << 24
 """The number of elements that are computed in all."""
 
-_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _NAMESPACES = ("aten.", "dim_order_ops.", "quantized_decomposed.")
 
 
@@ -52,9 +51,8 @@ class Constants:
         target = self._targets.get(node.name) if node.op == "placeholder" else None
         if target is None:
             return None
-        found = self._program.state_dict.get(target)
-        found = self._program.constants.get(target) if found is None else found
-        return found if _is_real(found) else None
+        found = lifted_value(self._program, target)
+        return found if is_dense(found) else None
 
     def mutated(self, node: Node) -> str | None:
         """Return the name of the state that a placeholder stands for, if the program, or someone else, mutates it."""
@@ -86,7 +84,7 @@ class Constants:
         mutated = self._volatile | written_state(self._program)
         for spec in specs:
             name, target = getattr(spec.arg, "name", None), spec.target
-            if spec.kind in _STORED and isinstance(name, str) and target is not None:
+            if spec.kind in LIFTED_ORDER and isinstance(name, str) and target is not None:
                 self._targets[name] = target
                 if target in mutated:  # a parameter, too: another method may write it
                     self._mutated[name] = target
@@ -133,16 +131,6 @@ def _find(node: Node, found: dict[Node, Any], find: Callable[[Node], Any]) -> An
             if last not in found:
                 found[last] = find(last)
     return found[node]
-
-
-def _is_real(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
 
 
 def _is_deterministic(target: Any) -> bool:

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.sizes import expression, grows, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
@@ -30,7 +31,6 @@ from exir_lowering.graphs.ranges.padding_rules import ZERO, MixedError, rule_of
 from exir_lowering.graphs.ranges.transfers import Call, Result, dim_of, name_of, rank_of, result_of
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SQUARED = 1e12
 """Sums of squares of numbers up to this do not overflow."""
 
@@ -121,7 +121,7 @@ class Positions:
     def sized(self, argument: Any) -> bool:
         """Return whether an argument is a number that depends on the padded sizes."""
         value = argument.meta.get("val") if isinstance(argument, Node) else argument
-        symbols: set[Any] = expression(value).free_symbols if isinstance(value, _NUMBERS) else set()
+        symbols: set[Any] = expression(value).free_symbols if isinstance(value, SYMBOLS) else set()
         return bool(symbols & self._symbols)
 
     def least(self, size: Any) -> int:
@@ -131,7 +131,7 @@ class Positions:
     def _is_size(self, node: Node) -> bool:
         """Return whether a value is a number that depends on nothing but the padded sizes."""
         value: Any = node.meta.get("val")
-        return isinstance(value, _NUMBERS) and bool(expression(value).free_symbols <= self._symbols)
+        return isinstance(value, SYMBOLS) and bool(expression(value).free_symbols <= self._symbols)
 
     def whole(self, node: Any) -> Range:
         """Return the range of all elements of a value."""
@@ -177,7 +177,7 @@ class Positions:
         blamed = next((self._mixed[each] for each in inputs if each in self._mixed), None)
         if blamed or node.op != "call_function":
             return blamed
-        if isinstance(value, _NUMBERS):
+        if isinstance(value, SYMBOLS):
             read = any(map(self.dims, inputs)) and not target_name(node.target).startswith("aten.sym_")
             return Mixing(node, "it makes a number of what is padded") if read else None
         if node.target is operator.getitem:

@@ -54,7 +54,7 @@ class _Writer:
         found: dict[str, Any] = {}
         for spec in program.graph_signature.input_specs:
             if spec.target is not None:
-                found[str(spec.target)] = program.state_dict.get(spec.target, program.constants.get(spec.target))
+                found[str(spec.target)] = graphs.lifted_value(program, spec.target)
         rest = {**program.state_dict, **program.constants}
         found |= {name: rest[name] for name in sorted(rest) if name not in found}
         for name, value in found.items():

@@ -39,7 +39,7 @@ def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
 
 def writes(graph_module: GraphModule) -> bool:
     """Return whether a graph, or one that it calls, overwrites anything."""
-    return any(graphs.is_mutating(node) for _, module in graphs.walk(graph_module) for node in module.graph.nodes)
+    return any(graphs.is_mutating(node) for _, node in graphs.every_node(graph_module))
 
 
 def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: bool = False) -> None:
