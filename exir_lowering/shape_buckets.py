@@ -78,11 +78,8 @@ def buckets(
 
 def _user_tensors(program: ExportedProgram) -> list[tuple[Node, torch.Tensor]]:
     """Return the inputs that the user passes as tensors, and their fake values; the order is that of the file."""
-    found = []
-    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
-        if spec.kind.name == "USER_INPUT" and isinstance(node.meta.get("val"), torch.Tensor):
-            found.append((node, node.meta["val"]))
-    return found
+    values = ((node, node.meta.get("val")) for node in graphs.user_inputs(program))
+    return [(node, value) for node, value in values if isinstance(value, torch.Tensor)]
 
 
 class _Dimensions:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs
@@ -45,13 +45,8 @@ class CompilerDemoBackend(Backend):
         return PreprocessResult(text.encode(), debug_handle_map=handles)
 
 
-def _placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-    return list(zip(nodes, program.graph_signature.input_specs, strict=True))
-
-
 def _inputs(program: ExportedProgram) -> list[Node]:
-    inputs = [node for node, spec in _placeholders(program) if spec.kind is InputKind.USER_INPUT]
+    inputs = list(graphs.user_inputs(program))
     for node in inputs:
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is not a tensor,")
@@ -61,7 +56,7 @@ def _inputs(program: ExportedProgram) -> list[Node]:
 def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Return the constants that are used. Edge dialect turns numbers into constants, converted if necessary."""
     known: dict[Node, torch.Tensor] = {}
-    for node, spec in _placeholders(program):
+    for node, spec in graphs.placeholders(program).items():
         if spec.kind is not InputKind.USER_INPUT:
             value = graphs.lifted_value(program, spec.target)
             if not isinstance(value, torch.Tensor) or value.is_complex() or value.is_quantized:

@@ -72,8 +72,7 @@ class Captured:
         if self.program is None or not self.baked:
             return self
         program = graphs.copy_program(self.program)
-        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        given = list(zip(placeholders, program.graph_signature.input_specs, strict=True))
+        given = list(graphs.placeholders(program).items())
         # Constants, then what was baked in, then inputs.
         given.sort(key=lambda one: 1 if one[1].target in self.baked else 2 * (one[1].kind is InputKind.USER_INPUT))
         baked = [str(spec.target) for _, spec in given if spec.target in self.baked]

@@ -63,9 +63,8 @@ def _assemble(captured: Captured, lowered: ExportedProgram | None, builder: _Bui
 
 def _add_program(captured: Captured, lowered: ExportedProgram, builder: _Builder) -> None:
     values = builder.values
-    placeholders = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     users = iter(captured.inputs)
-    for node, spec in zip(placeholders, lowered.graph_signature.input_specs, strict=True):
+    for node, spec in graphs.placeholders(lowered).items():
         target = str(spec.target)
         if spec.kind is InputKind.USER_INPUT:
             values[node] = values[next(users)]

@@ -37,7 +37,7 @@ def make_call(method: str, number: int, module: LoweredBackendModule, delegates:
     """Return what executes a partition, for its user inputs; LoweringError or NotLowered if nothing here can."""
     backend_id, program = module.backend_id, module.original_module
     found = find_executor(backend_id, delegates)
-    inputs, results = _user_inputs(program), list(program.graph.output_node().args[0])
+    inputs, results = graphs.user_inputs(program), list(program.graph.output_node().args[0])
     prepare = [_preparation(node) for node in inputs]
     values = [_value_spec(node) for node in (*inputs, *results)]
     outputs = tuple(values[len(inputs) :])
@@ -157,11 +157,6 @@ def _lines(program: ExportedProgram, number: int, error: BaseException) -> str:
     chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]
     found = dict.fromkeys(filter(None, map(graphs.source_line, chosen or nodes)))
     return sources.format_lines(list(found))
-
-
-def _user_inputs(program: ExportedProgram) -> list[Node]:
-    names = set(program.graph_signature.user_inputs)
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 
 def _value_spec(node: Node) -> ValueSpec:

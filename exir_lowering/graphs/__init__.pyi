@@ -19,6 +19,8 @@ from .copies import (
     lifted_inputs as lifted_inputs,
     lifted_value as lifted_value,
     own_state as own_state,
+    placeholders as placeholders,
+    user_inputs as user_inputs,
     written_state as written_state,
 )
 from .operators.names import (

@@ -82,14 +82,31 @@ def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
     return ExportGraphSignature(input_specs=inputs, output_specs=outputs)
 
 
+def placeholders(program: ExportedProgram) -> dict[Node, InputSpec]:
+    """Return a program's placeholders with their specs."""
+    return dict(zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True))
+
+
+def user_inputs(program: ExportedProgram) -> tuple[Node, ...]:
+    """Return the placeholders of the values in a program's arguments."""
+    return tuple(node for node, spec in placeholders(program).items() if spec.kind is InputKind.USER_INPUT)
+
+
 def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     """Return the placeholders that hold parameters, buffers and lifted constants, with their specs."""
-    inputs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    return {node: spec for node, spec in inputs if spec.kind in LIFTED_ORDER}
+    return {node: spec for node, spec in placeholders(program).items() if spec.kind in LIFTED_ORDER}
 
 
 def lifted_value(program: ExportedProgram, name: str | None) -> Any:
-    """Return the parameter, buffer or constant that a program keeps under a name, None if there is none."""
+    """Return the parameter, buffer or constant that a program keeps under a name.
+
+    Args:
+        program: The program.
+        name: The `target` of its spec.
+
+    Returns:
+        The tensor, or other constant; None if there is none.
+    """
     return program.state_dict.get(name, program.constants.get(name))
 
 

@@ -18,7 +18,6 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.verification.sizes import bounds_of, shape_of
-from exir_lowering.verification.subjects import user_inputs
 
 Place = tuple[str, int]
 """Which operand of which node something is."""
@@ -107,7 +106,7 @@ def _rename(module: GraphModule, node: Node, name: str) -> None:
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """Export a module that takes what a program does; InputError where it became another one in what it takes."""
     called = convention.of_program("forward", program)
-    nodes = user_inputs(program)
+    nodes = graphs.user_inputs(program)
     symbols = {s for node in nodes for size in _symbolic(node) for s in expression(size).free_symbols}
     dims = {symbol: _dimension(program, symbol) for symbol in sorted(symbols, key=str)}
     sizes = {symbol: max(dim.min, 2) for symbol, dim in dims.items()}
@@ -166,7 +165,9 @@ def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
 def _ranges(program: ExportedProgram) -> list[str]:
     """Return the sizes of the inputs, and the ranges of what is in them, whatever the symbols are called."""
     names: dict[Any, sympy.Symbol] = {}
-    sizes = [expression(size) for node in user_inputs(program) for size in getattr(node.meta.get("val"), "shape", ())]
+    sizes = [
+        expression(size) for node in graphs.user_inputs(program) for size in getattr(node.meta.get("val"), "shape", ())
+    ]
     for symbol in (symbol for size in sizes for symbol in sorted(getattr(size, "free_symbols", ()), key=str)):
         names.setdefault(symbol, sympy.Symbol(f"n{len(names)}"))
     known = {name: program.range_constraints.get(symbol) for symbol, name in names.items()}

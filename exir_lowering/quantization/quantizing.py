@@ -28,7 +28,7 @@ from exir_lowering.quantization.results import Errors, LayerError, OutputError, 
 from exir_lowering.runtime.inputs import show
 from exir_lowering.verification.eager import copied
 from exir_lowering.verification.measure import Difference, Tolerance, measure
-from exir_lowering.verification.subjects import bind_call, user_inputs
+from exir_lowering.verification.subjects import bind_call
 
 Call = list[Any]
 """The values of a call, flat."""
@@ -113,7 +113,7 @@ def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call
             f"quantize: {what}: got {article} {type(given).__name__}, expected a list of "
             "calls, each a tuple of positional arguments or (args, kwargs), such as [(x,), (y,)]."
         )
-    called, nodes = convention.of_program("forward", program), user_inputs(program)
+    called, nodes = convention.of_program("forward", program), graphs.user_inputs(program)
     calls = []
     for number, call in enumerate(given):
         where = f"quantize: {what}: call {number}"
@@ -142,7 +142,7 @@ def _check_program(program: object) -> None:
             f"quantize: program: it is in the dialect {program.dialect}, expected one of torch.export.export, before "
             "it is converted: quantise first."
         )
-    for node in user_inputs(program):
+    for node in graphs.user_inputs(program):
         if isinstance(node.meta.get("val"), SYMBOLS):
             raise InputError(
                 f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "

@@ -14,7 +14,6 @@ import torch
 import xxhash
 from executorch.exir import ExecutorchProgramManager
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.acceleration import accelerating
@@ -101,7 +100,9 @@ class Replacing:
         if not lowered.weights:
             return
         programs = [lowered.unchanged.get(name, program) for name, program in lowered.edge_programs.items()]
-        self._used = {str(spec.target) for one in programs for node, spec in _lifted(one) if node.users}
+        self._used = {
+            str(spec.target) for one in programs for node, spec in graphs.lifted_inputs(one).items() if node.users
+        }
         self._list(lowered.weights, frozenset().union(*map(graphs.written_state, programs)))
         self.origins.update({name: self._first(name) for name, one in self._weights.items() if not one.reason})
         for method, program in copies.items():
@@ -151,14 +152,14 @@ class Replacing:
                 taken = {weight for recipes in made.values() for one in recipes for weight in one.names}
         except _NoRecipeError as error:
             reason += f", and nothing is known to make that again: {error}"
-        for weight in {str(spec.target) for _, spec in _lifted(program)}:
+        for weight in {str(spec.target) for spec in graphs.lifted_inputs(program).values()}:
             if weight in self._weights and self._first(weight) not in taken:
                 self._fix(weight, reason)
         return delegate
 
     def _sources(self, program: ExportedProgram) -> dict[str, torch.Tensor]:
         found = {}
-        for _, spec in _lifted(program):
+        for spec in graphs.lifted_inputs(program).values():
             name = str(spec.target)
             value = graphs.lifted_value(program, name)
             known = name in self._weights and not self._weights[name].reason
@@ -205,7 +206,7 @@ class Replacing:
     ) -> None:
         """Add the weights and the initial state that a method has on the host."""
         sources = self._sources(program)
-        used = {spec.target for node, spec in _lifted(program) if node.users}
+        used = {spec.target for node, spec in graphs.lifted_inputs(program).items() if node.users}
         for value in values:
             content = graphs.lifted_value(program, value.name)
             if value.is_input or not isinstance(content, torch.Tensor) or not content.numel():
@@ -234,10 +235,6 @@ def _is_equal(one: torch.Tensor, other: Any) -> bool:
         return False
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return same or digest(one) == digest(other)
-
-
-def _lifted(program: ExportedProgram) -> list[tuple[Node, Any]]:
-    return list(graphs.lifted_inputs(program).items())
 
 
 def _number_named_data(manager: ExecutorchProgramManager) -> dict[tuple[str, str], tuple[int, int]]:

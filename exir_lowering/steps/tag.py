@@ -102,8 +102,7 @@ def _check_graph(who: str, partitioner: Partitioner, before: invariants.Fingerpr
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
-    placeholders = tagged.graph.find_nodes(op="placeholder")
-    specs = dict(zip(placeholders, tagged.graph_signature.input_specs, strict=True))
+    specs = graphs.placeholders(tagged)
     for path, node in graphs.staying_nodes(tagged.graph_module):
         name = node.meta.get(DELEGATION_TAG)
         if name is None:

@@ -64,7 +64,7 @@ class Eager:
         copies: dict[Hashable, torch.Tensor] = {}
         known = {name: method.stateful for name, method in self._methods.items()}
         for name, program in self.programs.items():
-            lifted = dict(_lifted(program))
+            lifted = _lifted(program)
             own = {}
             for node, value in lifted.items():
                 key = keys.get((name, node.name))
@@ -143,10 +143,11 @@ class Run(Interpreter):
         return result
 
 
-def _lifted(program: ExportedProgram) -> Iterator[tuple[Node, Any]]:
-    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
-        if spec.kind is not InputKind.USER_INPUT:
-            yield node, graphs.lifted_value(program, str(spec.target))
+def _lifted(program: ExportedProgram) -> dict[Node, Any]:
+    specs = graphs.placeholders(program).items()
+    return {
+        node: graphs.lifted_value(program, spec.target) for node, spec in specs if spec.kind is not InputKind.USER_INPUT
+    }
 
 
 def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> dict[tuple[str, str], Hashable]:
@@ -157,7 +158,7 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
     share all that has one name.
     """
     tensors = {
-        name: {node: value for node, value in _lifted(program) if isinstance(value, torch.Tensor)}
+        name: {node: value for node, value in _lifted(program).items() if isinstance(value, torch.Tensor)}
         for name, program in programs.items()
     }
     written = {name: _may_write(program) & tensors[name].keys() for name, program in programs.items()}

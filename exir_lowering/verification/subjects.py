@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -76,7 +75,7 @@ def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -
 
 def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
     spec = file.methods[name]
-    inputs = user_inputs(program)
+    inputs = graphs.user_inputs(program)
     where = f"verify: method {name!r} of {file.name}"
     if len(inputs) != len(spec.inputs):
         raise InputError(
@@ -92,13 +91,6 @@ def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
                 "from another program. Pass the one that was lowered."
             )
     return Subject(name, program, spec, called, inputs, *_kinds(program, spec), file.bucket(name))
-
-
-def user_inputs(program: ExportedProgram) -> tuple[Node, ...]:
-    """Return the placeholders of the values in a program's arguments."""
-    specs = program.graph_signature.input_specs
-    nodes = program.graph.find_nodes(op="placeholder")
-    return tuple(node for node, one in zip(nodes, specs, strict=True) if one.kind is InputKind.USER_INPUT)
 
 
 def _misfit(value: Any, expected: Any) -> str:

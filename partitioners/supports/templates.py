@@ -389,9 +389,8 @@ class _ExportedFunction(_TemplateReader):
                 f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
             ) from error
         inputs = iter(self.inputs)
-        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         tensors = {**program.state_dict, **program.constants}
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        for node, spec in graphs.placeholders(program).items():
             self.terms[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else self.held(tensors[spec.target])
         if any(node.op == "get_attr" for node in program.graph.nodes):
             raise self.error("it has control flow. Make a pattern of what is inside it: nested graphs are matched.")
