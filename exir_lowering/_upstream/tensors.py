@@ -11,10 +11,14 @@ KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The classes of tensors whose memory is all that there is to them."""
 
 
+def is_readable(value: Any) -> bool:
+    """Return whether a value is a tensor with memory that can be read as it is: not fake, sparse or of a subclass."""
+    return type(value) in KINDS and value.layout is torch.strided and bool(value.device.type == "cpu")
+
+
 def is_dense(value: Any) -> bool:
-    """Return whether a value is a tensor whose elements are in the memory of the CPU, one by one."""
-    on_cpu = type(value) in KINDS and value.device.type == "cpu"
-    return on_cpu and value.layout is torch.strided and not value.is_quantized
+    """Return whether a value is a tensor whose memory has numbers: readable, and not quantized."""
+    return is_readable(value) and not value.is_quantized
 
 
 def is_plain(value: Any) -> bool:

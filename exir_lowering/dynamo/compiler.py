@@ -33,6 +33,7 @@ from exir_lowering._upstream.dynamo import (
     written_inputs,
 )
 from exir_lowering._upstream.schemas import higher_order_name
+from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.dynamo import logs, once
 from exir_lowering.dynamo.attempts import Attempt, Candidate, list_candidates
 from exir_lowering.dynamo.capture import NotLowered
@@ -43,7 +44,6 @@ from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.options import read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.checksums import is_readable
 
 NAME = "exir_lowering"
 

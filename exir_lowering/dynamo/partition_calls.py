@@ -155,8 +155,7 @@ def _lines(program: ExportedProgram, number: int, error: BaseException) -> str:
     named = next((handle for handle, number in numbers.items() if number == named), None if numbers else named)
     nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
     chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]
-    found = dict.fromkeys(filter(None, map(graphs.source_line, chosen or nodes)))
-    return sources.format_lines(list(found))
+    return sources.format_lines(sources.lines_of(chosen or nodes))
 
 
 def _value_spec(node: Node) -> ValueSpec:

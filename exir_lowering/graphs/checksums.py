@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import xxhash
 
+from exir_lowering._upstream.tensors import is_readable
+
 
 def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return checksums of the memory of tensors by name, each storage once; those without readable memory have none."""
@@ -23,15 +25,6 @@ def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             storages[key] = (key, storage.nbytes(), checksum(storage))
         digests[name] = storages[key]
     return digests
-
-
-def is_readable(tensor: Any) -> bool:
-    """Return whether a tensor has memory that can be read as it is: not fake, sparse or of a subclass."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # subclasses may not have their own memory
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-    )
 
 
 def checksum(storage: torch.UntypedStorage) -> int:

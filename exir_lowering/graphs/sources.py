@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -111,6 +111,11 @@ def source_line(node: Node) -> str:
     frames = stack(node)
     number = find_innermost(frames)
     return "" if number is None else str(frames[number])
+
+
+def lines_of(nodes: Iterable[Node]) -> list[str]:
+    """Return the innermost lines of the model from which nodes came, each once."""
+    return list(dict.fromkeys(filter(None, map(source_line, nodes))))
 
 
 def source_code(node: Node) -> str:

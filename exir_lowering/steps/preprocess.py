@@ -14,6 +14,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import keeping_contents
+from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
@@ -175,7 +176,7 @@ def _separate_weights(program: ExportedProgram) -> None:
     """Give weights that are parts of larger memory their own: ExecuTorch's classes write the memory as a whole."""
     for table in (program.state_dict, program.constants):
         for name, value in table.items():
-            if checksums.is_readable(value) and value.untyped_storage().nbytes() != value.nbytes:
+            if is_readable(value) and value.untyped_storage().nbytes() != value.nbytes:
                 own = value.detach().clone()
                 table[name] = torch.nn.Parameter(own, value.requires_grad) if type(value) is not torch.Tensor else own
 
@@ -283,7 +284,7 @@ def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: 
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
-        lines += sources.list_lines(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+        lines += sources.list_lines(sources.lines_of(nodes))
     handle = find_named_handle(error)
     if handle is not None and "Source code:" not in lines[0]:
         lines[0] += _at_handle(partitions, handle)
@@ -299,7 +300,7 @@ def _at_handle(partitions: Any, handle: int) -> str:
         for _, node in graphs.every_node(partition.program.graph_module)
         if len(methods) == 1 and debug_handles.handle(node) == handle
     )
-    found = sources.format_lines(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    found = sources.format_lines(sources.lines_of(nodes))
     return f" {found}" if found else ""
 
 

@@ -145,7 +145,7 @@ class Recovery:
         if size > (limit := self._limits[backend_id].bytes):
             reason += f" (it reads {size:,} bytes of weights, and the limit is {limit:,})"
         self._reasons.update(dict.fromkeys(places, f"{backend_id!r} failed on it: {reason}"))
-        lines = tuple(dict.fromkeys(filter(None, map(graphs.source_line, _operators(partition)))))
+        lines = tuple(graphs.sources.lines_of(_operators(partition)))
         self.refused.append(RefusedPartition(partition.method, backend_id, partition.nodes, lines, str(failure)))
         self.failed.append(partition)
 

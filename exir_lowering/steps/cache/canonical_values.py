@@ -13,7 +13,8 @@ from torch.fx import Node
 from exir_lowering._upstream.fakes import FakeTensor, constant_of, describe_symbols, symbols_of
 from exir_lowering._upstream.likeness import PLAIN, SYMBOLS, form_of
 from exir_lowering._upstream.operators import identify_operator
-from exir_lowering.graphs.checksums import hash_storage, is_readable
+from exir_lowering._upstream.tensors import is_readable
+from exir_lowering.graphs.checksums import hash_storage
 from exir_lowering.steps.cache.keys import NoKeyError
 
 
