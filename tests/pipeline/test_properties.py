@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from exir_lowering import Backend, DelegationSpec, LoweredMethods, LoweringOptions, Partitioner, PartitionResult, lower
 from exir_lowering.backends.echo import EchoBackend
-from exir_lowering.graphs import DELEGATION_TAG, is_delegate_call, is_getitem, nested_graphs, walk
+from exir_lowering.graphs import DELEGATION_TAG, every_node, is_delegate_call, is_getitem, nested_graphs, walk
 
 MORE = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "0"))
 """How many examples to run instead of the usual number; they are then drawn at random."""
@@ -68,12 +68,7 @@ class RandomPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         tags = self.tags
-        operators = [
-            node
-            for _, module in walk(exported_program.graph_module)
-            for node in module.graph.nodes
-            if node.op == "call_function"
-        ]
+        operators = [node for _, node in every_node(exported_program.graph_module) if node.op == "call_function"]
         for i, node in enumerate(operators):
             if _tag(node, tags.operators[i // tags.run % len(tags.operators)]) and ORIGIN in node.meta:
                 self.claimed.add(node.meta[ORIGIN])
@@ -125,7 +120,7 @@ def _cases(draw: st.DrawFn) -> tuple[int, dict[str, list[Tags]]]:
 
 
 def _operators(program: ExportedProgram) -> int:
-    return sum(n.op == "call_function" for _, m in walk(program.graph_module) for n in m.graph.nodes)
+    return sum(n.op == "call_function" for _, n in every_node(program.graph_module))
 
 
 @lru_cache
@@ -335,14 +330,9 @@ def _snapshot(program: ExportedProgram) -> tuple[Any, ...]:
     """Describe all of a program that lowering must not change."""
     nodes = [
         (path, node.op, node.name, node.target, repr(node.args), repr(node.kwargs), list(node.users))
-        for path, module in walk(program.graph_module)
-        for node in module.graph.nodes
+        for path, node in every_node(program.graph_module)
     ]
-    meta = [
-        {key: id(value) for key, value in node.meta.items()}
-        for _, module in walk(program.graph_module)
-        for node in module.graph.nodes
-    ]
+    meta = [{key: id(value) for key, value in node.meta.items()} for _, node in every_node(program.graph_module)]
     attributes = [(path, [*module._modules, *module.meta]) for path, module in walk(program.graph_module)]
     tables = [
         {name: (id(tensor), tensor.detach().numpy().tobytes()) for name, tensor in table.items()}
@@ -402,19 +392,18 @@ def _require_contract(program: ExportedProgram) -> None:
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
-    return [n for _, module in walk(program.graph_module) for n in module.graph.nodes if is_delegate_call(n)]
+    return [n for _, n in every_node(program.graph_module) if is_delegate_call(n)]
 
 
 def _delegates_in_nested_graphs(program: ExportedProgram) -> bool:
-    return any(path and any(map(is_delegate_call, module.graph.nodes)) for path, module in walk(program.graph_module))
+    return any(path and is_delegate_call(node) for path, node in every_node(program.graph_module))
 
 
 def _origins(program: ExportedProgram) -> list[int]:
     """Return the numbers of a program's own operators; what delegates return has the number of its producer."""
     return [
         node.meta[ORIGIN]
-        for _, module in walk(program.graph_module)
-        for node in module.graph.nodes
+        for _, node in every_node(program.graph_module)
         if node.op == "call_function" and not is_delegate_call(node) and not is_getitem(node)
     ]
 
@@ -434,10 +423,9 @@ def _require_each_operator_once(
     assert not {origin for origin in moved if origin not in claimed | inside}, "not tagged, but moved"
     (report,) = [method for method in lowered.report.methods if method.name == name]
     reasons = {node.node.rsplit(".", maxsplit=1)[-1]: node.reason for node in report.host}
-    for _, module in walk(lowered[name].graph_module):
-        for node in module.graph.nodes:
-            if node.op == "call_function" and node.meta.get(ORIGIN) in claimed and not is_getitem(node):
-                assert reasons[node.name] != "not claimed", f"{node.name} was tagged, and stayed without a reason"
+    for _, node in every_node(lowered[name].graph_module):
+        if node.op == "call_function" and node.meta.get(ORIGIN) in claimed and not is_getitem(node):
+            assert reasons[node.name] != "not claimed", f"{node.name} was tagged, and stayed without a reason"
 
 
 def _inside_of(program: ExportedProgram, claimed: set[int]) -> set[int]:
@@ -447,9 +435,7 @@ def _inside_of(program: ExportedProgram, claimed: set[int]) -> set[int]:
         for node in module.graph.nodes:
             if node.meta.get(ORIGIN) in claimed:
                 for nested in nested_graphs(module, node):
-                    inside.update(
-                        n.meta[ORIGIN] for _, m in walk(nested.module) for n in m.graph.nodes if ORIGIN in n.meta
-                    )
+                    inside.update(n.meta[ORIGIN] for _, n in every_node(nested.module) if ORIGIN in n.meta)
     return inside
 
 

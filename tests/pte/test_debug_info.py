@@ -19,7 +19,7 @@ from torch.fx import Node
 import exir_lowering
 from exir_lowering import BackendFailure, InputError, LoweredMethods
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
-from exir_lowering.graphs import debug_handles, is_operator, operator_name, walk
+from exir_lowering.graphs import debug_handles, every_node, is_operator, operator_name, walk
 from exir_lowering.pte.debug_info import DebugInfo
 
 
@@ -93,14 +93,13 @@ def test_quantized() -> None:
 
 def test_programs_without_handles_get_some_and_keep_none() -> None:
     program = edge_program(Branches(), TWO)
-    for _, module in walk(program.graph_module):
-        for node in module.graph.nodes:
-            node.meta.pop("debug_handle", None)
-    before = [dict(node.meta) for _, module in walk(program.graph_module) for node in module.graph.nodes]
+    for _, node in every_node(program.graph_module):
+        node.meta.pop("debug_handle", None)
+    before = [dict(node.meta) for _, node in every_node(program.graph_module)]
     made = [exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo")) for _ in range(2)]
     check_complete(made[0], made[0].emit().debug_info)
     assert made[0].emit().debug_info == made[1].emit().debug_info
-    after = [dict(node.meta) for _, module in walk(program.graph_module) for node in module.graph.nodes]
+    after = [dict(node.meta) for _, node in every_node(program.graph_module)]
     assert [meta.keys() for meta in after] == [meta.keys() for meta in before]
 
 

@@ -22,7 +22,7 @@ from exir_lowering import (
     PartitionResult,
     PreprocessResult,
 )
-from exir_lowering.graphs import operator_name, walk
+from exir_lowering.graphs import every_node, operator_name, walk
 
 
 class TagPartitioner(Partitioner):
@@ -113,13 +113,10 @@ def snapshot(program: ExportedProgram) -> dict[str, Any]:
     return {
         "nodes": [
             (path, node.name, node.op, str(node.target), str(node.args), str(node.kwargs))
-            for path, module in walk(program.graph_module)
-            for node in module.graph.nodes
+            for path, node in every_node(program.graph_module)
         ],
         "meta": [
-            sorted((key, id(value)) for key, value in node.meta.items())
-            for _, module in walk(program.graph_module)
-            for node in module.graph.nodes
+            sorted((key, id(value)) for key, value in node.meta.items()) for _, node in every_node(program.graph_module)
         ],
         "modules": sorted(name for name, _ in program.graph_module.named_modules()),
         "signature": str(program.graph_signature),

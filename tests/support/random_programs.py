@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from exir_lowering.graphs import attribute, is_delegate_call, walk
+from exir_lowering.graphs import attribute, every_node, is_delegate_call
 
 ORIGIN = "random_program_origin"
 """The key of node.meta under which each computing node of an input program has a number of its own."""
@@ -366,11 +366,10 @@ def _call(module: nn.Module, arguments: tuple[Any, ...]) -> list[Any]:
 
 def _number(program: ExportedProgram) -> None:
     number = 0
-    for _, module in walk(program.graph_module):
-        for node in module.graph.nodes:
-            if node.op == "call_function":
-                node.meta[ORIGIN] = number
-                number += 1
+    for _, node in every_node(program.graph_module):
+        if node.op == "call_function":
+            node.meta[ORIGIN] = number
+            number += 1
 
 
 def random_method(seed: int, most: int, nested: Sequence[str] = ()) -> Method:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering import (
@@ -17,6 +17,7 @@ from exir_lowering import (
     InputError,
     PreprocessResult,
     WeightStore,
+    graphs,
 )
 from tinyvec import payload
 from tinyvec.payload import Instruction, Program
@@ -80,17 +81,11 @@ def _precision(compile_specs: list[CompileSpec]) -> torch.dtype:
 
 def _placeholders(program: ExportedProgram) -> tuple[list[Node], dict[Node, torch.Tensor]]:
     """Return the inputs of a call, and the placeholders of weights, buffers and constants with their tensors."""
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-    inputs: list[Node] = []
-    tensors: dict[Node, torch.Tensor] = {}
-    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
-        if spec.kind is InputKind.USER_INPUT:
-            inputs.append(node)
-        else:
-            tensors[node] = program.state_dict.get(spec.target, program.constants.get(spec.target))
+    for node in graphs.placeholders(program):
         if not _is_float(node):
             _refuse(next(iter(node.users)), f"of {node.name}, which is no float32 tensor")
-    return inputs, tensors
+    lifted = graphs.lifted_inputs(program).items()
+    return list(graphs.user_inputs(program)), {node: graphs.lifted_value(program, spec.target) for node, spec in lifted}
 
 
 def _instruction(node: Node, numbers: dict[Node, int]) -> Instruction:
