@@ -142,10 +142,9 @@ def _is_not_lowered(module: GraphModule, node: Node) -> bool:
     if name is None:
         return False
     return name not in LOWERED or any(
-        _is_not_lowered(inner, one)
+        _is_not_lowered(nested.module, one)
         for nested in graphs.nested_graphs(module, node)
-        for _, inner in graphs.walk(nested.module)
-        for one in inner.graph.nodes
+        for one in nested.module.graph.nodes
     )
 
 

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.delegates import LoweredBackendModule, with_original
+from exir_lowering._upstream.delegates import with_original
 from exir_lowering._upstream.programs import DelegatedProgram
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import BackendUnavailableWarning, InputError
@@ -152,12 +152,10 @@ def with_own_state(programs: Mapping[str, ExportedProgram], states: Sequence[Sta
 
 def _copy_with_own_state(program: ExportedProgram) -> ExportedProgram:
     copied = _with_copied_state(program)
-    for _, module in graphs.walk(copied.graph_module):
-        for node in module.graph.nodes:
-            lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
-            if isinstance(lowered, LoweredBackendModule):
-                original = _with_copied_state(lowered.original_module, DelegatedProgram)
-                setattr(module, str(node.target), with_original(lowered, original))
+    for _, module, attribute in graphs.delegates(copied.graph_module):
+        lowered = getattr(module, attribute)
+        original = _with_copied_state(lowered.original_module, DelegatedProgram)
+        setattr(module, attribute, with_original(lowered, original))
     return copied
 
 

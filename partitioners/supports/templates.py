@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -324,7 +323,7 @@ class _TracedFunction(_TemplateReader):
     def names(self, node: Node) -> tuple[str, ...]:
         if isinstance(node.target, _OneOf):
             return node.target.names
-        if node.target is operator.getitem:
+        if graphs.is_getitem(node):
             return ("getitem",)
         try:
             return (_name_overload(node.target),)
@@ -341,7 +340,7 @@ class _TracedFunction(_TemplateReader):
         for node in graph.nodes:
             if node.op not in ("placeholder", "call_function", "output"):
                 raise self.refused(f"It calls the method {node.target}, which is not an operator overload.")
-            if node.target is operator.getitem:
+            if graphs.is_getitem(node):
                 self.check_item(node)
         return super().build(graph, results)
 

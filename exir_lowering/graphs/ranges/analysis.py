@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -17,6 +16,7 @@ from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, r
 from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
 from exir_lowering.graphs.ranges.transfers import Call, NotYetError, Result, dtype_of, result_of
+from exir_lowering.graphs.walking import is_getitem
 from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
@@ -209,7 +209,7 @@ class ValueRanges:
             return self._placeholder(node)
         if node.op != "call_function":
             return TOP
-        if node.target is operator.getitem:
+        if is_getitem(node):
             source, index = node.args[0], node.args[1]
             several = self._known(source) if isinstance(source, Node) else None
             if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -19,6 +18,7 @@ from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_stat
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
 from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
+from exir_lowering.graphs.walking import is_getitem
 
 _LARGEST = 1 << 20
 """The number of elements up to which a value is computed."""
@@ -95,14 +95,14 @@ class Constants:
             return self.value(node) is not None
         if node.op != "call_function" or not all(self._known[each] for each in node.all_input_nodes):
             return False
-        return node.target is operator.getitem or _is_deterministic(node.target)
+        return is_getitem(node) or _is_deterministic(node.target)
 
     def _evaluate(self, node: Node) -> Any:
         if node.op == "placeholder":
             return self.value(node)
         if any(self._values[each] is None for each in node.all_input_nodes):
             return None
-        if node.target is not operator.getitem:
+        if not is_getitem(node):
             fakes = node.meta.get("val")
             fakes = fakes if isinstance(fakes, (tuple, list)) else [fakes]
             elements = sum(product(each.shape) if isinstance(each, torch.Tensor) else _BUDGET for each in fakes)

@@ -9,7 +9,6 @@ are is known as a range for each padded dimension: of the elements that are behi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,6 +28,7 @@ from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, union, 
 from exir_lowering.graphs.ranges.masks import Rows
 from exir_lowering.graphs.ranges.padding_rules import ZERO, MixedError, rule_of
 from exir_lowering.graphs.ranges.transfers import Call, Result, dim_of, name_of, rank_of, result_of
+from exir_lowering.graphs.walking import is_getitem
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 _SQUARED = 1e12
@@ -180,7 +180,7 @@ class Positions:
         if isinstance(value, SYMBOLS):
             read = any(map(self.dims, inputs)) and not target_name(node.target).startswith("aten.sym_")
             return Mixing(node, "it makes a number of what is padded") if read else None
-        if node.target is operator.getitem:
+        if is_getitem(node):
             source, index = node.args
             self._pads[node] = [self._pads[source][index]] if source in self._pads else [{}]  # type: ignore[index]
             return None
@@ -222,7 +222,7 @@ class Positions:
         """
         if node.op != "call_function":
             return self.ranges.of(node)
-        if node.target is operator.getitem:
+        if is_getitem(node):
             source = self._whole.get(node.args[0], TOP)  # type: ignore[arg-type]
             known = self.ranges.of(node)
             return meet(source[node.args[1]], known) if isinstance(source, tuple) else known  # type: ignore[index]

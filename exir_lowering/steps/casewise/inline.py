@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
@@ -148,7 +147,7 @@ def _replace(graph_module: GraphModule, call: Node, returned: Node | list[Node])
         call.replace_all_uses_with(returned)
         returned = []
     for user in list(call.users):
-        if user.target is operator.getitem:
+        if graphs.is_getitem(user):
             user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index]
             graph_module.graph.erase_node(user)
     if not call.users:
