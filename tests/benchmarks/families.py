@@ -7,6 +7,7 @@ beside the file of the largest one alone and of the dynamic program.
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ def _payloads(artifact: Artifact) -> int:
 def _variants(name: str, program: Any) -> None:
     alone = {variant: lower(program, partitioner).emit() for variant, partitioner in VARIANTS.items()}
     together = lower(program, variants=VARIANTS).emit()
+    size, largest = len(together.buffer), max(len(artifact.buffer) for artifact in alone.values())
     sizes = " | ".join(f"{len(artifact.buffer):,}" for artifact in alone.values())
-    largest = max(len(artifact.buffer) for artifact in alone.values())
-    rest = len(together.buffer) - _payloads(together)
-    print(f"| {name} | {sizes} | {len(together.buffer):,} | {len(together.buffer) / largest:.4f} | {rest / largest:.4f} |")
+    ratios = f"{size / largest:.4f} | {(size - _payloads(together)) / largest:.4f}"
+    print(f"| {name} | {sizes} | {size:,} | {ratios} |")
 
 
 def _buckets(program: Any) -> None:
@@ -67,12 +68,13 @@ def _buckets(program: Any) -> None:
     for name, lowered in files.items():
         artifact = lowered.emit()
         arenas = " / ".join(f"{method.memory.bytes:,}" for method in artifact.report.methods)
-        shares = [one.delegated / max(1, one.delegated + one.host) for one in lowered.report.methods]
+        shares = [one.delegated / (one.delegated + len(one.host)) for one in lowered.report.methods]
         print(f"| {name} | {len(artifact.buffer):,} | {arenas} | {min(shares):.1%} |")
 
 
 def main() -> None:
     """Print both tables."""
+    warnings.simplefilter("ignore")
     ones = torch.ones(1, 32, dtype=torch.long)
     seq = Dim("seq", min=1, max=256)
     minilm = MiniLM()
