@@ -226,13 +226,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
-    # ExecuTorch rewrites the graphs that it emits.
-    copies = {name: private_copy(program) for name, program in programs.items()}
-    for copied in copies.values():
-        _describe_in_file(copied)
-        _keep_initial_values(copied)
-        copy_where_misread(copied)
-        write_back(copied, in_place=lowered.in_place)
+    copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
     if options.keep_originals:
         originals.attach(copies)
     _import_kernels(copies)
@@ -272,6 +266,16 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     stored = placement.list_stored(copies, config, manager, replacing.origins)
     methods = record(programs, emitted.methods, lowered.unchanged)
     return Artifact(manager, report, stored, methods, etrecord)
+
+
+def _copy(program: ExportedProgram, in_place: bool) -> ExportedProgram:
+    """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
+    copied = private_copy(program)
+    _describe_in_file(copied)
+    _keep_initial_values(copied)
+    copy_where_misread(copied)
+    write_back(copied, in_place=in_place)
+    return copied
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
