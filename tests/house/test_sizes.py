@@ -33,7 +33,7 @@ BUDGETS = {
     "exir_lowering/refitting": 422,
     "exir_lowering/rewrites": 1128,
     "exir_lowering/runtime": 3861,
-    "exir_lowering/steps": 6262,
+    "exir_lowering/steps": 6266,
     "exir_lowering/steps/cache": 1362,
     "exir_lowering/steps/casewise": 1964,
     "exir_lowering/steps/parallel": 597,
