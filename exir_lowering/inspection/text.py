@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from exir_lowering.errors.wording import few
 from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import printable, render
 
@@ -158,8 +159,7 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
 
 
 def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
-    named = [f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values[:_FEW]]
-    return ", ".join(named) + (f" and {len(values) - _FEW} more" if len(values) > _FEW else "")
+    return few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values), _FEW)
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:

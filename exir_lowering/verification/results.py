@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from exir_lowering.errors.wording import few
 from exir_lowering.plans.formatting import many
 from exir_lowering.pte.printing import in_notebook, render
 
@@ -204,7 +205,7 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
         for line in _notes(method):
             yield Text(line)
     if found.unverified:
-        yield Text(f"Not verified, as no program was given: {_some(found.unverified)}.")
+        yield Text(f"Not verified, as no program was given: {few(found.unverified, _LISTED)}.")
     drawn = "" if found.seed is None else f" Inputs were generated with seed {found.seed}."
     engine = "ExecuTorch's runtime" if found.engine == "runtime" else "the interpreter, not ExecuTorch's runtime,"
     yield Text(f"Run in {engine} and in eager PyTorch.{drawn}")
@@ -216,7 +217,8 @@ def summary(found: Verification) -> str:
     calls = many(sum(method.calls for method in found.methods.values()), "call")
     if not off:
         return f"{found.file} matches eager PyTorch in {calls} of {many(len(found.methods), 'method')}."
-    return f"{found.file} differs from eager PyTorch: {_some(off)} of {many(len(found.methods), 'method')}, in {calls}."
+    which = f"{few(off, _LISTED)} of {many(len(found.methods), 'method')}"
+    return f"{found.file} differs from eager PyTorch: {which}, in {calls}."
 
 
 def problems(method: MethodResult) -> Iterator[str]:
@@ -233,7 +235,7 @@ def problems(method: MethodResult) -> Iterator[str]:
 def _what(output: OutputResult) -> str:
     what = output.problem or f"is off by {output.largest_error:.3g}; allowed: {output.allowed_error:.3g}"
     others = [name for name in output.off if name != output.case]
-    more = f"; off too: {_some(others)}" if others else ""
+    more = f"; off too: {few(others, _LISTED)}" if others else ""
     return f'{what}: in "{output.case}", call {output.call}{more}'
 
 
@@ -299,8 +301,3 @@ def _notes(method: MethodResult) -> Iterator[str]:
     yield f"{method.name}{kind}: {many(len(method.cases), 'case')}, {many(method.calls, 'call')}{skipped}."
     for note in method.notes[:2]:
         yield f"{method.name}, not counted: {note}."
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    listed = ", ".join(names[:_LISTED])
-    return listed + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
