@@ -42,6 +42,23 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
     return "".join(f"{printable(line.rstrip())}\n" for line in out.getvalue().splitlines())
 
 
+class Shown:
+    """What `print` shows as its text, and a notebook too, or as its page."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def to_text(self, *, width: int = ...) -> str:
+            """Return it as plain text."""
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text, getattr(self, "to_html", None))
+
+
 def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:
     """Return HTML for Jupyter, never an error: a page in a frame, where nothing runs, and the text for others."""
     try:

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import Shown, render
 from exir_lowering.verification.results import as_json
 
 VERSION = 1
@@ -78,7 +78,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Quantized:
+class Quantized(Shown):
     """A quantised program; `print` shows how far it is from float.
 
     Attributes:
@@ -110,12 +110,6 @@ class Quantized:
         outputs (`problem` is empty) or of unusable ones; a gain that was not measured or is infinite.
         """
         return as_json({"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)})
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def __repr__(self) -> str:
         return f"Quantized({self.recipe}: {many(len(self.errors.layers), 'layer')})"

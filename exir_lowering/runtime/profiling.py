@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.printing import in_notebook, printable, render
+from exir_lowering.pte.printing import Shown, printable, render
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Profile:
+class Profile(Shown):
     """Where the time of a method went.
 
     Attributes:
@@ -130,12 +130,6 @@ class Profile:
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "method", "runs", "rows": [...]}`, the fields of `ProfileRow`."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=2)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def __repr__(self) -> str:
         return f"Profile({printable(self.method)}: {self._runs}, {len(self.rows)} rows)"

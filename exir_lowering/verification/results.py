@@ -16,7 +16,7 @@ from rich.text import Text
 
 from exir_lowering.errors.wording import few
 from exir_lowering.plans.formatting import many
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import Shown, render
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -128,7 +128,7 @@ class MethodResult:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verification:
+class Verification(Shown):
     """Whether a file computes what its programs do; `print` shows it.
 
     Attributes:
@@ -167,12 +167,6 @@ class Verification:
         own = {name: getattr(self, name) for name in ("ok", "file", "engine", "seed")}
         methods = [{**asdict(method), "ok": method.ok} for method in self.methods.values()]
         return as_json({"version": VERSION, **own, "methods": methods, "unverified": self.unverified})
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def __repr__(self) -> str:
         off = [name for name, method in self.methods.items() if not method.ok]
