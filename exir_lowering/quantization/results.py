@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
-from exir_lowering.pte.printing import Shown, render
+from exir_lowering.pte.printing import Shown, make_table, render
 from exir_lowering.verification.results import as_json
 
 VERSION = 1
@@ -141,13 +140,8 @@ class Quantized(Shown):
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        text = name in ("output", "operator", "layer", "")
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    numbers = [name for name in columns if name not in ("output", "operator", "layer", "")]
+    return make_table(columns, rows, numbers, whole=True)
 
 
 def _ratio(sqnr: float) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from exir_lowering.errors.wording import few
 from exir_lowering.plans.formatting import many
-from exir_lowering.pte.printing import Shown, render
+from exir_lowering.pte.printing import Shown, make_table, render
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -251,20 +250,16 @@ def _where(method: MethodResult, engine: str) -> Iterator[RenderableType]:
 
 
 def _table(found: Verification, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     wide = width >= _WIDE
     columns = ["output", "dtype", "", "largest", "allowed", "mean", "relative", "SQNR", "cosine", "worst in"]
     shown = columns if wide else [name for name in columns if name not in ("dtype", "mean", "relative", "cosine")]
-    for name in shown:
-        table.add_column(name, justify="left" if name in ("output", "dtype", "", "worst in") else "right")
+    numbers = columns[3:-1]
     rows = [(method, output) for method in found.methods.values() for output in method.outputs]
     rows.sort(key=lambda row: _badness(row[1]), reverse=True)
-    for method, output in rows[:_ROWS]:
-        cells = dict(zip(columns, _cells(method, output), strict=True))
-        table.add_row(*(Text(cells[name]) for name in shown))
-    if len(rows) > _ROWS:
-        table.add_row(Text(f"and {len(rows) - _ROWS:,} more"))
-    return table
+    cells = (dict(zip(columns, _cells(*row), strict=True)) for row in rows[:_ROWS])
+    more = [[f"and {len(rows) - _ROWS:,} more"]] if len(rows) > _ROWS else []
+    lines = [*([one[name] for name in shown] for one in cells), *more]
+    return make_table(shown, lines, numbers, overflow="ellipsis")
 
 
 def _cells(method: MethodResult, output: OutputResult) -> tuple[str, ...]:
