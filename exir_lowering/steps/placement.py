@@ -155,7 +155,7 @@ def list_stored(
 
 def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
     """Return a table of what is stored; beyond the limit of rows, one more row sums up the rest."""
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (row.kind, row.key, f"{row.bytes:,}", row.file or ".pte", ", ".join(row.methods), row.note)
         for row in rows[:limit]
     ]
