@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch.fx import Node
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
+from exir_lowering.partitioners.supports.attributes import suggest
 from exir_lowering.partitioners.supports.predicates import check_operator
 from exir_lowering.plugins import HOST as HOST
 
@@ -260,10 +260,9 @@ def _facts(path: tuple[str, ...], node: Node) -> Facts:
 
 
 def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
-    close = difflib.get_close_matches(wanted, present, n=3)
-    hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has: {', '.join(present[:8]) or 'none'}."
+    hint = suggest(wanted, present, f" It has: {', '.join(present[:8]) or 'none'}.")
     what = {"op": "operator", "name": "node", "module": "module", "module_class": "module class"}[key]
-    text = f"The rule {rule} names the {what} {wanted!r}, which the program does not have. {hint}"
+    text = f"The rule {rule} names the {what} {wanted!r}, which the program does not have.{hint}"
     if key == "op" or not rule.required:
         warnings.warn(text, UserWarning, stacklevel=2)
         return

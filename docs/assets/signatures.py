@@ -15,7 +15,11 @@ PRIVATE = ("runtime.program.LoadedProgram", "verification.culprit.Culprit")
 
 
 class Signatures(griffe.Extension):
-    """Follows that decorator, and leaves out private fields of data classes."""
+    """Follows that decorator, and leaves out private fields of data classes and what only makes them printable."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Leave out a base that has nothing to call."""
+        cls.bases = [base for base in cls.bases if str(base) != "Shown"]
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Mend the signatures of a package that was read."""

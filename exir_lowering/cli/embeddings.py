@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from exir_lowering.cli.output import make_table
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
 from exir_lowering.plans.report import Times
+from exir_lowering.pte.printing import make_table
 from exir_lowering.runtime import load
 from exir_lowering.steps.session import Progress
 
@@ -151,7 +151,7 @@ def _print_size(console: Console, target: Path, output: Path | None, model: torc
 
 
 def _print_sentences(console: Console, encoded: Sequence[Encoded]) -> None:
-    table = make_table("Sentences", expand=True)
+    table = make_table((), (), title="Sentences", padding=(0, 1), expand=True)
     table.add_column("#", justify="right", min_width=2)
     table.add_column("method", min_width=6)
     table.add_column("tokens", justify="right", min_width=6)
@@ -174,14 +174,13 @@ def _print_similarities(console: Console, encoded: Sequence[Encoded], ours: Tens
     if not pairs:
         console.print("One sentence: nothing to compare it with. Give a second one for a similarity.")
         return _print_verdict(console, "value of the vector", of_vectors)
-    table = make_table("Cosine similarity")
-    for column in ("sentences", ".pte", "PyTorch", "difference"):
-        table.add_column(column, justify="right")
     pairs.sort(key=lambda pair: -in_eager[pair].item())
+    rows = []
     for one, other in pairs[:PAIRS_SHOWN]:
         a, b = in_pte[one, other].item(), in_eager[one, other].item()
-        table.add_row(f"{one + 1} and {other + 1}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}")
-    console.print(table)
+        rows.append((f"{one + 1} and {other + 1}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}"))
+    columns = ("sentences", ".pte", "PyTorch", "difference")
+    console.print(make_table(columns, rows, columns, "Cosine similarity", overflow="ellipsis", padding=(0, 1)))
     if len(pairs) > PAIRS_SHOWN:
         console.print(f"The {PAIRS_SHOWN} most similar of {len(pairs)} pairs.")
     differences = torch.stack([(in_pte - in_eager)[pair].abs() for pair in pairs])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from exir_lowering.cli.output import find_file
 from exir_lowering.cli.wording import first_line
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -82,9 +82,8 @@ def choose_method(wanted: str | None, program: LoadedProgram, source: Path) -> s
         return names[0]
     if (wanted or "forward") in names:
         return wanted or "forward"
-    close = difflib.get_close_matches(wanted or "", names, n=1)
     which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so give --method NAME")
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(wanted or "", names)
     raise InputError(f"{str(source)!r}: {which}. The file has {', '.join(map(repr, names))}.{hint}")
 
 

@@ -18,7 +18,6 @@ from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
@@ -50,26 +49,13 @@ def make_console(*, error: bool = False) -> Console:
     return Plain(stderr=error, highlight=False, markup=False)
 
 
-def make_table(title: str, **options: Any) -> Table:
-    """Return an empty table in the style of this command line; the options are those of rich's `Table`."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
-
-
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), **options: Any
 ) -> None:
-    """Print a table of texts; `right` are the columns that are aligned there, the options are those of `make_table`."""
-    from rich.text import Text
+    """Print a table of texts; `right` are columns that are aligned there, the options those of rich's `Table`."""
+    from exir_lowering.pte.printing import make_table
 
-    table = make_table(title, **options)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    make_console().print(table)
+    make_console().print(make_table(columns, rows, right, title, padding=(0, 1), **options))
 
 
 def show(

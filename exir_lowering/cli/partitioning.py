@@ -13,7 +13,6 @@ equals sign, and otherwise options. A value is JSON, or text without quotation m
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering.cli.output import find_file
 from exir_lowering.errors import InputError, LoweringError, PluginLoadError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import did_you_mean
 
 if TYPE_CHECKING:
     from exir_lowering.partitioners import Rule
@@ -251,7 +251,7 @@ def _check_options(given: GivenPartitioner, factory: Any) -> dict[str, Any]:
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
         for name in texts:
             if name not in named:
-                raise InputError(f"{given.who}: {_name(factory)} has no option {name!r}. {_suggest(name, named)}")
+                raise InputError(f"{given.who}: {_name(factory)} has no option {name!r}.{_suggest(name, named)}")
     missing = [name for name, one in named.items() if one.default is one.empty and name not in texts]
     if missing:
         wanted = ",".join(f"{name}=..." for name in missing)
@@ -274,7 +274,7 @@ def _find_factory(given: GivenPartitioner, files: dict[str, ModuleType]) -> Any:
     for part in given.factory.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
-            raise InputError(f"{given.who}: {given.place} has no {given.factory!r}. {_suggest(part, names)}")
+            raise InputError(f"{given.who}: {given.place} has no {given.factory!r}.{_suggest(part, names)}")
         found = getattr(found, part)
     return found
 
@@ -326,10 +326,7 @@ def _name(factory: Any) -> str:
 
 
 def _suggest(wanted: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(wanted, known, n=3)
-    if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
-    return f"It has {', '.join(map(repr, known))}." if known else "It has none."
+    return did_you_mean(wanted, known, f" It has {', '.join(map(repr, known)) or 'none'}.", most=3)
 
 
 # -- rules, and both together ------------------------------------------------------------------------------------------
@@ -351,7 +348,7 @@ def _read_rule(given: str) -> GivenRule:
     found: dict[str, list[str]] = {}
     for name, value in read_pairs(who, text):
         if name not in _CRITERIA[kind]:
-            raise InputError(f"{who}: there is no criterion {name!r}. {_suggest(name, _CRITERIA[kind])}")
+            raise InputError(f"{who}: there is no criterion {name!r}.{_suggest(name, _CRITERIA[kind])}")
         found.setdefault(name, []).extend([value] if name == "compile_specs" else _read_names(who, value))
     methods = tuple(found.pop("method", ()))
     criteria: dict[str, Any] = {name: found[name] for name in _NAMES if name in found}
@@ -429,7 +426,7 @@ def read_choice(arguments: argparse.Namespace, methods: Collection[str]) -> Choi
     ]:
         for name in names:
             if name not in methods:
-                raise InputError(f"{who}: there is no method {name!r}. {_suggest(name, methods)}")
+                raise InputError(f"{who}: there is no method {name!r}.{_suggest(name, methods)}")
     for rule in rules:
         reached = [one for one in partitioners if not one.method or not rule.methods or one.method in rule.methods]
         if not reached:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 from exir_lowering.cli.output import check_target, describe_written, find_file, say, write_file
 from exir_lowering.cli.partitioning import AppendRule, read_partitioner, read_variant
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 
 _NEVER = ("config", "save-config", "trust", "debug")
 _EXCLUDED = {"cache": "no_cache", "no-cache": "cache"}
@@ -93,8 +93,7 @@ def expand(parser: Parser, others: Iterable[Parser], argv: list[str]) -> list[st
             if not {known[key].dest, _EXCLUDED.get(key)} & given.keys():
                 (options if known[key].option_strings else places).extend(_to_arguments(who, known[key], value))
         elif key not in elsewhere:
-            close = difflib.get_close_matches(key, [*known, *elsewhere], n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else f" There is {', '.join(known)}."
+            hint = did_you_mean(key, [*known, *elsewhere], f" There is {', '.join(known)}.")
             why = " It can only be given on the command line." if key in _NEVER else hint
             raise InputError(f"{who}: no setting has this name.{why}")
     return [*places, *options, *argv]

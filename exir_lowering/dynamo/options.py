@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.watched_weights import Check
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, PartitionerLike
@@ -73,10 +73,8 @@ def read_options(given: Any) -> CompileOptions:
         raise InputError(f"options={given!r}: expected a dict with some of {', '.join(map(repr, _CHECKS))}.")
     for name in given:
         if name not in _CHECKS:
-            close = difflib.get_close_matches(str(name), _CHECKS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(map(repr, _CHECKS))
-            raise InputError(f"options: unknown option {name!r}, expected some of {known}.{hint}")
+            known = f"{', '.join(map(repr, _CHECKS))}.{did_you_mean(name, _CHECKS)}"
+            raise InputError(f"options: unknown option {name!r}, expected some of {known}")
     checked = {name: _CHECKS[name](value) for name, value in given.items()}
     return CompileOptions(**checked)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from exir_lowering.inspection import text
-from exir_lowering.inspection.report import FileReport, MethodReport, as_data, plain
-from exir_lowering.pte.printing import in_notebook, printable, render
+from exir_lowering.inspection.report import FileReport, MethodReport, as_data
+from exir_lowering.plans.data import plain
+from exir_lowering.pte.printing import Shown, printable, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Shown):
     """The differences between two files.
 
     Attributes:
@@ -54,12 +55,6 @@ class Difference:
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "before", "after", "changes": [{"what", "name", "before", "after"}]}`."""
         return json.dumps(as_data(self), indent=2)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
 
 def compare(before: FileReport, after: FileReport) -> Difference:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from exir_lowering.inspection import text
+from exir_lowering.plans.data import plain
 from exir_lowering.pte.manifest import Line
 from exir_lowering.pte.payloads import PayloadOperator
-from exir_lowering.pte.printing import in_notebook
+from exir_lowering.pte.printing import Shown
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 
@@ -234,7 +233,7 @@ class MethodReport:
 
 
 @dataclass(frozen=True, slots=True)
-class FileReport:
+class FileReport(Shown):
     """What is in a `.pte` or `.ptd` file, as `inspect` returns it.
 
     Attributes:
@@ -308,12 +307,6 @@ class FileReport:
         # JSON's strings are YAML's, whatever characters a file has in its names.
         return "".join(f"- op: {json.dumps(name)}  # {count}\n" for name, count in sorted(counts.items())) or "[]\n"
 
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text, self.to_html)
-
-    def __str__(self) -> str:
-        return self.to_text()
-
     def __repr__(self) -> str:
         return f"FileReport({self.name}: {self.size:,} bytes, {len(self.methods)} methods)"
 
@@ -321,16 +314,3 @@ class FileReport:
 def as_data(value: Any) -> dict[str, Any]:
     """Return a value, a dataclass or a mapping, as `to_json` writes it."""
     return {"version": VERSION, **plain(value)}
-
-
-def plain(value: Any) -> Any:
-    """Return values as JSON can hold them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(value[key]) for key in sorted(value)}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return value.hex() if isinstance(value, bytes) else value

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from exir_lowering.errors.wording import few
 from exir_lowering.plans import formatting as shown
-from exir_lowering.pte.printing import printable, render
+from exir_lowering.pte.printing import make_table, printable, render
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor, Stored
@@ -84,11 +84,9 @@ def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], m
     """Yield a table under a title, nothing if it has no rows; columns that end in a space are of numbers."""
     if not rows:
         return
-    table = Table(box=None, show_header=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    for column in columns:
-        table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left", overflow="fold")
-    for row in rows[:most]:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+    names, numbers = [name.strip() for name in columns], [name.strip() for name in columns if name.endswith(" ")]
+    cells = (map(printable, row) for row in rows[:most])
+    table = make_table(names, cells, numbers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     yield Padding(Text(printable(title)), (1, 0, 0, 2))
     yield Padding(table, (0, 0, 0, 4))
     if len(rows) > most:
@@ -158,8 +156,7 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
 
 
 def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
-    named = [f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values[:_FEW]]
-    return ", ".join(named) + (f" and {len(values) - _FEW} more" if len(values) > _FEW else "")
+    return few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values), _FEW)
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -15,6 +14,7 @@ from torch import nn
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases, Record
@@ -200,9 +200,7 @@ class LoweredModule(nn.Module):
         found: LoweredMethod | None = self._methods.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(map(repr, self._methods))
-            close = difflib.get_close_matches(str(name), self._methods, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise InputError(f"The module has no method {name!r}; it has {known}.{hint}")
+            raise InputError(f"The module has no method {name!r}; it has {known}.{did_you_mean(name, self._methods)}")
         return found
 
     @property

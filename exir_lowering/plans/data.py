@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from exir_lowering.plans.planned import MethodPlan
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def to_json(plan: LoweringPlan) -> str:
 
 def as_data(plan: LoweringPlan) -> dict[str, Any]:
     """Return what `to_json` writes."""
-    more = {field.name: _plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
+    more = {field.name: plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
     return {"version": VERSION, "methods": [_method(method) for method in plan.methods], **more}
 
 
@@ -46,16 +48,19 @@ def coverages(method: MethodPlan) -> dict[str, float | None]:
 
 
 def _method(method: MethodPlan) -> dict[str, Any]:
-    values: dict[str, Any] = _plain(method)
+    values: dict[str, Any] = plain(method)
     return {"name": values.pop("name"), "coverage": coverages(method), **values}
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+def plain(value: Any) -> Any:
+    """Return values as JSON can hold them."""
+    if is_dataclass(value) and not isinstance(value, type):
         names = (field.name.lstrip("_") for field in fields(value))  # a property tells what a private field keeps
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {key: _plain(value[key]) for key in sorted(value)}
+        return {str(key): plain(value[key]) for key in sorted(value)}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value
+        return [plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value.hex() if isinstance(value, bytes) else value

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from exir_lowering.model import State
 from exir_lowering.plans import data, dot, page, text
 from exir_lowering.plans.planned import MethodPlan, Unchanged
-from exir_lowering.pte.printing import in_notebook
+from exir_lowering.pte.printing import Shown
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LoweringPlan:
+class LoweringPlan(Shown):
     """What `lower` does with some programs and partitioners.
 
     Attributes:
@@ -70,9 +70,6 @@ class LoweringPlan:
     def to_html(self) -> str:
         """Return an HTML page with the graph, the coverage and every host operator; it needs no network."""
         return page.to_html(self)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text, self.to_html)
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
 from exir_lowering.model import NarrowedDimension, RefusedPartition
 from exir_lowering.plans import text
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import in_notebook, make_table, render
 
 
 @dataclass
@@ -98,21 +97,15 @@ class Report(LoweringPlan):
     def table(self) -> Table:
         """Return the delegation table."""
         # Fits a terminal with 60 columns.
-        table = Table(title="Delegation", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        for column in ("method", "delegates", "ops\nin them", "ops\non host", "share", "payload"):
-            left = column in ("method", "delegates")
-            table.add_column(column, justify="left" if left else "right", overflow="fold")
+        numbers = ("ops\nin them", "ops\non host", "share", "payload")
+        rows = []
         for method in self.methods:
             backends = Counter(partition.backend_id for partition in method.partitions)
-            table.add_row(
-                method.name,
-                ", ".join(f"{count} x {backend}" for backend, count in backends.items()) or "none",
-                str(method.delegated),
-                str(len(method.host)),
-                f"{method.coverage:.1%}",
-                f"{sum(self.payload_bytes[partition.id] for partition in method.partitions):,} B",
-            )
-        return table
+            delegates = ", ".join(f"{count} x {backend}" for backend, count in backends.items()) or "none"
+            payload = sum(self.payload_bytes[partition.id] for partition in method.partitions)
+            counts = (str(method.delegated), str(len(method.host)), f"{method.coverage:.1%}", f"{payload:,} B")
+            rows.append((method.name, delegates, *counts))
+        return make_table(("method", "delegates", *numbers), rows, numbers, "Delegation")
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
         """Return the plan's text, the delegation table and the times, as plain text.

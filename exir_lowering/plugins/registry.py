@@ -6,7 +6,6 @@ when one of these is requested.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
 
@@ -169,7 +169,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
     known = sorted({*(given or ()), *known_ids(BACKENDS), *(kind.__name__ for kind in _details_classes())})
     raise UnknownPluginError(
         f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
-        f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
+        f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name.{_suggest(backend_id, known)} "
         f"Import the module that defines the class, install the package that provides it, or pass backends={{...}}.",
         plugin_id=backend_id,
     )
@@ -216,7 +216,7 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
     known = sorted({*(given or ()), *known_ids(DELEGATES)})
     raise UnknownPluginError(
         f"A Python delegate {delegate_id!r} was not found: not in delegates=, not registered, and in no entry point of "
-        f"group {DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
+        f"group {DELEGATES!r}.{_suggest(delegate_id, known)} Install the package that provides it, or pass "
         f"delegates={{{delegate_id!r}: TheDelegate()}}.",
         plugin_id=delegate_id,
     )
@@ -298,7 +298,7 @@ def load(group: str, plugin_id: str) -> Any:
     providers = providers_of(group, plugin_id)
     if not providers:
         raise UnknownPluginError(
-            f"No installed distribution provides {plugin_id!r} in group {group!r}. "
+            f"No installed distribution provides {plugin_id!r} in group {group!r}."
             f"{_suggest(plugin_id, sorted(known_ids(group)))} `exir-lower plugins` lists what is installed.",
             plugin_id=plugin_id,
         )
@@ -399,7 +399,5 @@ def list_installed(*, check: bool = True) -> Iterator[PluginInfo]:
 
 def _suggest(wanted: str, known: list[str]) -> str:
     stems = {wanted.lower().removesuffix(kind) for kind in ("", "partitioner", "backend", "delegate")}
-    close = [name for name in known if name.lower() in stems] or difflib.get_close_matches(wanted, known, n=3)
-    if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
-    return f"Known: {', '.join(known) or 'none'}."
+    sure = [name for name in known if name.lower() in stems]
+    return did_you_mean(wanted, known, f" Known: {', '.join(known) or 'none'}.", most=3, sure=sure)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import OverflowMethod, RenderableType
+    from rich.table import Table
 
 _WIDTH = 100
 """How many characters a line of a notebook has."""
@@ -40,6 +41,49 @@ def render(parts: Iterable[RenderableType], width: int) -> str:
     for part in parts:
         console.print(part)
     return "".join(f"{printable(line.rstrip())}\n" for line in out.getvalue().splitlines())
+
+
+def make_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    numbers: Container[str] = (),
+    title: str | None = None,
+    *,
+    overflow: OverflowMethod = "fold",
+    whole: bool = False,
+    **options: Any,
+) -> Table:
+    """Return a table of texts; columns of numbers are aligned right, and never broken if these are to stay whole."""
+    # Not at the top: importing rich takes as long as running a small file.
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    style: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0), **options}
+    table = Table(title=title, **style)
+    for column in columns:
+        number = column in numbers
+        table.add_column(column, justify="right" if number else "left", overflow=overflow, no_wrap=whole and number)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+class Shown:
+    """What `print` shows as its text, and a notebook too, or as its page."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def to_text(self, *, width: int = ...) -> str:
+            """Return it as plain text."""
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.to_text, getattr(self, "to_html", None))
 
 
 def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:

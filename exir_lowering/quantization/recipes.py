@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 
 RECIPES = ("xnnpack-int8",)
 """What there is: ExecuTorch's `XNNPACKQuantizer`, symmetric weights."""
@@ -119,5 +120,5 @@ class Kept:
         for pattern in self._patterns:
             if pattern not in self._matched:
                 close = difflib.get_close_matches(pattern, self._seen, n=3, cutoff=0.3) or list(self._seen)[:3]
-                hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+                hint = did_you_mean(pattern, (), sure=close)
                 raise InputError(f"quantize: keep: no module with an operator to quantise is called {pattern!r}.{hint}")

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import Shown, make_table, render
 from exir_lowering.verification.results import as_json
 
 VERSION = 1
@@ -78,7 +77,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Quantized:
+class Quantized(Shown):
     """A quantised program; `print` shows how far it is from float.
 
     Attributes:
@@ -111,12 +110,6 @@ class Quantized:
         """
         return as_json({"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)})
 
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
-
     def __repr__(self) -> str:
         return f"Quantized({self.recipe}: {many(len(self.errors.layers), 'layer')})"
 
@@ -147,13 +140,8 @@ class Quantized:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        text = name in ("output", "operator", "layer", "")
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    numbers = [name for name in columns if name not in ("output", "operator", "layer", "")]
+    return make_table(columns, rows, numbers, whole=True)
 
 
 def _ratio(sqnr: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import torch
 from exir_lowering._upstream.tensors import KINDS
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import did_you_mean, few
 from exir_lowering.pte import container, data_files, digests, kinds, mapping, recipes, saving, verifying
 from exir_lowering.pte.data_files import DataFiles, Given
 from exir_lowering.pte.debug_info import SUFFIX
@@ -156,8 +156,7 @@ def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bo
         raise InputError(f"{who}: state_dict: got {type(given).__name__}, expected a mapping from names to tensors.")
     unknown = [name for name in given if name not in weights]
     if unknown:
-        close = difflib.get_close_matches(str(unknown[0]), weights, n=2)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        hint = did_you_mean(unknown[0], weights, most=2)
         raise InputError(f"{who}: state_dict has {_list(unknown)}, expected the names of the exported program.{hint}")
     sizes = [math.prod(weights[name].shape) for name in given]
     spread(lambda name: _check(f"{who}: state_dict[{name!r}]", given[name], weights[name]), [*given], sizes)
@@ -195,5 +194,4 @@ def _check(who: str, value: Any, weight: Weight) -> None:
 
 
 def _list(names: Sequence[Any]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return few(map(repr, names), _SHOWN)

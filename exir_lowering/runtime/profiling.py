@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.printing import in_notebook, printable, render
+from exir_lowering.pte.printing import Shown, make_table, printable, render
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Profile:
+class Profile(Shown):
     """Where the time of a method went.
 
     Attributes:
@@ -101,23 +101,15 @@ class Profile:
 
     def table(self) -> Table:
         """Return the table for a terminal."""
-        # Not at the top: importing rich takes as long as running a small file.
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        title = f"Profile of {printable(self.method)}, {self._runs}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        for column in ("what", "calls", "ms", "share", "source"):
-            left = column in ("what", "source")
-            table.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+        rows = []
         for row in self.rows:
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            what, where = Text(f"{_INDENT[row.kind]}{printable(_what(row))}"), Text("\n".join(map(printable, lines)))
-            table.add_row(what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where)
-        return table
+            what, where = f"{_INDENT[row.kind]}{printable(_what(row))}", "\n".join(map(printable, lines))
+            rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
+        numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"
+        return make_table(("what", *numbers, "source"), rows, numbers, title, whole=True)
 
     def to_text(self, width: int = 120) -> str:
         """Return the table as plain text.
@@ -130,12 +122,6 @@ class Profile:
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "method", "runs", "rows": [...]}`, the fields of `ProfileRow`."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=2)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def __repr__(self) -> str:
         return f"Profile({printable(self.method)}: {self._runs}, {len(self.rows)} rows)"

@@ -35,7 +35,6 @@ families, such as forward@npu and forward@cpu: of them, the one that is chosen.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from typing import Any, Literal
 
 from exir_lowering._upstream import locks
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
@@ -197,8 +197,7 @@ class LoadedProgram:
             return Choice(name, "it is named itself")
         if name in self._file.families():
             return choosing.choose(self._file, name, inputs, self._engine.missing, self._preferred)
-        close = difflib.get_close_matches(name, [*self._file.families(), *self.method_names], n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, [*self._file.families(), *self.method_names])
         raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
 
     def _method(self, who: str, name: object, inputs: Sequence[Any]) -> MethodSpec:

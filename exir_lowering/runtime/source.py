@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import few
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping, signatures
 from exir_lowering.pte.data_files import DataFiles
@@ -108,15 +109,15 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
         beside = sorted(one.name for one in Path(path).parent.glob("*.ptd")) if isinstance(path, str) else []
         found = f" Beside it are: {', '.join(beside)}." if beside else ""
         raise InputError(
-            f"{file.name} cannot be loaded: it lacks {len(needed)} of its weights ({_some(missing)}), which are in a "
+            f"{file.name} cannot be loaded: it lacks {len(needed)} of its weights ({few(missing, 3)}), which are in a "
             f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
     several = len(data.files) > 1
     raise InputError(
         f"{file.name} cannot be loaded: the data file{'s' if several else ''} {data} {'lack' if several else 'lacks'} "
         f"{len(missing)} of the {len(needed)} weights that should be in {'them' if several else 'it'} "
-        f"({_some(missing)}); {'they have' if several else 'it has'} "
-        f"{_some(data.weights) or 'none'}. Pass all data files that were saved with this program."
+        f"({few(missing, 3)}); {'they have' if several else 'it has'} "
+        f"{few(data.weights, 3) or 'none'}. Pass all data files that were saved with this program."
     )
 
 
@@ -130,8 +131,3 @@ def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file
                     f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
                     "data file that was saved with this program."
                 )
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import manager_contents
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
@@ -156,11 +156,8 @@ def _check_methods(who: str, names: Iterable[Any], methods: Collection[str]) -> 
     """Check that every name is a method's."""
     for name in names:
         if name not in methods:
-            close = difflib.get_close_matches(str(name), methods, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise InputError(
-                f"{who}: there is no method {name!r}; the methods are {', '.join(map(repr, methods))}.{hint}"
-            )
+            known = f"the methods are {', '.join(map(repr, methods))}."
+            raise InputError(f"{who}: there is no method {name!r}; {known}{did_you_mean(name, methods)}")
 
 
 def _list(who: str, value: Any) -> list[Partitioner]:
@@ -220,6 +217,5 @@ def find_operator(who: str, name: str) -> Any:
             found = getattr(found, part)
         if len(parts) in (2, 3):
             return found
-    close = difflib.get_close_matches(name, graphs.known_operators(), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, graphs.known_operators())
     raise InputError(f"{who} {name!r}: torch has no such operator.{hint} Expected a name such as aten.add.Tensor.")

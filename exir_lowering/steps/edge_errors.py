@@ -24,6 +24,7 @@ from exir_lowering._upstream.fakes import memory_of
 from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import few
 from exir_lowering.graphs.isolation import private_copy
 
 Found = tuple[tuple[str, ...], Node]
@@ -133,9 +134,8 @@ def _where(nodes: Sequence[Found]) -> list[str]:
         places.setdefault(place, []).append(graphs.qualified_name(path, node))
     lines = []
     for (module, line), names in list(places.items())[:_NAMES]:
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         inside = f" in module {module!r}" if module else ""
-        lines.append(f"        {', '.join(names[:_NAMES])}{more}{inside}: {line}")
+        lines.append(f"        {few(names, _NAMES)}{inside}: {line}")
     if len(places) > _NAMES:
         lines.append(f"        and at {len(places) - _NAMES} more lines of the model")
     return lines

@@ -10,9 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
-from rich import box
 from rich.table import Table
-from rich.text import Text
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -21,6 +19,7 @@ from exir_lowering._upstream.delegates import named_data_entries, place_named_da
 from exir_lowering._upstream.emission import named_data_pieces
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte.printing import make_table
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
@@ -156,16 +155,15 @@ def list_stored(
 
 def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
     """Return a table of what is stored; beyond the limit of rows, one more row sums up the rest."""
-    shown = Table(title="Stored data", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column in ("kind", "key", "bytes", "file", "methods", "note"):
-        shown.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
-    for row in rows[:limit]:
-        methods = ", ".join(row.methods)
-        shown.add_row(*map(Text, (row.kind, row.key, f"{row.bytes:,}", row.file or ".pte", methods, row.note)))
+    lines: list[tuple[str, ...]] = [
+        (row.kind, row.key, f"{row.bytes:,}", row.file or ".pte", ", ".join(row.methods), row.note)
+        for row in rows[:limit]
+    ]
     rest = rows[limit:] if limit is not None else ()
     if rest:
-        shown.add_row("", f"{len(rest)} more", f"{sum(row.bytes for row in rest):,}", "", "")
-    return shown
+        lines.append(("", f"{len(rest)} more", f"{sum(row.bytes for row in rest):,}", "", "", ""))
+    columns = ("kind", "key", "bytes", "file", "methods", "note")
+    return make_table(columns, lines, ("bytes",), "Stored data")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors.wording import few
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.graphs.weights import WeightStore
@@ -72,7 +73,7 @@ def _check_unwritten(
     changed = [name for name, digest in before.items() if after.get(name) != digest]
     if changed:
         raise BackendContractError(
-            f"Backend {group.backend_id!r} wrote into {_some(changed)} during preprocess: those tensors "
+            f"Backend {group.backend_id!r} wrote into {few(changed, _LISTED)} during preprocess: those tensors "
             f"belong to the model and have changed. Restore them before lowering again; a backend must work on a copy."
             + (f"\nThen it failed: {failure}" if failure is not None else "")
         ) from failure
@@ -135,7 +136,7 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
         if keys:
             raise BackendContractError(
                 f"Backend {backend_id!r} refers in its payload of partition {partition.partition.id} to named data "
-                f"that it did not return: {_some(keys)}. Return it with the payload: PreprocessResult(..., "
+                f"that it did not return: {few(keys, _LISTED)}. Return it with the payload: PreprocessResult(..., "
                 "data_store_output=context.weights.named_data(refs)), with every reference in the payload."
             )
 
@@ -209,7 +210,7 @@ def _check_results(backend_id: str, backend: Backend, asked: Mapping[str, list[P
             count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
             raise BackendContractError(
                 f"{who} returned {count} results for method {method!r}, expected {len(partitions)}, one for each of "
-                f"{_some([p.id for p in partitions])}."
+                f"{few((each.id for each in partitions), _LISTED)}."
             )
         for partition, result in zip(partitions, given, strict=True):
             _check_result(backend_id, backend, partition, result)
@@ -254,8 +255,8 @@ def _check_handles(backend_id: str, partition: Partition, name: str, handle_map:
         known = debug_handles.list_handles(partition.program.graph_module)
         raise BackendContractError(
             f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
-            f"{_some(list(map(str, known)))}: node.meta['debug_handle'] of its operators. A profile would show another "
-            "operator's time there."
+            f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would show "
+            "another operator's time there."
         )
 
 
@@ -283,7 +284,8 @@ def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: 
         lines.append(f"  raised at {raised}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
-        lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
+        names = few((node.name for node in nodes), _LISTED)
+        lines.append(f"  partition {partition.id} of method {partition.method!r}: {names}")
         lines += sources.list_lines(sources.lines_of(nodes))
     handle = find_named_handle(error)
     if handle is not None and "Source code:" not in lines[0]:
@@ -302,8 +304,3 @@ def _at_handle(partitions: Any, handle: int) -> str:
     )
     found = sources.format_lines(sources.lines_of(nodes))
     return f" {found}" if found else ""
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

@@ -14,7 +14,7 @@ from rich.text import Text
 from exir_lowering.errors import InputError
 from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import Shown, render
 from exir_lowering.verification.results import Verification, as_json, summary
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Culprit:
+class Culprit(Shown):
     """Which operator goes wrong in a backend, if any; `print` shows it.
 
     Attributes:
@@ -132,12 +132,6 @@ class Culprit:
         yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
         yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host. --save-repro FOLDER, or"
         yield f"save(folder), writes a script for the authors of {first.backend_id}."
-
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def __repr__(self) -> str:
         named = f"{self.operators[0].node.name} of {self.operators[0].method}" if self.operators else self.where

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from exir_lowering.errors.wording import few
 from exir_lowering.plans.formatting import many
-from exir_lowering.pte.printing import in_notebook, render
+from exir_lowering.pte.printing import Shown, make_table, render
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -127,7 +127,7 @@ class MethodResult:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verification:
+class Verification(Shown):
     """Whether a file computes what its programs do; `print` shows it.
 
     Attributes:
@@ -167,12 +167,6 @@ class Verification:
         methods = [{**asdict(method), "ok": method.ok} for method in self.methods.values()]
         return as_json({"version": VERSION, **own, "methods": methods, "unverified": self.unverified})
 
-    def _repr_html_(self) -> str:
-        return in_notebook(self.to_text)
-
-    def __str__(self) -> str:
-        return self.to_text()
-
     def __repr__(self) -> str:
         off = [name for name, method in self.methods.items() if not method.ok]
         return f"Verification({self.file}: {'off in ' + ', '.join(off) if off else 'ok'})"
@@ -204,7 +198,7 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
         for line in _notes(method):
             yield Text(line)
     if found.unverified:
-        yield Text(f"Not verified, as no program was given: {_some(found.unverified)}.")
+        yield Text(f"Not verified, as no program was given: {few(found.unverified, _LISTED)}.")
     drawn = "" if found.seed is None else f" Inputs were generated with seed {found.seed}."
     engine = "ExecuTorch's runtime" if found.engine == "runtime" else "the interpreter, not ExecuTorch's runtime,"
     yield Text(f"Run in {engine} and in eager PyTorch.{drawn}")
@@ -216,7 +210,8 @@ def summary(found: Verification) -> str:
     calls = many(sum(method.calls for method in found.methods.values()), "call")
     if not off:
         return f"{found.file} matches eager PyTorch in {calls} of {many(len(found.methods), 'method')}."
-    return f"{found.file} differs from eager PyTorch: {_some(off)} of {many(len(found.methods), 'method')}, in {calls}."
+    which = f"{few(off, _LISTED)} of {many(len(found.methods), 'method')}"
+    return f"{found.file} differs from eager PyTorch: {which}, in {calls}."
 
 
 def problems(method: MethodResult) -> Iterator[str]:
@@ -233,7 +228,7 @@ def problems(method: MethodResult) -> Iterator[str]:
 def _what(output: OutputResult) -> str:
     what = output.problem or f"is off by {output.largest_error:.3g}; allowed: {output.allowed_error:.3g}"
     others = [name for name in output.off if name != output.case]
-    more = f"; off too: {_some(others)}" if others else ""
+    more = f"; off too: {few(others, _LISTED)}" if others else ""
     return f'{what}: in "{output.case}", call {output.call}{more}'
 
 
@@ -255,20 +250,16 @@ def _where(method: MethodResult, engine: str) -> Iterator[RenderableType]:
 
 
 def _table(found: Verification, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     wide = width >= _WIDE
     columns = ["output", "dtype", "", "largest", "allowed", "mean", "relative", "SQNR", "cosine", "worst in"]
     shown = columns if wide else [name for name in columns if name not in ("dtype", "mean", "relative", "cosine")]
-    for name in shown:
-        table.add_column(name, justify="left" if name in ("output", "dtype", "", "worst in") else "right")
+    numbers = columns[3:-1]
     rows = [(method, output) for method in found.methods.values() for output in method.outputs]
     rows.sort(key=lambda row: _badness(row[1]), reverse=True)
-    for method, output in rows[:_ROWS]:
-        cells = dict(zip(columns, _cells(method, output), strict=True))
-        table.add_row(*(Text(cells[name]) for name in shown))
-    if len(rows) > _ROWS:
-        table.add_row(Text(f"and {len(rows) - _ROWS:,} more"))
-    return table
+    cells = (dict(zip(columns, _cells(*row), strict=True)) for row in rows[:_ROWS])
+    more = [[f"and {len(rows) - _ROWS:,} more"]] if len(rows) > _ROWS else []
+    lines = [*([one[name] for name in shown] for one in cells), *more]
+    return make_table(shown, lines, numbers, overflow="ellipsis")
 
 
 def _cells(method: MethodResult, output: OutputResult) -> tuple[str, ...]:
@@ -299,8 +290,3 @@ def _notes(method: MethodResult) -> Iterator[str]:
     yield f"{method.name}{kind}: {many(len(method.cases), 'case')}, {many(method.calls, 'call')}{skipped}."
     for note in method.notes[:2]:
         yield f"{method.name}, not counted: {note}."
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    listed = ", ".join(names[:_LISTED])
-    return listed + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

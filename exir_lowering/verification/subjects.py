@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
+from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.lowered_module import convention, record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.assembling import MODULE
@@ -64,8 +64,7 @@ def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -
             )
         family = [line.method for line in file.families().get(name, ()) if line.method in runnable]
         if name not in file.methods and not family:
-            close = difflib.get_close_matches(name, file.methods, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else " Pass a mapping from methods to programs."
+            hint = did_you_mean(name, file.methods, " Pass a mapping from methods to programs.")
             known = ", ".join(map(repr, file.methods))
             raise InputError(f"verify: {file.name} has no method {name!r}; it has {known}.{hint}")
         for method in [name] if name in file.methods else family:

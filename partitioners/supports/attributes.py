@@ -82,10 +82,10 @@ def read_attributes(pattern: str, given: Any) -> dict[str, Any]:
     return found
 
 
-def suggest(wanted: str, known: Collection[str]) -> str:
-    """Return the end of a message: the names that are close to one, or all of them."""
-    close = difflib.get_close_matches(wanted.rpartition(".")[2], known, n=3)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"They have {', '.join(sorted(known))}."
+def suggest(wanted: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the end of a message: the names that are close to one, or another end."""
+    close = difflib.get_close_matches(wanted, known, n=3)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
 
 
 def describe_miss(names: Sequence[str], number: int, node: Node, wanted: Any, got: Any) -> str:

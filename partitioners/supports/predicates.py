@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
+from exir_lowering.partitioners.supports.attributes import suggest
 from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support
 
 
@@ -52,11 +52,9 @@ def check_operator(name: str) -> None:
         return  # from a library that is not yet imported
     packets = {other.rpartition(".")[0] for other in known}
     full = name if "." in name else f"aten.{name}"
-    close = difflib.get_close_matches(full, sorted(known | packets), n=3)
     raise InputError(
-        f"Operator {name!r} does not exist. "
-        + (f"Did you mean {' or '.join(map(repr, close))}? " if close else "")
-        + 'Expected a name such as "aten.add.Tensor", or "aten.add" for all of its overloads.'
+        f"Operator {name!r} does not exist.{suggest(full, sorted(known | packets))} Expected a name such as "
+        '"aten.add.Tensor", or "aten.add" for all of its overloads.'
     )
 
 

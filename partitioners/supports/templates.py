@@ -264,7 +264,8 @@ class _TemplateReader:
         for key in self.attributes:
             if key not in self.said:
                 known = {one for node in nodes for name in self.names(node) for one in list_argument_names(name)}
-                raise self.error(f"attributes has {key!r}, which none of its operators has. {suggest(key, known)}")
+                hint = suggest(key.rpartition(".")[2], known, f" They have {', '.join(sorted(known))}.")
+                raise self.error(f"attributes has {key!r}, which none of its operators has.{hint}")
         template = Template(tuple(self.terms[node] for node in nodes), tuple(returned))
         self.check_inputs(template)
         return template
