@@ -25,8 +25,8 @@ from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.verifying import Verify
-from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.program import check_arguments, read_file
+from exir_lowering.runtime.source import Unavailable
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 

@@ -16,9 +16,8 @@ from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.program import open_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.source import ProgramFile, Unavailable
 
 
 @dataclass(slots=True, eq=False)

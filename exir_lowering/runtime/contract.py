@@ -23,8 +23,8 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
-from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import describe, show
+from exir_lowering.runtime.source import Lines, no_lines
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec

@@ -11,7 +11,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import Shown, make_table, printable, render
-from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
+from exir_lowering.runtime.engine import DELEGATE_EVENT, KERNEL_EVENT, METHOD_EVENT, TraceEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -171,8 +171,8 @@ class _Step:
         """Count an event."""
         if event.identifier is not None:
             self.inner.setdefault(event.identifier, _Sum()).add(event)
-        elif event.name in (DELEGATE, KERNEL):
-            self.kind = "delegate" if event.name == DELEGATE else "kernel"
+        elif event.name in (DELEGATE_EVENT, KERNEL_EVENT):
+            self.kind = "delegate" if event.name == DELEGATE_EVENT else "kernel"
             self.sum.add(event)
 
 
@@ -184,7 +184,7 @@ def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], known: 
     for event in events:
         if event.instruction >= 0:
             steps.setdefault(event.instruction, _Step()).add(event)
-        elif event.name == METHOD:
+        elif event.name == METHOD_EVENT:
             whole.add(event)
     called = [number for number in sorted(steps) if steps[number].kind == "delegate"]
     delegates = dict(zip(called, _delegates(method, called, debug), strict=True))

@@ -49,16 +49,22 @@ from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
-from exir_lowering.runtime import choosing, debugging
+from exir_lowering.runtime import choosing
 from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
 from exir_lowering.runtime.engine import Engine
-from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter.engine import open_interpreter
 from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
-from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
+from exir_lowering.runtime.source import (
+    ProgramFile,
+    Unavailable,
+    check_weights,
+    find_debug_file,
+    needed_weights,
+    read_source,
+)
 
 _ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = {
     "runtime": open_native,
@@ -290,7 +296,7 @@ def read_file(source: object, data: data_files.Given, debug: object, verify: Ver
     files = data_files.read(data)
     check_weights(pte, files, methods)
     verifying.check_all(pte, seal, files, needed_weights(methods), verify)
-    return ProgramFile(pte, files, methods, debugging.find(pte.source, debug), manifest)
+    return ProgramFile(pte, files, methods, find_debug_file(pte.source, debug), manifest)
 
 
 def open_engine(name: str, file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine[Any]:

@@ -1,22 +1,122 @@
-"""Where a program comes from: a `.pte` file or its content, and its `.ptd` data files, read and checked."""
+"""What a program is loaded from: its `.pte` file, data files and debug information, and the delegates that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import os
+import struct
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.errors import InputError
+from exir_lowering.errors import (
+    BackendUnavailableError,
+    BackendUnavailableWarning,
+    InputError,
+    LoweringError,
+    find_named_handle,
+)
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import few
+from exir_lowering.graphs import sources
+from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins.availability import Missing
+from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import format as file_format, kinds, mapping, signatures
+from exir_lowering.pte import digests, format as file_format, header, kinds, mapping, payloads, signatures
 from exir_lowering.pte.data_files import DataFiles
+from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
-from exir_lowering.runtime.debugging import DebugFile
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+
+Lines: TypeAlias = Callable[[int, BaseException], str]
+"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
+
+
+def no_lines(number: int, error: BaseException) -> str:
+    """Return no lines: nothing is known about the model."""
+    return ""
+
+
+@dataclass(eq=False)
+class DebugFile:
+    """The debug information of a `.pte` file, read when it is first needed."""
+
+    source: str | bytes  # the path of the `.pte` file, or its content
+    path: Path | None  # the debug information's; None when there is none
+    # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
+    asked: bool = False
+
+    def method(self, name: str) -> MethodDebug | None:
+        """Return what is known about a method; None when nothing is."""
+        return None if self._info is None else self._info.methods.get(name)
+
+    @cached_property
+    def _info(self) -> DebugInfo | None:
+        try:
+            return self._load()
+        except InputError as error:
+            if self.asked:
+                raise
+            warnings.warn(f"{error} It is not used.", stacklevel=4)  # from the caller of `method`
+            return None
+
+    def lines(self, method: str) -> Lines:
+        """Return a function that returns the model's lines for a failure of a method's delegates."""
+
+        def tell(number: int, error: BaseException) -> str:
+            try:
+                known = self.method(method)
+            except Exception as problem:  # a warning that is an error here must not take the failure's place
+                let_through(problem)
+                return str(problem)
+            if known is None or number >= len(known.delegates):
+                return ""
+            handle = find_named_handle(error)
+            found = known.lines((handle,)) if handle is not None else []
+            return sources.format_lines(found or known.lines(known.delegates[number].handles))
+
+        return tell
+
+    def _load(self) -> DebugInfo | None:
+        if self.path is None:
+            return None
+        who = f"The debug information {str(self.path)!r} cannot be used"
+        try:
+            info = DebugInfo.from_json(self.path.read_bytes())
+            program = mapping.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
+            digest = digests.identity(program.content)
+        except InputError as error:
+            raise InputError(f"{who}: {error}. Save the artifact again.") from error
+        except (OSError, ValueError) as error:
+            let_through(error)
+            raise InputError(f"{who}: {error}.") from error
+        if info.digest != digest:
+            raise InputError(
+                f"{who}: it belongs to another .pte file, or to this one before it was made again (digest "
+                f"{info.digest[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
+            )
+        return info
+
+
+def find_debug_file(source: str | bytes, given: object) -> DebugFile:
+    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte`."""
+    if given is None:
+        beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
+        return DebugFile(source, beside if beside is not None and beside.is_file() else None)
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
+    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
+    file.method("")  # what was asked for is checked at once
+    return file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,3 +231,86 @@ def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file
                     f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
                     "data file that was saved with this program."
                 )
+
+
+Unavailable: TypeAlias = Literal["error", "fallback"]
+
+_FALLBACK = (
+    'A file that was emitted with keep_originals=True can be loaded with unavailable="fallback": PyTorch executes the '
+    "original graphs then."
+)
+
+
+def find_delegates(
+    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable
+) -> tuple[dict[str, Delegate], dict[str, Missing]]:
+    """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed."""
+    found: dict[str, Delegate] = {}
+    missing: dict[str, Missing] = {}
+    errors: dict[str, LoweringError] = {}
+    for backend in file.backends:
+        try:
+            executor = availability.executor(backend, given)
+        except LoweringError as error:
+            errors[backend], executor = error, Missing(str(error).removesuffix("."), "Repair its plug-in.")
+        if isinstance(executor, Missing):
+            missing[backend] = executor
+        elif executor is not None:
+            found[backend] = executor
+    for backend in file.needed(missing):
+        needs = f"{file.name} cannot be loaded: method {file.backends[backend]!r} needs the backend {backend!r}, and"
+        if backend in errors:
+            raise type(errors[backend])(f"{needs} {errors[backend]}") from errors[backend].__cause__
+        if unavailable == "error":
+            raise BackendUnavailableError(f"{needs} {missing[backend].reason}. {missing[backend].advice} {_FALLBACK}")
+        reason = missing.pop(backend).reason
+        found[backend] = OriginalGraphs(backend, reason)
+        warnings.warn(
+            f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
+            f"graphs, as {reason}.",
+            BackendUnavailableWarning,
+            stacklevel=5,
+        )
+    return found, missing
+
+
+def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
+    """Give backends that the runtime has other ids, in a copy of the file; return it, and the new ids by old ones."""
+    content = bytearray(file.content())
+    names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
+    end = header.read_pte(memoryview(content)).tables
+    for old, new in names.items():
+        # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not searched.
+        wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1
+        while (found := content.find(wanted, found + 1, end)) >= 0:
+            content[found + 4 : found + 4 + len(new.encode())] = new.encode()
+    made = bytes(content)
+    methods = file_format.read_program(memoryview(made), find_checks)
+    return replace(file, file=mapping.in_memory(file.name, made), methods=methods), names
+
+
+class OriginalGraphs(Delegate):
+    """Stands in for a backend: ignores its payloads, and executes the graphs that the file keeps beside them."""
+
+    def __init__(self, backend_id: str, reason: str) -> None:
+        self.backend_id, self.reason = backend_id, reason  # why it is missing here, as a clause
+        self._torch = registry.find_delegate(payloads.ORIGINALS)
+
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
+        """Read the original graph of the partition; raise a BackendUnavailableError when the file does not keep it."""
+        payload = context.named_data(payloads.original_key(context.method, context.number))
+        if payload is None:
+            raise BackendUnavailableError(
+                f"method {context.method!r} needs the backend {self.backend_id!r}, and {self.reason}. There is no "
+                "original graph to fall back to: the file has it if it was emitted with keep_originals=True, and its "
+                "data file is given."
+            )
+        return self._torch.compile(payload, [], context)
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Sequence[Any]:
+        """Execute the graph."""
+        return self._torch.execute(handle, inputs)
+
+    def destroy(self, handle: Any) -> None:
+        """Release the graph."""
+        self._torch.destroy(handle)

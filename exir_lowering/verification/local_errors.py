@@ -20,8 +20,7 @@ from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.instructions import items
 from exir_lowering.runtime.interpreter.engine import open_interpreter
-from exir_lowering.runtime.interpreter.kernels import MethodState
-from exir_lowering.runtime.interpreter.memory import Slot
+from exir_lowering.runtime.interpreter.kernels import MethodState, Slot
 from exir_lowering.runtime.program import LoadedProgram
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.verification.cases import Call

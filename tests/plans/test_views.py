@@ -25,7 +25,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 import exir_lowering
-from exir_lowering.plans import folding, formatting, layout, naming, to_dot, to_html, to_json
+from exir_lowering.plans import drawing, folding, formatting, naming, to_dot, to_html, to_json
 from exir_lowering.plans.findings import find
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import Picture, picture
@@ -268,18 +268,18 @@ def check_folded(drawn: Picture, most: int) -> None:
     handed = folding.edges(drawn, boxes)
     assert all(source < target for source, target in handed)
     for room in (330.0, 1180.0):
-        laid = layout.place(len(boxes), sorted(handed), room)
+        laid = drawing.place(len(boxes), sorted(handed), room)
         for i, (x, y) in enumerate(laid.centres):
-            assert layout.BOX_WIDTH / 2 <= x <= laid.width - layout.BOX_WIDTH / 2
-            assert layout.BOX_HEIGHT / 2 <= y <= laid.height - layout.BOX_HEIGHT / 2
+            assert drawing.BOX_WIDTH / 2 <= x <= laid.width - drawing.BOX_WIDTH / 2
+            assert drawing.BOX_HEIGHT / 2 <= y <= laid.height - drawing.BOX_HEIGHT / 2
             for other_x, other_y in laid.centres[:i]:
-                assert abs(x - other_x) >= layout.BOX_WIDTH or abs(y - other_y) >= layout.BOX_HEIGHT
+                assert abs(x - other_x) >= drawing.BOX_WIDTH or abs(y - other_y) >= drawing.BOX_HEIGHT
         for (source, target), points in laid.routes.items():
             (x, y), (to_x, to_y) = laid.centres[source], laid.centres[target]
-            assert abs(points[0][0] - x) <= layout.BOX_WIDTH / 2
-            assert points[0][1] == pytest.approx(y + layout.BOX_HEIGHT / 2, abs=0.1)
-            assert abs(points[-1][0] - to_x) <= layout.BOX_WIDTH / 2
-            assert points[-1][1] == pytest.approx(to_y - layout.BOX_HEIGHT / 2, abs=0.1)
+            assert abs(points[0][0] - x) <= drawing.BOX_WIDTH / 2
+            assert points[0][1] == pytest.approx(y + drawing.BOX_HEIGHT / 2, abs=0.1)
+            assert abs(points[-1][0] - to_x) <= drawing.BOX_WIDTH / 2
+            assert points[-1][1] == pytest.approx(to_y - drawing.BOX_HEIGHT / 2, abs=0.1)
             assert all(0 <= px <= laid.width and 0 <= py <= laid.height for px, py in points)
 
 

@@ -39,7 +39,7 @@ from exir_lowering import (
 )
 from exir_lowering.graphs import operator_name
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
-from exir_lowering.runtime.native import shim, shim_cache
+from exir_lowering.runtime.native import shim
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
 
@@ -894,7 +894,7 @@ class TestCache:
         """It can be loaded, and has none of the functions."""
         other = Path(sys.modules["_ctypes"].__file__).read_bytes()
         if marked:
-            shim_cache.write(kept.parent, kept.name, other)
+            shim.write_library(kept.parent, kept.name, other)
         else:
             kept.write_bytes(other)
         self.works()
@@ -941,7 +941,7 @@ class TestCache:
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
         self.works()
         with pytest.warns(RuntimeWarning, match="is not kept in relative: its path is relative"):
-            shim_cache.write(Path("relative"), "shim.so", b"")
+            shim.write_library(Path("relative"), "shim.so", b"")
         assert not (tmp_path / "relative").exists()
 
     def test_no_home(self, monkeypatch):

@@ -24,9 +24,8 @@ from exir_lowering.plugins.processes.messages import Message, TooLateError, rais
 from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import transfer
-from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import TraceEvent
+from exir_lowering.runtime.engine import TraceEvent
+from exir_lowering.runtime.source import ProgramFile, Unavailable
 
 WORKERS = Workers("exir_lowering.runtime.child")
 """The processes that programs with limits run in."""

@@ -26,21 +26,34 @@ from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import Delegation, MethodSpec
 from exir_lowering.pte.value_kinds import Tensor
-from exir_lowering.runtime import contract, trace
-from exir_lowering.runtime.engine import Engine, explaining
-from exir_lowering.runtime.find import Unavailable, find_delegates
+from exir_lowering.runtime import contract
+from exir_lowering.runtime.engine import (
+    DELEGATE_EVENT,
+    KERNEL_EVENT,
+    METHOD_EVENT,
+    Engine,
+    Trace,
+    TraceEvent,
+    explaining,
+)
 from exir_lowering.runtime.inputs import look_at
-from exir_lowering.runtime.interpreter import hosted, memory
-from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, find_kernel
-from exir_lowering.runtime.interpreter.memory import Slot
-from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import Trace, TraceEvent
+from exir_lowering.runtime.interpreter import hosted
+from exir_lowering.runtime.interpreter.kernels import (
+    DoesNotFit,
+    Kernel,
+    MethodState,
+    Slot,
+    allocate_arenas,
+    find_kernel,
+    make_slot,
+)
+from exir_lowering.runtime.source import ProgramFile, Unavailable, find_delegates
 
 Watch: TypeAlias = Callable[[MethodState, int, int, tuple[int, ...]], None]
 """Takes the values of a method, and the number, kind and arguments of an instruction."""
 
 _SHARED = 2
-_EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
+_EVENTS = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,9 +197,9 @@ class Interpreter(Engine[PreparedMethod]):
         shared = None if self.shared is None else torch.zeros_like(self.shared)
         engine = replace(self, shared=shared, ready={}, trace=recorded)
         for _ in range(runs):
-            start = recorded.begin(-1, trace.METHOD)
+            start = recorded.begin(-1, METHOD_EVENT)
             engine.run(method, inputs)
-            recorded.end(-1, trace.METHOD, start)
+            recorded.end(-1, METHOD_EVENT, start)
         return recorded.events
 
     def _set_up(self, method: MethodSpec) -> PreparedMethod:
@@ -197,11 +210,11 @@ class Interpreter(Engine[PreparedMethod]):
             )
         ):
             shared = self.shared if method.name in self.file.sharing else None
-            arenas = memory.allocate_arenas(code.arenas if shared is None else code.arenas[:_SHARED])
+            arenas = allocate_arenas(code.arenas if shared is None else code.arenas[:_SHARED])
             if shared is not None:
                 arenas.append(shared)
             values = [
-                memory.make_slot(value.content, storage, arenas, self.named)
+                make_slot(value.content, storage, arenas, self.named)
                 if isinstance(value.content, Tensor) and storage is not None
                 else value.content
                 for value, storage in zip(code.values, code.storage, strict=True)
@@ -293,7 +306,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     shared = None
     if file.sharing:
         try:
-            (shared,) = memory.allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
-        except memory.DoesNotFit as error:
+            (shared,) = allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
+        except DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     return Interpreter(file, found, codes, data.named, {**external, **data.named}, shared, missing=missing)

@@ -41,10 +41,10 @@ from exir_lowering.runtime.contract import (
     keep_others_out,
     settle,
 )
-from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import abi, shim
 from exir_lowering.runtime.native.abi import Argument, describe_argument, read_argument, view_tensor
+from exir_lowering.runtime.source import Lines, no_lines
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec

@@ -14,12 +14,10 @@ from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.temporary import TemporaryFolder
-from exir_lowering.runtime.engine import Engine, explaining
-from exir_lowering.runtime.find import Unavailable, find_delegates, rename_backends
+from exir_lowering.runtime.engine import Engine, TraceEvent, explaining, read_etdump
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.native.bridge import bridge
-from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import TraceEvent, read_etdump
+from exir_lowering.runtime.source import ProgramFile, Unavailable, find_delegates, rename_backends
 
 _INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
 
