@@ -11,7 +11,7 @@ import torch
 
 from exir_lowering import Delegate, DelegateContext, InputError, WeightRef
 from exir_lowering.backends.reference.payload import FORMAT, Graph, Reader
-from exir_lowering.graphs.serialized.container import pick
+from exir_lowering.graphs.serialized.plain import pick
 from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ import torch
 from exir_lowering import BackendFailure, DelegateContext, InputError
 from exir_lowering.backends.reference.operators import HIGHER_ORDER, resolve
 from exir_lowering.graphs.operators import budget, calls as checked_calls
-from exir_lowering.graphs.serialized.container import Container, pick
-from exir_lowering.graphs.serialized.plain import PlainReader
+from exir_lowering.graphs.serialized.plain import Container, PlainReader, pick
 from exir_lowering.plugins import let_through
 
 FORMAT = Container(

@@ -214,7 +214,7 @@ def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Arti
 
 
 def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
-    from exir_lowering.plans.text import describe_memory
+    from exir_lowering.plans.views import describe_memory
 
     make_console().print(lowered.report.table())
     for method in artifact.report.methods:

@@ -9,7 +9,7 @@ from typing import Any
 
 from exir_lowering.inspection import text
 from exir_lowering.inspection.report import FileReport, MethodReport, as_data
-from exir_lowering.plans.data import plain
+from exir_lowering.plans.views import plain
 from exir_lowering.pte.printing import Shown, printable, render
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exir_lowering.inspection import text
-from exir_lowering.plans.data import plain
+from exir_lowering.plans.views import plain
 from exir_lowering.pte.manifest import Line
 from exir_lowering.pte.payloads import PayloadOperator
 from exir_lowering.pte.printing import Shown

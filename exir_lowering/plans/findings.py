@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from exir_lowering.model import Adjustment, RefusedRewrite, Rewriting
-from exir_lowering.plans import formatting as shown, naming
+from exir_lowering.plans import formatting as shown
 from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, PlannedNode, RefusedMerge
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ class Finding:
 
     what: str
     why: str
-    where: tuple[tuple[str, naming.Place], ...] = ()  # names of nodes or of partitions, and the model's lines
+    where: tuple[tuple[str, shown.Place], ...] = ()  # names of nodes or of partitions, and the model's lines
     count: int = 1
 
     @property
@@ -33,14 +33,14 @@ class Finding:
         """What it is, and how often, if that is more than once."""
         return self.what if self.count == 1 else f"{self.count:,} x {self.what}"
 
-    def by_place(self) -> dict[naming.Place, list[str]]:
+    def by_place(self) -> dict[shown.Place, list[str]]:
         """The names at each place; those without one are at the place ""."""
-        found: dict[naming.Place, list[str]] = {}
+        found: dict[shown.Place, list[str]] = {}
         for name, place in self.where:
             found.setdefault(place, []).append(name)
         return found
 
-    def lines(self) -> list[naming.Place]:
+    def lines(self) -> list[shown.Place]:
         """The lines of the model, each once."""
         return [place for place in self.by_place() if place.short]
 
@@ -56,7 +56,7 @@ class Section:
 
 def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     """Yield what a plan says of a method, what helps most first; `named` if arguments have to name the method."""
-    own = {node.name: naming.place(node.source) for node in method.nodes}
+    own = {node.name: shown.place(node.source) for node in method.nodes}
     theirs = {host.operator for host in method.host if not _by_the_app(host)}
     refused = _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice))
     rewrites = [(group[0].advice, _refused_rewrite(group)) for group in refused]
@@ -94,7 +94,9 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
 def _alive(tensor: LiveTensor) -> Finding:
     form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
     return Finding(
-        f"{shown.size(tensor.bytes)} of {tensor.name}", f"{form}{tensor.made_by}", (("", naming.place(tensor.source)),)
+        f"{shown.size(tensor.bytes)} of {tensor.name}",
+        f"{form}{tensor.made_by}",
+        (("", shown.place(tensor.source)),),
     )
 
 
@@ -131,15 +133,15 @@ def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
     return Finding(str(advice), why, _lines(method, advice.operators))
 
 
-def _lines(method: MethodPlan, operators: Collection[str]) -> tuple[tuple[str, naming.Place], ...]:
+def _lines(method: MethodPlan, operators: Collection[str]) -> tuple[tuple[str, shown.Place], ...]:
     """Return the model's lines of operators on the host, each once, without names of nodes."""
     sources = dict.fromkeys(host.source for host in method.host if host.operator in operators and host.source)
-    return tuple(("", naming.place(source)) for source in sources)
+    return tuple(("", shown.place(source)) for source in sources)
 
 
 def _host(group: list[HostNode]) -> Finding:
     first = group[0]
-    where = tuple((host.node, naming.place(host.source)) for host in group)
+    where = tuple((host.node, shown.place(host.source)) for host in group)
     return Finding(
         f"{first.operator} on the host", f"{first.reason or 'no reason given'} [{first.by}]", where, len(group)
     )
@@ -148,18 +150,18 @@ def _host(group: list[HostNode]) -> Finding:
 def _refused_rewrite(group: list[RefusedRewrite]) -> Finding:
     first = group[0]
     why = f"{first.reason}{'; ' if first.advice else ''}{first.advice}"
-    where = tuple((one.node, naming.place(one.source)) for one in group)
+    where = tuple((one.node, shown.place(one.source)) for one in group)
     return Finding(f"{first.rewrite}, {first.operator} not rewritten", why, where, len(group))
 
 
 def _rewriting(group: list[Rewriting]) -> Finding:
-    where = tuple((f"{', '.join(one.removed)} -> {one.kept}", naming.place(one.source)) for one in group)
-    operators = ", ".join(map(naming.short_operator, group[0].operators))
+    where = tuple((f"{', '.join(one.removed)} -> {one.kept}", shown.place(one.source)) for one in group)
+    operators = ", ".join(map(shown.short_operator, group[0].operators))
     return Finding(group[0].rewrite, operators, where, len(group))
 
 
-def _adjustment(each: Adjustment, own: Mapping[str, naming.Place]) -> Finding:
-    where = tuple((name, own.get(name, naming.Place("", ""))) for name in each.nodes)
+def _adjustment(each: Adjustment, own: Mapping[str, shown.Place]) -> Finding:
+    where = tuple((name, own.get(name, shown.Place("", ""))) for name in each.nodes)
     return Finding(f"{each.kind} {shown.span(each.nodes)}", f"{each.reason} [{each.by}]", where)
 
 
@@ -170,14 +172,14 @@ def _merges(method: MethodPlan) -> Iterator[Finding]:
 
     def between(each: RefusedMerge) -> str:
         found = [by_name[name] for name in each.path if name in by_name]
-        return shown.path([naming.short_operator(node.operator) for node in found] or each.path)
+        return shown.path([shown.short_operator(node.operator) for node in found] or each.path)
 
     for group in _group(method.refused_merges, lambda each: (backends.get(each.first), between(each))):
         where = tuple(
             (
                 f"{titles.get(each.first, each.first)} ({each.first}) and {titles.get(each.second, each.second)} "
                 f"({each.second}): {' -> '.join(each.path)}",
-                naming.Place("", ""),
+                shown.Place("", ""),
             )
             for each in group
         )
@@ -191,4 +193,4 @@ def name_partitions(method: MethodPlan) -> dict[str, str]:
     for node in method.nodes:
         if node.partition in members:
             members[node.partition].append(node)
-    return {identity: naming.name_nodes(nodes) for identity, nodes in members.items()}
+    return {identity: shown.name_nodes(nodes) for identity, nodes in members.items()}

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from exir_lowering.model import NarrowedDimension, RefusedPartition
-from exir_lowering.plans import text
+from exir_lowering.plans import views
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.printing import in_notebook, make_table, render
 
@@ -118,8 +118,8 @@ class Report(LoweringPlan):
             The text.
         """
         own = render(self._parts(), width)
-        most = max(text.LINES // 2, text.LINES - len(own.splitlines()))
-        return text.to_text(self, width, everything=everything, most=most) + own
+        most = max(views.LINES // 2, views.LINES - len(own.splitlines()))
+        return views.to_text(self, width, everything=everything, most=most) + own
 
     def _parts(self) -> Iterator[RenderableType]:
         yield self.table()

@@ -23,8 +23,7 @@ from exir_lowering._upstream.emission import GivenValue, cord_pieces, data_file_
 from exir_lowering._upstream.recording import Recording, View
 from exir_lowering._upstream.tensors import is_plain
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.graphs.serialized.container import NotSerialisableError
-from exir_lowering.graphs.serialized.plain import PlainWriter
+from exir_lowering.graphs.serialized.plain import NotSerialisableError, PlainWriter
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pte import container, flatbuffer, slots

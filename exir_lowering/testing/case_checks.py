@@ -10,8 +10,7 @@ from exir_lowering._upstream import stderr
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.testing.samples import Call
-from exir_lowering.testing.trial import Broken, Trial, Unsupported, list_event_names
-from exir_lowering.testing.watching import Change, WatchedDelegate
+from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_event_names
 
 _CHANGED_BYTES = 8
 _LOADS = 2

@@ -1,8 +1,8 @@
 """Whether a file computes what its programs do: the runtime against eager PyTorch, on inputs that find errors.
 
-`subjects` says what is compared, `sizes`, `positions` and `cases` make inputs, `eager` runs the programs, `measure`
-compares, `local_errors` finds where an error arises, `results` says what was found; `checking` has `verify`.
-`bisecting` has `bisect`: `culprit` is what it finds, `repro` what it saves of that.
+`subjects` says what is compared, `sizes` and `cases` make inputs, `eager` runs the programs, `measure`
+compares, `local_errors` finds where an error arises, `checking` has `verify`.
+`bisecting` has `bisect`; `repro` is what it saves. `results` has what both find.
 """
 
 import lazy_loader

@@ -34,9 +34,8 @@ from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
 from exir_lowering.verification.checking import Comparison, Outputs, conclude, read
-from exir_lowering.verification.culprit import QUANTIZED, Culprit, Kind, Suspect, Where
 from exir_lowering.verification.repro import Repro
-from exir_lowering.verification.results import Verification, problems
+from exir_lowering.verification.results import QUANTIZED, Culprit, Kind, Suspect, Verification, Where, problems
 from exir_lowering.verification.subjects import match, read_inputs
 
 PATIENCE = 300.0

@@ -24,8 +24,8 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_address, find_delegate_address
 from exir_lowering.verification.cases import Call
 from exir_lowering.verification.checking import Comparison
-from exir_lowering.verification.culprit import Suspect
 from exir_lowering.verification.eager import Eager, find_sharing
+from exir_lowering.verification.results import Suspect
 
 _SCRIPT = '''\
 """Lowers, runs, times and compares {operators} in {backend_id}."""

@@ -628,7 +628,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.graphs.operators.functions",
         "exir_lowering.graphs.operators.pure",
         "exir_lowering.graphs.serialized",
-        "exir_lowering.graphs.serialized.container",
         "exir_lowering.graphs.serialized.plain",
         "exir_lowering.graphs.weights",
         "exir_lowering.plugins",

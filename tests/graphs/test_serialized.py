@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import graphs, lower, plan
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.graphs.serialized import NotSerialisableError, decode, encode
-from exir_lowering.graphs.serialized.metadata import DROPPED
+from exir_lowering.graphs.serialized.arguments import DROPPED
 
 
 def edge(program: ExportedProgram) -> ExportedProgram:

@@ -18,10 +18,10 @@ from selenium.webdriver.common.by import By
 from torch import nn
 
 from exir_lowering import FileReport, InputError, inspect, load, lower
-from exir_lowering.inspection import graph
-from exir_lowering.inspection.calls import Modules
+from exir_lowering.inspection import page
+from exir_lowering.inspection.reading import Modules
 from exir_lowering.inspection.report import Call, Flow, MethodReport
-from exir_lowering.plans.folding import MOST
+from exir_lowering.plans.picture import MOST
 from exir_lowering.pte.dataflow import DELEGATE
 from exir_lowering.pte.debug_info import MethodDebug
 
@@ -65,7 +65,7 @@ def method(name: str) -> MethodReport:
 
 
 def shown(method: MethodReport) -> list[tuple[str, str, str]]:
-    return [(box.title, box.operators, box.where) for box in graph.draw(method)[0]]
+    return [(box.title, box.operators, box.where) for box in page.draw(method)[0]]
 
 
 def test_a_branch_and_state() -> None:
@@ -122,10 +122,10 @@ def test_a_hostile_method_is_drawn_in_time() -> None:
     flows = tuple(Flow(i, j, i, 1 << 62) for i in range(9_000) for j in (i + 1, i + 999))
     hostile = replace(found, delegates=(payload,), calls=calls, flows=flows)
     started = time.process_time()
-    boxes, _ = graph.draw(hostile)
+    boxes, _ = page.draw(hostile)
     assert len(boxes) <= MOST and time.process_time() - started < 5
-    page = replace(deep(3), methods=(hostile,)).to_html()
-    assert "<b>::" not in page and "<i>" not in page and "\x1b" not in page
+    html = replace(deep(3), methods=(hostile,)).to_html()
+    assert "<b>::" not in html and "<i>" not in html and "\x1b" not in html
 
 
 def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
@@ -174,7 +174,7 @@ def test_it_fits_the_screen(width: int, dark: bool, tmp_path: Path) -> None:
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
             pictures = [one for one in driver.find_elements(By.CSS_SELECTOR, ".picture") if one.is_displayed()]
             boxes = [len(one.find_elements(By.CSS_SELECTOR, ".box")) for one in pictures]
-            assert boxes == [len(graph.draw(method)[0]) for method in found.methods]
+            assert boxes == [len(page.draw(method)[0]) for method in found.methods]
             assert all(one.size["width"] <= width and one.size["height"] > 60 for one in pictures)
             marked = [one for one in pictures if one.find_elements(By.CSS_SELECTOR, "path.state")]
             assert bool(marked) is (name == "state")

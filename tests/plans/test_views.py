@@ -25,12 +25,12 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 import exir_lowering
-from exir_lowering.plans import drawing, folding, formatting, naming, to_dot, to_html, to_json
+from exir_lowering.plans import drawing, formatting, to_dot, to_html, to_json
 from exir_lowering.plans.findings import find
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.plans.picture import Picture, picture
+from exir_lowering.plans.picture import MOST_BOXES, Picture, edges_between, fold, picture
 from exir_lowering.plans.planned import Advice, MethodPlan
-from exir_lowering.plans.text import to_text
+from exir_lowering.plans.views import to_text
 
 PLANS = {
     "small": fake_plans.small(),
@@ -77,17 +77,17 @@ def test_long_texts_lose_their_middle() -> None:
     ],
 )  # fmt: skip
 def test_modules_have_a_name_together(modules: list[str], name: str) -> None:
-    assert naming.name_modules(modules).replace("self.q … output", "self … output") == name
+    assert formatting.name_modules(modules).replace("self.q … output", "self … output") == name
 
 
 def test_operators_and_lines_are_short_and_complete() -> None:
     nodes = [node("a", "aten.linear.default", flops=9), node("b", "aten.linear.default"), *map(node, "cde")]
-    assert naming.count_operators([*nodes, node("f", "cond", flops=2)], 2) == "linear x2, add x3, 1 more"
-    place = naming.place('File "/site-packages/bert/modeling_bert.py", line 451, in forward: x = y: z')
-    assert place == naming.Place(
+    assert formatting.count_operators([*nodes, node("f", "cond", flops=2)], 2) == "linear x2, add x3, 1 more"
+    place = formatting.place('File "/site-packages/bert/modeling_bert.py", line 451, in forward: x = y: z')
+    assert place == formatting.Place(
         "modeling_bert.py:451", "/site-packages/bert/modeling_bert.py:451, in forward: x = y: z"
     )
-    assert naming.place("from somewhere") == naming.Place("from somewhere", "from somewhere")
+    assert formatting.place("from somewhere") == formatting.Place("from somewhere", "from somewhere")
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_nothing_is_lost(name: str) -> None:
     text = to_text(PLANS[name], 100_000, everything=True)
     for made in PLANS[name].methods:
         for host in made.host:
-            assert host.node in text and host.reason in text and naming.place(host.source).full in text
+            assert host.node in text and host.reason in text and formatting.place(host.source).full in text
         for partition in made.partitions:
             assert f"({partition.id}): {partition.backend_id}, " in text
         for refused in made.refused_merges:
@@ -262,10 +262,10 @@ def check(made: MethodPlan, drawn: Picture) -> None:
 
 def check_folded(drawn: Picture, most: int) -> None:
     """Boxes are stretches of the order of execution, and what is drawn fits, without overlap."""
-    boxes = folding.fold(drawn, most)
+    boxes = fold(drawn, most)
     assert len(boxes) <= most
     assert [vertex for box in boxes for vertex in box.vertices] == list(drawn.vertices), "nothing is lost"
-    handed = folding.edges(drawn, boxes)
+    handed = edges_between(drawn, boxes)
     assert all(source < target for source, target in handed)
     for room in (330.0, 1180.0):
         laid = drawing.place(len(boxes), sorted(handed), room)
@@ -297,7 +297,7 @@ def test_picture_of_a_plan(name: str) -> None:
     for made in PLANS[name].methods:
         drawn = picture(made)
         check(made, drawn)
-        check_folded(drawn, folding.MOST)
+        check_folded(drawn, MOST_BOXES)
 
 
 def test_host_regions_are_as_few_as_the_partitions_between_them_allow() -> None:
@@ -317,7 +317,7 @@ def test_host_regions_are_as_few_as_the_partitions_between_them_allow() -> None:
 
 
 def test_repeated_layers_are_one_box_with_a_count() -> None:
-    boxes = folding.fold(picture(PLANS["large"].methods[0]))
+    boxes = fold(picture(PLANS["large"].methods[0]))
     assert [box.title for box in boxes[:3]] == [
         "model.layers.0.mask … norm", "59 x model.layers.0-59", "model.layers.59.query",
     ]  # fmt: skip
@@ -328,12 +328,12 @@ def test_repeated_layers_are_one_box_with_a_count() -> None:
 
 def test_what_is_not_repeated_is_joined_by_modules_or_at_least_counted() -> None:
     made = PLANS["varied"].methods[0]
-    assert [box.title for box in folding.fold(picture(made))][:2] == [
+    assert [box.title for box in fold(picture(made))][:2] == [
         "stage.0.block.0.unit.0-9",
         "stage.0.block.1.unit.10-19",
     ]
     bare = replace(made, nodes=tuple(replace(n, module="") for n in made.nodes))
-    assert len(folding.fold(picture(bare))) == folding.MOST
+    assert len(fold(picture(bare))) == MOST_BOXES
 
 
 def test_a_plan_that_cannot_run_is_not_drawn() -> None:
@@ -380,7 +380,7 @@ def test_dot_has_every_vertex_and_edge(name: str) -> None:
         assert next(labels) == made.name
         for vertex in drawn.vertices:
             words = next(labels)
-            assert words == f"{vertex.title}\n{naming.count_operators(vertex.nodes)}\n{vertex.where}"
+            assert words == f"{vertex.title}\n{formatting.count_operators(vertex.nodes)}\n{vertex.where}"
         for edge in drawn.edges:
             assert next(labels) == formatting.size(edge.bytes)
     assert next(labels, None) is None
@@ -408,7 +408,7 @@ def test_page_needs_nothing_else(name: str) -> None:
     text = html.unescape(page.replace("<wbr>", ""))
     for made in PLANS[name].methods:
         assert all(n.name in text and n.module in text for n in made.nodes)
-        assert all(naming.place(n.source).full in text for n in made.nodes)
+        assert all(formatting.place(n.source).full in text for n in made.nodes)
         assert all(partition.id in text for partition in made.partitions)
         assert all(reason.reason in text for host in made.host for reason in host.reasons)
 
@@ -507,7 +507,7 @@ return {
 def test_browser_shows_a_picture_that_fits_and_can_be_read(page: Page, name: str, width: int) -> None:
     found = page.open(PLANS[name], width).run(_FITS)
     assert found["page"] and found["outside"] == found["clipped"] == []
-    drawn = [len(folding.fold(picture(made))) for made in PLANS[name].methods if made.nodes]
+    drawn = [len(fold(picture(made))) for made in PLANS[name].methods if made.nodes]
     assert found["boxes"] == drawn and found["pictures"] == len(drawn)
     assert found["smallest"] >= 10, "pixels of a line of text"
 

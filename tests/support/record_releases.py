@@ -49,7 +49,7 @@ def make_cases() -> list[Any]:
 
 def forms_of(content: bytes, method: str) -> frozenset[Any]:
     """Return what a file asks of a runtime."""
-    from exir_lowering.inspection.forms import method_forms
+    from exir_lowering.inspection.compatibility import method_forms
     from exir_lowering.pte.code import read_code
 
     code, data = read_code(memoryview(content))

@@ -1,3 +1,2 @@
-from .container import NotSerialisableError as NotSerialisableError
-from .decoding import decode as decode
-from .encoding import Encoded as Encoded, encode as encode
+from .plain import NotSerialisableError as NotSerialisableError
+from .programs import Encoded as Encoded, decode as decode, encode as encode

@@ -24,8 +24,8 @@ from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.arguments import ValueReader, ValueWriter
-from exir_lowering.graphs.serialized.container import NotSerialisableError
 from exir_lowering.graphs.serialized.grammar import check_identifier, check_path
+from exir_lowering.graphs.serialized.plain import NotSerialisableError
 
 _NAMED: dict[str, type[Any]] = {
     "tensor": TensorArgument,

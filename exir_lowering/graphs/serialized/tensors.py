@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from exir_lowering.graphs.operators.budget import extent_of
-from exir_lowering.graphs.serialized.container import NotSerialisableError
+from exir_lowering.graphs.serialized.plain import NotSerialisableError
 
 DTYPES = {
     str(value).removeprefix("torch."): value

@@ -1,20 +1,162 @@
-"""A plan as plain text: a summary that fits a screen, or everything."""
+"""A plan as text, JSON, a Graphviz graph, and an HTML page that needs neither a network nor scripts."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
-from exir_lowering.plans import formatting as shown, naming
-from exir_lowering.plans.data import coverages
+import torch
+
+from exir_lowering.plans import drawing, formatting as shown
 from exir_lowering.plans.findings import Finding, find, name_partitions
-from exir_lowering.plans.planned import MethodPlan, PlannedMemory
+from exir_lowering.plans.picture import edges_between, fold, picture
+from exir_lowering.plans.planned import MethodPlan, PlannedMemory, PlannedNode
 from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
+
+
+VERSION = 1
+"""Increased when a field of the JSON changes its meaning or is removed."""
+
+
+def to_json(plan: LoweringPlan) -> str:
+    """Return a plan as JSON; equal plans give equal text.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, under their names, and for
+        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null if it has none. A report
+        has additional fields.
+    """
+    return json.dumps(as_data(plan), indent=2)
+
+
+def as_data(plan: LoweringPlan) -> dict[str, Any]:
+    """Return what `to_json` writes."""
+    more = {field.name: plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
+    return {"version": VERSION, "methods": [_method_data(method) for method in plan.methods], **more}
+
+
+def coverages(method: MethodPlan) -> dict[str, float | None]:
+    """Return the delegated shares of a method, 0 to 1; None where the total is zero."""
+    return {
+        "operators": method.coverage if method.nodes else None,
+        "flops": method.flops_coverage if any(node.flops for node in method.nodes) else None,
+        "weights": method.weights_coverage if method.weight_bytes else None,
+    }
+
+
+def _method_data(method: MethodPlan) -> dict[str, Any]:
+    values: dict[str, Any] = plain(method)
+    return {"name": values.pop("name"), "coverage": coverages(method), **values}
+
+
+def plain(value: Any) -> Any:
+    """Return values as JSON can hold them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        names = (field.name.lstrip("_") for field in fields(value))  # a property tells what a private field keeps
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value.hex() if isinstance(value, bytes) else value
+
+
+_COLOURS = ("#cfe2ff", "#ffe0b8", "#cdeccf", "#f5cfe3", "#e0d6fa", "#c9ecee", "#f3eab0", "#f7d0c8")
+
+
+def to_dot(plan: LoweringPlan) -> str:
+    """Return a plan in the DOT language: a cluster for each method, with partitions and host regions.
+
+    Args:
+        plan: The plan.
+    """
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: LoweringPlan) -> Iterator[str]:
+    backends = dict.fromkeys(partition.backend_id for method in plan.methods for partition in method.partitions)
+    colours = {backend: _COLOURS[i % len(_COLOURS)] for i, backend in enumerate(backends)}
+    yield "digraph {"
+    yield '  node [shape=box, style="filled,rounded", fontname="sans-serif"];'
+    yield '  edge [fontname="sans-serif", fontsize=10];'
+    for i, method in enumerate(plan.methods):
+        drawn = picture(method)
+        names = {vertex.id: f"m{i}_v{j}" for j, vertex in enumerate(drawn.vertices)}
+        yield f"  subgraph cluster_{i} {{"
+        yield f"    label={_quote(method.name)};"
+        for vertex in drawn.vertices:
+            colour = colours[vertex.backend] if vertex.backend is not None else "#e6e6e6"
+            text = _quote(f"{vertex.title}\n{shown.count_operators(vertex.nodes)}\n{vertex.where}")
+            yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
+        for edge in drawn.edges:
+            style = f"label={_quote(shown.size(edge.bytes))}" if edge.bytes else "style=dashed"
+            yield f"    {names[edge.source]} -> {names[edge.target]} [{style}];"
+        yield "  }"
+    yield "}"
+
+
+def _quote(text: str) -> str:
+    """Quote a text: Graphviz interprets backslashes and HTML entities in labels, and rejects NUL."""
+    for raw, escaped in (("\0", "�"), ("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", ""), ("\n", "\\n")):
+        text = text.replace(raw, escaped)
+    return f'"{text}"'
+
+
+def to_html(plan: LoweringPlan) -> str:
+    """Return a plan as a page: what helps, the partitions as a picture, every operator with its reasons.
+
+    All names in the plan are shown as text: they are escaped, and a content security policy lets the browser run and
+    load nothing.
+
+    Args:
+        plan: The plan.
+    """
+    return drawing.render(
+        "exir_lowering.plans",
+        {"operations": shown.operations},
+        plan=plan,
+        facts=facts(plan),
+        methods=[_show(method, len(plan.methods) > 1) for method in plan.methods],
+        colours=drawing.colours(plan.backend_ids),
+    )
+
+
+def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
+    drawn = picture(method)
+    boxes = fold(drawn)
+    handed = edges_between(drawn, boxes)
+    return {
+        "plan": method,
+        "shares": coverages(method),
+        "destinations": destinations(method),
+        "predicted": predicted(method),
+        "sections": list(find(method, named=named)),
+        "boxes": boxes,
+        "drawings": drawing.draw(boxes, handed),
+        "partitions": {f"partition:{partition.id}": partition for partition in method.partitions},
+        "rows": _rows,
+    }
+
+
+def _rows(nodes: Sequence[PlannedNode]) -> list[tuple[str, str, shown.Place, list[str]]]:
+    """Return equal operators of a module and a source line together, with the names of all."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for node in nodes:
+        rows.setdefault((node.operator, node.module, node.source), []).append(node.name)
+    return [(operator, module, shown.place(source), names) for (operator, module, source), names in rows.items()]
+
 
 LINES = 25
 """How many lines a summary has at most."""
@@ -188,7 +330,7 @@ def _partitions(method: MethodPlan, width: int) -> Iterable[str]:
     titles = name_partitions(method)
     by_name = {node.name: node for node in method.nodes}
     for one in method.partitions:
-        operators = naming.count_operators((by_name[name] for name in one.nodes), len(one.nodes))
+        operators = shown.count_operators((by_name[name] for name in one.nodes), len(one.nodes))
         handed = f"{shown.size(one.bytes_in)} in, {shown.size(one.bytes_out)} out"
         costs = f"{shown.size(one.weight_bytes)} of weights, {handed}, {shown.operations(one.flops)} flops"
         yield from _wrap(f"{titles[one.id]} ({one.id}): {one.backend_id}, {operators}; {costs}", width, 4)
