@@ -34,7 +34,7 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
-from exir_lowering.plugins.predicting import planning_with
+from exir_lowering.plugins.costs import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
 from exir_lowering.steps.arguments import Request, TransformPasses

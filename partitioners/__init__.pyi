@@ -1,7 +1,6 @@
 from .algorithms.convex import Proposal as Proposal, contract as contract, propose_partitions as propose_partitions
 from .algorithms.limits import Limits as Limits
-from .by_pattern import PatternPartitioner as PatternPartitioner
-from .by_support import SupportPartitioner as SupportPartitioner
+from .by_support import PatternPartitioner as PatternPartitioner, SupportPartitioner as SupportPartitioner
 from .chained import ChainedPartitioner as ChainedPartitioner
 from .cost_table import CostModel as CostModel, CostTable as CostTable
 from .drop_in import ConvexPartitioner as ConvexPartitioner, convex_proposals as convex_proposals

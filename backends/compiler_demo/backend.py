@@ -11,8 +11,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs
-from exir_lowering.backends.compiler_demo import instructions
-from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
+from exir_lowering.backends.compiler_demo import delegate
+from exir_lowering.backends.compiler_demo.delegate import Code, Instruction
 from exir_lowering.graphs import measures
 
 _CONVERSIONS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
@@ -39,8 +39,8 @@ class CompilerDemoBackend(Backend):
                 code.append(_instruction(node, names))
                 names[node] = f"%{len(names)}"
         results = [names[node] for node in program.graph.output_node().args[0]]
-        text = instructions.write(Code(len(inputs), list(constants.values()), code, results))
-        events = zip(instructions.events(code), code, strict=True)
+        text = delegate.write(Code(len(inputs), list(constants.values()), code, results))
+        events = zip(delegate.events(code), code, strict=True)
         handles = {event: (i.handle,) for event, i in events if i.handle >= 0}
         return PreprocessResult(text.encode(), debug_handle_map=handles)
 
@@ -73,7 +73,7 @@ def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 def _instruction(node: Node, names: dict[Node, str]) -> Instruction:
     name = graphs.operator_name(node)
     operator = name.rpartition(".")[0] if name.count(".") > 1 else name
-    if operator not in instructions.OPERATORS or len(list(measures.tensors(node.meta.get("val")))) != 1:
+    if operator not in delegate.OPERATORS or len(list(measures.tensors(node.meta.get("val")))) != 1:
         raise _refusal(node, operator)
     left, right = (_argument(node, value, names) for value in node.args[:2])
     alpha: Any = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)

@@ -1,3 +1,6 @@
-from .backend import ReferenceBackend as ReferenceBackend
+from .backend import (
+    ReferenceBackend as ReferenceBackend,
+    executable as executable,
+    reference_partitioner as reference_partitioner,
+)
 from .delegate import ReferenceDelegate as ReferenceDelegate
-from .support import executable as executable, reference_partitioner as reference_partitioner

@@ -30,8 +30,7 @@ from exir_lowering.cli import (
     settings,
     verify,
 )
-from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, quieten, say
-from exir_lowering.cli.wording import describe
+from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
 from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli.output import find_file
-from exir_lowering.cli.wording import first_line
+from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import did_you_mean

@@ -24,8 +24,7 @@ from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
 from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plugins.backend import ExplainedResult
-from exir_lowering.plugins.costs import CostModel
-from exir_lowering.plugins.predicting import cost_of
+from exir_lowering.plugins.costs import CostModel, cost_of
 
 _COST = "cost"
 """The code of what is refused since it would not pay."""

@@ -24,9 +24,8 @@ from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, manifest, mapping, slots
 from exir_lowering.pte.code import Code, Payload
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.instructions import items
+from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, items
 from exir_lowering.pte.payloads import check_payload, describe
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.slots import KernelTypes as K

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
 from exir_lowering.pte.code import Code
-from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, PlanInstruction
-from exir_lowering.pte.instructions import items
+from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, PlanInstruction, items
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 

@@ -42,10 +42,9 @@ from exir_lowering.pte import (
 )
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.container import Data
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.instructions import items
+from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction, items
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.provenance import MethodProvenance, Provenance

@@ -32,7 +32,7 @@ from exir_lowering.lowered_module.source import Source
 from exir_lowering.model import State
 from exir_lowering.plugins import availability
 from exir_lowering.pte.assembling import RESERVED
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.program import read_file
 from exir_lowering.steps import shared_state

@@ -14,7 +14,7 @@ from exir_lowering.pte import assembling, digests, mapping, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.program import open_file
 from exir_lowering.runtime.source import ProgramFile, Unavailable

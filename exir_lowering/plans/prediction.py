@@ -11,8 +11,7 @@ from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.model import EdgeMethod
 from exir_lowering.plans.planned import Advice, HostCost, HostNode, Prediction
-from exir_lowering.plugins.costs import HOST, CostModel
-from exir_lowering.plugins.predicting import AskedCosts, count_trips
+from exir_lowering.plugins.costs import HOST, AskedCosts, CostModel, count_trips
 
 LARGEST = 3
 """How many host costs a prediction lists."""

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.dataflow import PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.instructions import read_instruction
+from exir_lowering.pte.instructions import PlanInstruction, read_instruction
 from exir_lowering.pte.slots import DataLocation, ExecutionPlan
 from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec, check_index
 from exir_lowering.pte.values import Storage, read_value

@@ -16,7 +16,7 @@ from exir_lowering.pte import container, digests, kinds, mapping
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.program_writer import write_data
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
 Given: TypeAlias = "One | Sequence[One] | None"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import torch
 
-from exir_lowering.pte import dataflow, payloads, provenance, signatures
+from exir_lowering.pte import instructions, payloads, provenance, signatures
 from exir_lowering.pte.code import Code, Payload, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -38,7 +38,7 @@ class Delegation:
     payload: int  # its size in bytes
     arguments: int  # how many values it is called with, inputs first
     outputs: tuple[ValueSpec, ...]  # the last of these values, which it may return
-    counts: tuple[int, ...]  # how many of these it returns, the likeliest number first: see `dataflow`
+    counts: tuple[int, ...]  # how many of these it returns, the likeliest number first: see `instructions`
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _checked_method(
     if to_run:
         check_kernels(body)
     for kind, target, arguments in body.instructions():
-        payload = checked[target] if kind == dataflow.DELEGATE else None
+        payload = checked[target] if kind == instructions.DELEGATE else None
         if payload is not None:
             payloads.check_call(code.payloads[target].backend, payload, [values[index] for index in arguments])
     lost = {position for position, index in enumerate(inputs) if values[index].kind == K.NULL and index in read}
@@ -148,14 +148,14 @@ def _kernels(code: Code) -> Mapping[int, str]:
         return {}
     names = [".".join(filter(None, (*name.split("::", 1), overload))) for name, overload in code.operators]
     called = enumerate(code.chains[0])
-    return {number: names[target] for number, (kind, target, _) in called if kind == dataflow.KERNEL}
+    return {number: names[target] for number, (kind, target, _) in called if kind == instructions.KERNEL}
 
 
 def _delegations(code: Code, body: Body, state: Sequence[int]) -> tuple[Delegation, ...]:
     tensors = {number: value.content for number, value in enumerate(code.values) if isinstance(value.content, Tensor)}
     given = {number for number, tensor in tensors.items() if tensor.stored} | body.inputs | set(state)
     memory = [_memory(storage, value) for storage, value in zip(code.storage, code.values, strict=True)]
-    calls = dataflow.output_counts(code.chains, memory, body.items, given, max(code.inputs, default=-1))
+    calls = instructions.output_counts(code.chains, memory, body.items, given, max(code.inputs, default=-1))
     found = []
     for number, payload in enumerate(code.payloads):
         arguments, counts = calls.get(number, ((), (0,)))

@@ -20,9 +20,8 @@ from exir_lowering._upstream.operators import FunctionalOperator, functional_ope
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.pte import quantized
-from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.instructions import Body
+from exir_lowering.pte.instructions import KERNEL, Body
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, strides
 

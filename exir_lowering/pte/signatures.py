@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 
 from exir_lowering.pte.code import Code
-from exir_lowering.pte.dataflow import KERNEL
-from exir_lowering.pte.instructions import Body
+from exir_lowering.pte.instructions import KERNEL, Body
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor

@@ -24,8 +24,8 @@ from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.addresses import load_class
 from exir_lowering.plugins.processes.messages import Message, describe_error
 from exir_lowering.pte.code import read_code
-from exir_lowering.pte.dataflow import JUMP
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.instructions import JUMP
 from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.inputs import prepare

@@ -16,9 +16,8 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.instructions import items
+from exir_lowering.pte.instructions import KERNEL, items
 from exir_lowering.runtime.interpreter.engine import open_interpreter
 from exir_lowering.runtime.interpreter.kernels import MethodState, Slot
 from exir_lowering.runtime.program import LoadedProgram

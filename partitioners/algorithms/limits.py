@@ -17,7 +17,7 @@ from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.support import GraphScope
 from exir_lowering.plugins import HOST
-from exir_lowering.plugins.predicting import planned_costs
+from exir_lowering.plugins.costs import planned_costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods, LoweringOptions, graphs
-from exir_lowering.backends.reference import ReferenceDelegate, operators
-from exir_lowering.backends.reference.payload import FORMAT
-from exir_lowering.backends.reference.support import refusal
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.backends.reference.backend import refusal
+from exir_lowering.backends.reference.payload import FORMAT, map_rows, scan
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "4"))
 
@@ -231,9 +231,9 @@ def test_control_flow() -> None:
 
 def test_loops_over_no_rows() -> None:
     empty = torch.zeros(0, 3)
-    (rows,) = operators.map_rows(lambda row: [row.sum().long()], [empty])
+    (rows,) = map_rows(lambda row: [row.sum().long()], [empty])
     assert rows.shape == (0,) and rows.dtype == torch.int64
-    carry, rows = operators.scan(lambda c, row: [c + row, row * 2], [torch.ones(3)], [empty])
+    carry, rows = scan(lambda c, row: [c + row, row * 2], [torch.ones(3)], [empty])
     assert torch.equal(carry, torch.ones(3)) and rows.shape == (0, 3)
 
 
@@ -613,10 +613,8 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.backends",
         "exir_lowering.backends.compiler_demo",
         "exir_lowering.backends.compiler_demo.delegate",
-        "exir_lowering.backends.compiler_demo.instructions",
         "exir_lowering.backends.reference",
         "exir_lowering.backends.reference.delegate",
-        "exir_lowering.backends.reference.operators",
         "exir_lowering.backends.reference.payload",
         "exir_lowering.errors",
         "exir_lowering.errors.interrupts",

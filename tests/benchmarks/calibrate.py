@@ -1,7 +1,7 @@
 """Measure the figures of the default cost model, or compare predictions with latencies: `calibrate.py [--models]`.
 
 Without arguments it prints, for each operator, the nanoseconds per unit of work of ExecuTorch's host kernel and, where
-XNNPACK takes it, of a delegate that has nothing else; `exir_lowering/plugins/default_costs.py` has the figures. A
+XNNPACK takes it, of a delegate that has nothing else; `exir_lowering/plugins/costs.py` has the figures. A
 delegate of several operators fuses some, and its caches are in another state, so the figures of delegates are then
 changed until predictions meet the latency of models. With `--models` it prints predicted and measured latency of the
 models of `lowering_models.py`, and the same for their host operators and delegates.
@@ -21,7 +21,7 @@ from torch.export import export
 
 import exir_lowering
 from exir_lowering import graphs
-from exir_lowering.plugins.default_costs import count_work
+from exir_lowering.plugins.costs import count_work
 
 aten = torch.ops.aten
 _SIDES = (32, 512)

@@ -22,8 +22,8 @@ from exir_lowering.inspection import page
 from exir_lowering.inspection.reading import Modules
 from exir_lowering.inspection.report import Call, Flow, MethodReport
 from exir_lowering.plans.picture import MOST
-from exir_lowering.pte.dataflow import DELEGATE
 from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.instructions import DELEGATE
 
 
 class Deep(nn.Module):

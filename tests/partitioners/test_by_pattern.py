@@ -35,8 +35,8 @@ from exir_lowering.partitioners import (
 )
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.choosing import find
 from exir_lowering.partitioners.supports.matching import Candidate
+from exir_lowering.partitioners.supports.patterns import find
 from exir_lowering.partitioners.supports.predicates import dtypes, ops
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
 

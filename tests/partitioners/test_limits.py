@@ -26,7 +26,7 @@ from exir_lowering.partitioners.algorithms.limits import Gains, Limits
 from exir_lowering.partitioners.supports.predicates import everything
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
 from exir_lowering.plugins import HOST
-from exir_lowering.plugins.predicting import planning_with
+from exir_lowering.plugins.costs import planning_with
 
 ATEN = torch.ops.aten
 Result = tuple[list[Proposal], list[Rejection], list[Adjustment]]

@@ -19,7 +19,7 @@ import exir_lowering
 from exir_lowering import InputError, LoweringOptions, graphs
 from exir_lowering.partitioners import CostTable, SupportPartitioner, ops
 from exir_lowering.plugins import HOST, DefaultCosts
-from exir_lowering.plugins.predicting import cost_of
+from exir_lowering.plugins.costs import cost_of
 
 
 class Model(torch.nn.Module):

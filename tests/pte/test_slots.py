@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
-from exir_lowering.pte import dataflow, instructions, slots, value_kinds
+from exir_lowering.backends.xnnpack.payload import graph, graph as xnnpack_slots
+from exir_lowering.pte import instructions, slots, value_kinds
 
 PROGRAM = "exir/_serialize/program.fbs"
 DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
@@ -148,7 +148,7 @@ def test_each_element_type_is_known_or_refused(path: str) -> None:
 
 def test_each_member_of_a_union_is_read() -> None:
     assert set(value_kinds.KINDS) == set(numbers(slots.KernelTypes).values())
-    kinds = {dataflow.KERNEL, dataflow.DELEGATE, dataflow.MOVE, dataflow.JUMP, dataflow.FREE}
+    kinds = {instructions.KERNEL, instructions.DELEGATE, instructions.MOVE, instructions.JUMP, instructions.FREE}
     assert kinds == set(numbers(slots.InstructionArguments).values()) == set(instructions._FIELDS)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 
 KILLED = """
 import os, signal
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 kept = TemporaryFolder()
 (kept.path / "weights").write_bytes(bytes(10))
 print(kept.path, flush=True)

@@ -35,9 +35,9 @@ from exir_lowering import (
     lower,
 )
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
-from exir_lowering.backends.reference import ReferenceDelegate, operators
-from exir_lowering.backends.reference.payload import FORMAT, Graph
-from exir_lowering.backends.reference.support import refusal
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.backends.reference.backend import refusal
+from exir_lowering.backends.reference.payload import FORMAT, Graph, resolve
 from exir_lowering.cli import main
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.serialized.plain import PlainWriter
@@ -185,7 +185,7 @@ def test_a_kept_graph_that_writes_a_file(engine: Any, tmp_path: Path) -> None:
 def test_operators_that_are_not_on_the_list(name: str) -> None:
     before = torch.initial_seed()
     with pytest.raises(InputError, match="a reference payload cannot call it"):
-        operators.resolve(name)
+        resolve(name)
     assert torch.initial_seed() == before
 
 

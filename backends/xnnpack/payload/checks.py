@@ -12,10 +12,9 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering.backends.xnnpack.payload import graph
-from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph
+from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph, XNNDatatype, XNNGraph, XNode
 from exir_lowering.backends.xnnpack.payload.reading import read_graph, split_payload
 from exir_lowering.backends.xnnpack.payload.shapes import infer
-from exir_lowering.backends.xnnpack.payload.slots import XNNDatatype, XNNGraph, XNode
 from exir_lowering.plugins import PROVENANCE
 from exir_lowering.plugins.payload import (
     KINDS,

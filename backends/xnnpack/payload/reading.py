@@ -15,14 +15,11 @@ from exir_lowering.backends.xnnpack.payload.graph import (
     NODES,
     QBINT4,
     REALS,
+    Buffer,
+    ConstantDataOffset,
     Graph,
     GraphValue,
     Node,
-)
-from exir_lowering.backends.xnnpack.payload.shapes import check_nodes, infer
-from exir_lowering.backends.xnnpack.payload.slots import (
-    Buffer,
-    ConstantDataOffset,
     PerChannelGroupQuant,
     PerChannelQuant,
     PerTokenDynamicQuant,
@@ -34,6 +31,7 @@ from exir_lowering.backends.xnnpack.payload.slots import (
     XValue,
     XValueUnion,
 )
+from exir_lowering.backends.xnnpack.payload.shapes import check_nodes, infer
 from exir_lowering.graphs.operators.budget import free_memory
 from exir_lowering.plugins.payload import CorruptError, Table, check_index, root
 

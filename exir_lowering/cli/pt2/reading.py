@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from exir_lowering._upstream import exported_files
 from exir_lowering._upstream.exported_files import SCHEMA_MAJOR
 from exir_lowering.cli.pt2 import program, tensors
-from exir_lowering.cli.pt2.archive import Archive
+from exir_lowering.cli.pt2.tensors import Archive
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 

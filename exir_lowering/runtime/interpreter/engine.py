@@ -22,9 +22,9 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.code import Code, Payload, read_code
-from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import Delegation, MethodSpec
+from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract
 from exir_lowering.runtime.engine import (

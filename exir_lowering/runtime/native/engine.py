@@ -13,7 +13,7 @@ from exir_lowering.errors import BackendUnavailableError, InputError
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.engine import Engine, TraceEvent, explaining, read_etdump
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.native.bridge import bridge

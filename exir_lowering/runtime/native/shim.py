@@ -31,7 +31,7 @@ from pathlib import Path
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.native import abi
 
 _MARK = b"\0exir-lowering sha256\0"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.pte.saving import TemporaryFolder
 
 _SMALL = 1 << 16
 """Bytes up to which a piece travels with its task; a mapping costs about as much."""

@@ -22,8 +22,7 @@ from exir_lowering._upstream.programs import assemble_program, guards_code_of, l
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.plugins.asking import asked_of_forms
-from exir_lowering.plugins.costs import HOST, CostModel
-from exir_lowering.plugins.predicting import cost_of
+from exir_lowering.plugins.costs import HOST, CostModel, cost_of
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.tag import make_fake_state, tag
 
