@@ -21,7 +21,7 @@ from exir_lowering import (
     WeightStore,
     graphs,
 )
-from exir_lowering.backends.reference.payload import EDGE, FORMAT, HIGHER_ORDER, list_events
+from exir_lowering.backends.reference.delegate import EDGE, FORMAT, HIGHER_ORDER, list_events
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators import functions, pure as pure_operators
 from exir_lowering.graphs.serialized import NotSerialisableError
@@ -58,7 +58,7 @@ def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
 
 
 class _Writer(PlainWriter):
-    """Writes one partition, in the format that `payload` describes."""
+    """Writes one partition, in the format that `delegate` describes."""
 
     def __init__(self, program: ExportedProgram, store: WeightStore) -> None:
         super().__init__()

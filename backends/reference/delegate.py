@@ -1,21 +1,292 @@
-"""The run-time side of the reference backend: executes payloads with torch."""
+"""The run-time side of the reference backend: executes payloads with torch.
+
+A payload is a container with
+
+    weights, states  references to named data: what is read only, and the initial values of what the delegate keeps
+    graphs           each [number of inputs, code, results]; the first one is the program
+    outputs          for each result of the program, null if it is returned, or the number of the state that it replaces
+
+and `code` is a list of [operator, arguments, arguments by name, debug handle or -1]. Arguments are plain values, or
+
+    {"%": n}       a value of the graph: the inputs are numbered first, then the result of each instruction
+    {"weight": n}  and {"state": n}
+    {"graph": n}   for what calls graphs; only graphs after the caller, so that none calls itself
+
+The checksum only detects damage: anyone may have written the payload.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 
-from exir_lowering import Delegate, DelegateContext, InputError, WeightRef
-from exir_lowering.backends.reference.payload import FORMAT, Graph, Reader
-from exir_lowering.graphs.serialized.plain import pick
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
+from exir_lowering.graphs.operators import budget, calls as checked_calls, functions, pure as pure_operators
+from exir_lowering.graphs.serialized.plain import Container, PlainReader, pick
 from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+
+def _to_dim_order(tensor: torch.Tensor, *, dtype: Any = None, dim_order: Any = None, **rest: Any) -> torch.Tensor:
+    """Copy a tensor, to another dtype and dimension order if requested."""
+    if dim_order is None:
+        return tensor.to(dtype=dtype or tensor.dtype, copy=True)
+    return torch.empty_permuted(tensor.shape, dim_order, dtype=dtype or tensor.dtype).copy_(tensor)
+
+
+def _empty_dim_order(size: Any, *, dtype: Any = None, dim_order: Any = None, **rest: Any) -> torch.Tensor:
+    return torch.empty_permuted(size, tuple(dim_order or range(len(size))), dtype=dtype)
+
+
+EDGE: Mapping[str, Callable[..., Any]] = {
+    "dim_order_ops._to_dim_order_copy.default": _to_dim_order,
+    "dim_order_ops._clone_dim_order.default": _to_dim_order,
+    "dim_order_ops._empty_dim_order.default": _empty_dim_order,
+}
+"""The operators of Edge dialect that torch does not have."""
+
+
+def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:
+    """Call one of two graphs."""
+    return (yes if bool(predicate) else no)(*operands)
+
+
+def map_rows(body: Callable[..., Any], columns: Any, unchanged: Any = ()) -> Any:
+    """Call a graph for each row of some tensors, and stack the results."""
+    return scan(body, (), columns, unchanged)
+
+
+def scan(step: Callable[..., Any], init: Any, columns: Any, unchanged: Any = ()) -> Any:
+    """Call a graph for each row of some tensors, carrying values from row to row."""
+    carry, rows = list(init), []
+    for i in range(len(columns[0])):
+        results = step(*carry, *(column[i] for column in columns), *unchanged)
+        carry = list(results[: len(carry)])
+        rows.append(results[len(carry) :])
+    if rows:
+        return [*carry, *(torch.stack(list(results)) for results in zip(*rows, strict=True))]
+    row = [torch.zeros(column.shape[1:], dtype=column.dtype) for column in columns]
+    results = step(*carry, *row, *unchanged)[len(carry) :]
+    return [*carry, *(torch.empty((0, *result.shape), dtype=result.dtype) for result in results)]
+
+
+def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried: Any, unchanged: Any = ()) -> Any:
+    """Call a graph as long as another one returns true."""
+    values = list(carried)
+    while True:
+        go_on = condition(*values, *unchanged)
+        if not bool(go_on[0] if isinstance(go_on, (list, tuple)) else go_on):
+            return values
+        values = list(body(*values, *unchanged))
+
+
+HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
+    "cond": cond,
+    "map_impl": map_rows,
+    "scan": scan,
+    "while_loop": while_loop,
+}
+"""Operators that call graphs, by torch's name."""
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Find an operator by the name in a payload; InputError if it is not one on the closed list, registered here."""
+    own = HIGHER_ORDER.get(name) or EDGE.get(name) or functions.find_function(name)
+    if own is not None:
+        return own
+    found = pure_operators.find(name)
+    if found is not None:
+        return checked_calls.CheckedCall(name.split(".")[1], found)
+    raise InputError(
+        f"Operator {pure_operators.why_not(name)}, so a reference payload cannot call it. Lower the model again with "
+        f"this version of exir-lowering and of torch ({torch.__version__}): what the backend cannot call stays on the "
+        "host."
+    )
+
+
+FORMAT = Container(
+    b"EXIRREF\0",
+    2,
+    "payload of backend 'reference'",
+    " Lower the model with this version of exir-lowering, or run it with the version that it was lowered with.",
+)
+DEPTH = 100
+"""How deep graphs may be nested; each level uses some of Python's stack."""
+
+_MOST_INPUTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A computed argument: the number of a value of the graph."""
+
+    index: int
+
+
+def list_events(graphs: Sequence[Any]) -> Iterator[list[str]]:
+    """Yield the identifiers of the profile events of each graph in a payload; debug handles may occur twice."""
+    count = 0
+    for _, code, _ in graphs:
+        yield [f"{operator} #{number}" for number, (operator, *_) in enumerate(code, count)]
+        count += len(code)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """One operator call."""
+
+    name: str
+    event: str
+    handle: int  # the debug handle of its node, -1 if there is none
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    dead: tuple[int, ...]  # the values that nothing reads after it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A graph that is ready for calls."""
+
+    inputs: int
+    code: list[Instruction]
+    results: Any
+    depth: int  # how deep the graphs that it calls are nested
+    context: DelegateContext
+    spending: budget.Budget
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it from another graph; its results count at full size: the caller may stack them, even if views."""
+        self.spending.step()
+        results = self.run(*arguments)
+        self.spending.take(checked_calls.size_of(results))
+        return results
+
+    def run(self, *arguments: Any) -> Any:
+        """Execute its code; BackendFailure if an operator fails, with its debug handle."""
+        if len(arguments) != self.inputs:
+            raise InputError(f"A graph of a reference payload takes {self.inputs} values, got {len(arguments)}.")
+        values: list[Any] = list(arguments)
+        for step in self.code:
+            args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
+            try:
+                self.spending.step()
+                if isinstance(step.function, checked_calls.CheckedCall):
+                    self.spending.take(step.function.needs(args, kwargs))
+                with self.context.event(step.event):
+                    values.append(step.function(*args, **kwargs))
+            except BackendFailure:  # from a nested graph: it already names the innermost operator
+                raise
+            except Exception as error:
+                let_through(error)
+                raise _failure(step, args, error) from error
+            for value in step.dead:
+                values[value] = None
+        return _fill(self.results, values)
+
+
+def _fill(argument: Any, values: list[Any]) -> Any:
+    kind = type(argument)
+    if kind is Value:
+        return values[argument.index]
+    if kind is list or kind is tuple:
+        return kind([_fill(item, values) for item in argument])
+    if kind is dict:
+        return {key: _fill(item, values) for key, item in argument.items()}
+    return argument
+
+
+def _failure(step: Instruction, args: Any, error: Exception) -> BackendFailure:
+    shown = ", ".join(
+        f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+        for a in args
+        if not callable(a)
+    )
+    return BackendFailure(
+        f"Delegate 'reference': {step.name}({shown[:400]}), debug handle {step.handle}, failed: "
+        f"{type(error).__name__}: {error}",
+        debug_handle=step.handle,
+    )
+
+
+class Reader(PlainReader):
+    """Reads the graphs of a payload; ValueError, LookupError or TypeError if they are not what the backend writes."""
+
+    def __init__(
+        self, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext
+    ) -> None:
+        super().__init__()
+        self.spending = budget.Budget()
+        self._context = context
+        self._graphs: dict[int, Graph] = {}
+        # Of the graph that is being read:
+        self._known = 0  # how many values it has so far
+        self._last: dict[int, int] = {}  # for each value, the number of the last instruction that reads it
+        self._number, self._step, self._depth = 0, 0, 0
+        self._calls = False  # whether the instruction calls graphs
+        self.readers |= {
+            "%": lambda content, depth: self._value(content),
+            "weight": lambda content, depth: pick(weights, content),
+            "state": lambda content, depth: pick(states, content),
+            "graph": lambda content, depth: self._callee(content),
+        }
+
+    def read_graphs(self, trees: Sequence[Any]) -> Graph:
+        """Read all graphs, and return the first one."""
+        events = list(list_events(trees))
+        for self._number in reversed(range(len(trees))):
+            self._graphs[self._number] = self._graph(events[self._number], *trees[self._number])
+        self.readers.clear()  # they refer to this reader: its weights would stay until a collection
+        return self._graphs[0]
+
+    def _graph(self, events: Sequence[str], inputs: Any, code: Any, results: Any) -> Graph:
+        if type(inputs) is not int or not 0 <= inputs < _MOST_INPUTS:
+            raise ValueError(f"a graph of {str(inputs)[:20]} inputs")
+        self._known, self._last, self._depth = inputs, {}, 0
+        read = [self._instruction(number, *fields) for number, fields in enumerate(code)]
+        self._step, self._calls = len(read), False
+        returned = self.read(results)
+        dead: list[list[int]] = [[] for _ in range(len(read) + 1)]
+        for value, number in self._last.items():
+            dead[number].append(value)
+        instructions = [
+            Instruction(name, event, handle, function, args, kwargs, tuple(dying))
+            for (name, handle, function, args, kwargs), event, dying in zip(read, events, dead[:-1], strict=True)
+        ]
+        return Graph(inputs, instructions, returned, self._depth, self._context, self.spending)
+
+    def _instruction(self, step: int, name: Any, args: Any, kwargs: Any, handle: Any) -> tuple[Any, ...]:
+        if type(name) is not str or type(handle) is not int or type(kwargs) is not dict:
+            raise ValueError(f"the instruction {str(name)[:80]!r} with the options {str(kwargs)[:80]}")
+        if kwargs.get("pin_memory"):
+            raise ValueError(f"{name} makes pinned memory, which only other devices need")
+        self._step, self._calls = step, name in HIGHER_ORDER
+        given = self.many(args, 0), {key: self.read(value) for key, value in kwargs.items()}
+        self._last[self._known] = step  # a result that is never read is dead at once
+        self._known += 1
+        return name, handle, resolve(name), *given
+
+    def _value(self, number: Any) -> Value:
+        made = Value(pick(range(self._known), number))
+        self._last[number] = self._step
+        return made
+
+    def _callee(self, number: Any) -> Graph:
+        if not self._calls:
+            raise ValueError("a graph where none is called")
+        if type(number) is int and number <= self._number:
+            raise ValueError(f"its graphs call each other in a cycle: {self._number} calls {number}")
+        graph = self._graphs[number]
+        self._depth = max(self._depth, graph.depth + 1)
+        if self._depth > DEPTH:
+            raise ValueError(f"its graphs are nested more than {DEPTH} deep")
+        return graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)

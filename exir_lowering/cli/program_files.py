@@ -208,13 +208,13 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     import torch
 
     from exir_lowering.cli.pt2 import ExcessiveFileError, UnsafeFileError, read_program
-    from exir_lowering.pte import kinds
+    from exir_lowering.pte import files
 
     try:
         return _load_trusted(path) if trust else read_program(path)
     except Exception as error:
         let_through(error)
-        if isinstance(error, UnsafeFileError) and kinds.kind_of_file(path) in (None, kinds.PT2):
+        if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
             danger = "take too much memory or time" if isinstance(error, ExcessiveFileError) else "run code"
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could {danger} here: {error}. torch.export.save does not write "
@@ -260,10 +260,10 @@ def _load_trusted(path: Path) -> ExportedProgram:
 
 def _guess_content(path: Path) -> str:
     """Say what a file that is not an exported program seems to be."""
-    from exir_lowering.pte import kinds
+    from exir_lowering.pte import files
 
-    kind = kinds.kind_of_file(path)
-    if kind is kinds.PT2:
+    kind = files.kind_of_file(path)
+    if kind is files.PT2:
         return "it is damaged, or from another version of torch"
     if kind is not None:
         return f"it is {kind.name}"

@@ -50,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     content = path.read_bytes()
     if path.suffix != ".safetensors":
-        from exir_lowering.cli.pt2.tensors import read_state
+        from exir_lowering.cli.pt2.reading import read_state
 
         return read_state(f"{str(path)!r}: the weights", content)
     try:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.dynamo.capture import NotLowered
-from exir_lowering.plans.report import Report
+from exir_lowering.plans.lowering_plan import Report
 
 
 class FallbackWarning(UserWarning):

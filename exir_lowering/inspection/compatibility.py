@@ -21,7 +21,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.inspection.reading import find_debug, inspect
 from exir_lowering.plans import formatting as shown
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import format as file_format, kinds, manifest, mapping, slots
+from exir_lowering.pte import files, format as file_format, manifest, slots
 from exir_lowering.pte.code import Code, Payload
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.debug_info import MethodDebug
@@ -299,8 +299,8 @@ class _Asked:
 
 def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[RuntimeCompatibility]:
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
-    file = mapping.open_file(source, "check", "the path or the content of a .pte file", ".pte")
-    forms, lines = file.parse(_read, kinds.PTE)
+    file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
+    forms, lines = file.parse(_read, files.PTE)
     asked, debug = {}, find_debug(file)
     for method in inspect(source).methods:
         known = debug.get(method.name, MethodDebug({}, (), {}))

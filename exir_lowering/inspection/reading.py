@@ -30,23 +30,20 @@ from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import (
     assembling,
     container,
-    data_files,
     digests,
+    files,
     format as file_format,
-    header,
-    kinds,
     manifest,
-    mapping,
     payloads,
     provenance,
 )
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte.files import MappedFile
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction, items
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
@@ -151,7 +148,7 @@ _CONTENT = frozenset({"constant", "state", "payload", "named data"})
 _OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "provenance", digests.KEY: "digests"}
 
 
-def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = None) -> FileReport:
+def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None) -> FileReport:
     """Report what is in a file, without running any of it.
 
     It reads the file's tables and those of payloads that an installed plug-in can read, never weights. It may be called
@@ -169,12 +166,12 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = 
         BackendFailure: A plug-in failed to read a payload.
         PluginLoadError: A plug-in that reads payloads cannot be loaded, or is provided twice.
     """
-    file = mapping.open_file(source, "inspect", _EXPECTED, ".pte")
-    given = data_files.read(data, "inspect")
-    if kinds.kind_of_content(file.content) is kinds.PTD:
-        return _read_data(file, file.parse(container.read_data, kinds.PTD))
+    file = files.open_file(source, "inspect", _EXPECTED, ".pte")
+    given = files.read_data_files(data, "inspect")
+    if files.kind_of_content(file.content) is files.PTD:
+        return _read_data(file, file.parse(container.read_data, files.PTD))
     name = file.source if isinstance(file.source, str) else file.name
-    found = file.parse(partial(_read_program, name, find_debug(file)), kinds.PTE)
+    found = file.parse(partial(_read_program, name, find_debug(file)), files.PTE)
     return replace(found, data=tuple(_read_data(one.file, one.weights) for one in given.files))
 
 
@@ -187,8 +184,8 @@ def _read_program(name: str, debug: Mapping[str, MethodDebug], content: memoryvi
 def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileReport:
     """Make the report of a `.ptd` file."""
     content, stored = file.content, []
-    extent = header.read_ptd(content)
-    parts = [ByteRange(0, extent.tables, "tables"), ByteRange(0, header.size(content), "header")]
+    extent = container.read_ptd(content)
+    parts = [ByteRange(0, extent.tables, "tables"), ByteRange(0, container.size(content), "header")]
     for key, weight in named.items():
         kind: Kind = "digests" if key.startswith(digests.DATA_KEY) else "named data"
         start, size = _place(content, weight.content), len(weight.content)
@@ -250,8 +247,8 @@ class _Reader:
 
     def _add_outline(self) -> None:
         """Add the parts that everything else is in."""
-        self.parts.append(ByteRange(0, header.read_pte(self.file).tables, "tables"))
-        self.parts.append(ByteRange(0, header.size(self.file), "header"))
+        self.parts.append(ByteRange(0, container.read_pte(self.file).tables, "tables"))
+        self.parts.append(ByteRange(0, container.size(self.file), "header"))
         listed = (self.data.constants, *self.data.initial)
         tensors = {_place(self.file, segment) for one in listed for _, segment in one}
         for number, segment in enumerate(self.data.segments):

@@ -24,7 +24,7 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
-from exir_lowering.pte.verifying import Verify
+from exir_lowering.pte.digests import Verify
 from exir_lowering.runtime.program import check_arguments, read_file
 from exir_lowering.runtime.source import Unavailable
 

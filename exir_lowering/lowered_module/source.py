@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exir_lowering.errors import InputError
-from exir_lowering.pte import assembling, digests, mapping, saving
+from exir_lowering.pte import assembling, digests, files, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
@@ -74,7 +74,7 @@ class Source:
             own = isinstance(mapped.source, str) and _is_same(target, Path(mapped.source))
             staging.publish(target)
         if own:  # it has the same methods
-            self.file = replace(self.file, file=mapping.open_file(target, "save", "a path", ".pte"))
+            self.file = replace(self.file, file=files.open_file(target, "save", "a path", ".pte"))
         for suffix, content in beside.items():
             if content is None:  # an existing one belongs to an earlier file
                 target.with_suffix(suffix).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from exir_lowering.pte import container, digests, flatbuffer, header
+from exir_lowering.pte import container, digests, flatbuffer
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.slots import DataSegment, NamedData, Program, SubsegmentOffsets
 
@@ -43,7 +43,7 @@ def place_segments(tables: bytearray, places: Mapping[int, tuple[int, int]]) -> 
                 struct.pack_into("<Q", tables, at, value)
             elif value:
                 raise CorruptError(f"segment {number} has no field for the number {value}")
-    header.set_space(tables, max(map(sum, container.segment_ranges(segments)), default=0))
+    container.set_space(tables, max(map(sum, container.segment_ranges(segments)), default=0))
 
 
 def seal(
@@ -84,7 +84,7 @@ def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
 def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return a file in pieces that keeps something else for a module; a CorruptError when it has no place for that."""
     program, data = container.open_program(file)
-    tables = bytearray(file[: header.read_pte(file).base])
+    tables = bytearray(file[: container.read_pte(file).base])
     base, _, ranges = _read(tables)
     last = len(ranges) - 1
     numbers = {
@@ -105,14 +105,14 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
 
 def _read(tables: bytearray) -> tuple[int, Table, list[tuple[int, int]]]:
     """Return where the segments start, the root of the tables, and where they say that each segment is."""
-    extent = header.read_pte(memoryview(tables), sys.maxsize)  # how many bytes follow is not known here
+    extent = container.read_pte(memoryview(tables), sys.maxsize)  # how many bytes follow is not known here
     program = flatbuffer.root(memoryview(tables)[: extent.tables])
     return extent.base, program, list(container.segment_ranges(program.tables(Program.SEGMENTS)))
 
 
 def _open(pieces: Sequence[Any]) -> tuple[bytearray, Table, list[tuple[int, int]], dict[int, Any]]:
     """Return a file's tables, their root, where its segments are, and its pieces by where they start."""
-    base = header.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
+    base = container.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
     tables = bytearray(pieces[0].ljust(base, b"\0"))
     _, program, ranges = _read(tables)
     starts = itertools.accumulate(map(len, pieces), initial=-base)

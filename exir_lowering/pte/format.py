@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering.pte import instructions, payloads, provenance, signatures
-from exir_lowering.pte.code import Code, Payload, read_methods
+from exir_lowering.pte.code import Allocation, Code, Payload, Storage, check_memory, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.inference import check_kernels
@@ -26,7 +26,6 @@ from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
-from exir_lowering.pte.values import Allocation, Storage, check_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exir_lowering.pte.code import check_memory
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
-from exir_lowering.pte.values import check_memory
 
 METHOD = "get_manifest"
 """The name of the constant method: a part of the file format, as is the text."""

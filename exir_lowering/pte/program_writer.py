@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import flatbuffers
 from flatbuffers import number_types
 
-from exir_lowering.pte import header, slots
+from exir_lowering.pte import container, slots
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.value_kinds import CODES, NULL, TENSOR, MemoryLayout, Tensor, ValueSpec
 
@@ -58,7 +58,7 @@ def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:
             for name, content in named.items()
         ],
     }
-    return b"".join([header.add_pte_header(_build(tables, header.PTE_MAGIC), _ALIGNMENT, end), *pieces])
+    return b"".join([container.add_pte_header(_build(tables, container.PTE_MAGIC), _ALIGNMENT, end), *pieces])
 
 
 def write_data(file: BinaryIO, data: Mapping[str, Weight]) -> None:
@@ -72,8 +72,8 @@ def write_data(file: BinaryIO, data: Mapping[str, Weight]) -> None:
         }
         for number, (name, one) in enumerate(data.items())
     ]
-    tables = _build({slots.FlatTensor.SEGMENTS: areas, slots.FlatTensor.NAMED_DATA: named}, header.PTD_MAGIC)
-    file.write(header.add_ptd_header(tables, _DATA_ALIGNMENT, end + -end % _DATA_ALIGNMENT))
+    tables = _build({slots.FlatTensor.SEGMENTS: areas, slots.FlatTensor.NAMED_DATA: named}, container.PTD_MAGIC)
+    file.write(container.add_ptd_header(tables, _DATA_ALIGNMENT, end + -end % _DATA_ALIGNMENT))
     file.writelines([*pieces, bytes(-end % _DATA_ALIGNMENT)])
 
 

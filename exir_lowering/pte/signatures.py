@@ -15,12 +15,11 @@ from typing import Literal
 
 import torch
 
-from exir_lowering.pte.code import Code
+from exir_lowering.pte.code import Allocation, Code
 from exir_lowering.pte.instructions import KERNEL, Body
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
-from exir_lowering.pte.values import Allocation
 
 _SHARED = 2
 """The arena that methods share."""

@@ -16,7 +16,7 @@ import numpy.typing
 import torch
 
 from exir_lowering.errors import InputError
-from exir_lowering.pte import assembling, container, digests, header, provenance, slots
+from exir_lowering.pte import assembling, container, digests, provenance, slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
 from exir_lowering.pte.recipes import Place, digest_for, origin_of, replay, substitute
 
@@ -33,7 +33,7 @@ class _File:
     """A file with new content."""
 
     def __init__(self, old: memoryview, is_program: bool) -> None:
-        extent = header.read_pte(old) if is_program else header.read_ptd(old)
+        extent = container.read_pte(old) if is_program else container.read_ptd(old)
         of = slots.Program if is_program else slots.FlatTensor
         self.tables = root(old[: extent.tables])
         self.old, self.new, self.base = old, memoryview(bytearray(len(old))), extent.base

@@ -16,12 +16,11 @@ from exir_lowering._upstream.tensors import KINDS
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import did_you_mean, few
-from exir_lowering.pte import container, data_files, digests, kinds, mapping, recipes, saving, verifying
-from exir_lowering.pte.data_files import DataFiles, Given
+from exir_lowering.pte import container, digests, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX
 from exir_lowering.pte.digests import Seal
+from exir_lowering.pte.files import PTE, DataFiles, Given, MappedFile, in_memory, open_file, read_data_files
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.recipes import Weight, digest, is_bounded
 from exir_lowering.refitting.content import rewrite, spread
 from exir_lowering.steps.emit import Artifact
@@ -97,10 +96,10 @@ def refit(
             value does not fit; or a backend has a weight in a form that cannot be made again.
     """
     file = _open(source)
-    _, content = file.parse(container.open_program, kinds.PTE)
-    seal, written = verifying.check_program(file, "full", content.named), content.named.get(recipes.KEY)
+    _, content = file.parse(container.open_program, PTE)
+    seal, written = digests.check_program(file, "full", content.named), content.named.get(recipes.KEY)
     files, debug = _read_beside(source, file, data, seal)
-    verifying.check_all(file, seal, files, frozenset(files.named), "full")
+    digests.check_all(file, seal, files, frozenset(files.named), "full")
     if seal is None or written is None:
         raise InputError(
             f"refit: {file.name} does not say how it is made of weights. Lower the model with "
@@ -132,22 +131,22 @@ def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str
 
 def _open(source: Any) -> MappedFile:
     if isinstance(source, Artifact):
-        return mapping.in_memory("the artifact", source.buffer)
-    return mapping.open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
+        return in_memory("the artifact", source.buffer)
+    return open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
 
 
 def _read_beside(source: Any, file: MappedFile, data: Given, seal: Seal | None) -> tuple[DataFiles, bytes]:
     """Read the data files of a program, and the debug information beside it."""
     if isinstance(source, Artifact):
         debug = source.debug_info.to_json().encode() if source.methods else b""
-        return data_files.read([*source.data_files.values()], "refit"), debug
+        return read_data_files([*source.data_files.values()], "refit"), debug
     if isinstance(file.source, bytes):
-        return data_files.read(data, "refit"), b""
+        return read_data_files(data, "refit"), b""
     path = Path(file.source)
     if data is None and seal is not None:
         data = [path.parent / Path(name).name for name in seal.data]
     beside = path.with_suffix(SUFFIX)
-    return data_files.read(data, "refit"), beside.read_bytes() if beside.is_file() else b""
+    return read_data_files(data, "refit"), beside.read_bytes() if beside.is_file() else b""
 
 
 def _read_values(who: str, given: Any, weights: Mapping[str, Weight], strict: bool) -> dict[str, torch.Tensor]:

@@ -45,10 +45,11 @@ from exir_lowering.errors import InputError
 from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte import data_files, verifying
+from exir_lowering.pte import digests
+from exir_lowering.pte.digests import Verify
+from exir_lowering.pte.files import Given, read_data_files
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
-from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import choosing
 from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
@@ -226,7 +227,7 @@ class LoadedProgram:
 def load(
     source: str | os.PathLike[str] | bytes,
     *,
-    data: data_files.Given = None,
+    data: Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
@@ -288,14 +289,14 @@ def check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapp
     return given
 
 
-def read_file(source: object, data: data_files.Given, debug: object, verify: Verify) -> ProgramFile:
+def read_file(source: object, data: Given, debug: object, verify: Verify) -> ProgramFile:
     """Read and check a file and its data files; the arguments and errors are those of `load`."""
-    verifying.check_level(verify)
+    digests.check_level(verify)
     pte, methods, manifest = read_source(source)
-    seal = verifying.check_program(pte, verify)
-    files = data_files.read(data)
+    seal = digests.check_program(pte, verify)
+    files = read_data_files(data)
     check_weights(pte, files, methods)
-    verifying.check_all(pte, seal, files, needed_weights(methods), verify)
+    digests.check_all(pte, seal, files, needed_weights(methods), verify)
     return ProgramFile(pte, files, methods, find_debug_file(pte.source, debug), manifest)
 
 

@@ -26,11 +26,10 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import digests, format as file_format, header, kinds, mapping, payloads, signatures
-from exir_lowering.pte.data_files import DataFiles
+from exir_lowering.pte import container, digests, files, format as file_format, payloads, signatures
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte.files import DataFiles, MappedFile
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
-from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class DebugFile:
         who = f"The debug information {str(self.path)!r} cannot be used"
         try:
             info = DebugInfo.from_json(self.path.read_bytes())
-            program = mapping.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
+            program = files.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
             digest = digests.identity(program.content)
         except InputError as error:
             raise InputError(f"{who}: {error}. Save the artifact again.") from error
@@ -187,9 +186,9 @@ class ProgramFile:
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
     """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
-    file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
-    methods = file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
-    return file, methods, file.parse(lambda _: read_manifest(methods), kinds.PTE)
+    file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
+    methods = file.parse(lambda content: file_format.read_program(content, find_checks), files.PTE)
+    return file, methods, file.parse(lambda _: read_manifest(methods), files.PTE)
 
 
 def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:
@@ -278,7 +277,7 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
     """Give backends that the runtime has other ids, in a copy of the file; return it, and the new ids by old ones."""
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
-    end = header.read_pte(memoryview(content)).tables
+    end = container.read_pte(memoryview(content)).tables
     for old, new in names.items():
         # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not searched.
         wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1
@@ -286,7 +285,7 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
     made = bytes(content)
     methods = file_format.read_program(memoryview(made), find_checks)
-    return replace(file, file=mapping.in_memory(file.name, made), methods=methods), names
+    return replace(file, file=files.in_memory(file.name, made), methods=methods), names
 
 
 class OriginalGraphs(Delegate):

@@ -23,8 +23,7 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.case_checks import CHECKS
-from exir_lowering.testing.operator_cases import OPERATOR_CASES
-from exir_lowering.testing.program_cases import PROGRAM_CASES
+from exir_lowering.testing.cases import OPERATOR_CASES, PROGRAM_CASES
 from exir_lowering.testing.samples import Case, Sample, forget, take_sample
 from exir_lowering.testing.suite_report import CaseResult, ConformanceReport
 from exir_lowering.testing.trial import (

@@ -22,7 +22,7 @@ from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte import data_files
+from exir_lowering.pte import files
 from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
@@ -55,7 +55,7 @@ def verify(
     programs: ExportedProgram | Mapping[str, ExportedProgram],
     inputs: Sequence[Any] | Mapping[str, Sequence[Any]] | Literal["bundled"] | None = None,
     *,
-    data: data_files.Given = None,
+    data: files.Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     engine: Literal["runtime", "interpreter"] = "runtime",
     tolerance: float | None = None,
@@ -121,7 +121,7 @@ def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: 
     return Verification(file.name, engine, SEED if generated else None, MappingProxyType(methods), rest)
 
 
-def read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
+def read(source: object, data: files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
     """Return a file, and a function that returns what its debug handles stand for."""
     if not isinstance(source, Artifact):
         file = read_file(source, data, None, True)

@@ -24,7 +24,7 @@ import exir_lowering
 from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods, LoweringOptions, graphs
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.backends.reference.backend import refusal
-from exir_lowering.backends.reference.payload import FORMAT, map_rows, scan
+from exir_lowering.backends.reference.delegate import FORMAT, map_rows, scan
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "4"))
 
@@ -615,7 +615,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.backends.compiler_demo.delegate",
         "exir_lowering.backends.reference",
         "exir_lowering.backends.reference.delegate",
-        "exir_lowering.backends.reference.payload",
         "exir_lowering.errors",
         "exir_lowering.errors.interrupts",
         "exir_lowering.graphs",

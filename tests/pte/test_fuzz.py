@@ -10,7 +10,7 @@ from fuzz_samples import KINDS, kind
 from fuzzing import ENGINES, Kind, fuzz, resealed
 
 from exir_lowering import InputError, load
-from exir_lowering.pte.header import read_ptd, read_pte
+from exir_lowering.pte.container import read_ptd, read_pte
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "350"))
 """How many mutants there are of all kinds together; each is loaded and run by both engines. See hunt.py for more."""

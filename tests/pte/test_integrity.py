@@ -22,7 +22,7 @@ from torch import nn
 from torch.export import ExportedProgram, export
 
 from exir_lowering import InputError, LoweredModule, cli, load, lower
-from exir_lowering.pte import digests, verifying
+from exir_lowering.pte import digests
 
 ENGINES = ("runtime", "interpreter")
 LEVELS = (True, False, "full")
@@ -175,7 +175,7 @@ class TestDamage:
         self, outside: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """What is not read by default is told apart by the documented size."""
-        monkeypatch.setattr(verifying, "LIMIT", 1000)
+        monkeypatch.setattr(digests, "LIMIT", 1000)
         files = outside.data_files
         damaged = bytearray(files["large.ptd"])
         damaged[903] ^= 64  # the exponent of a weight

@@ -14,7 +14,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.delegates import named_data
-from exir_lowering.pte import format as pte_format, header
+from exir_lowering.pte import container, format as pte_format
 from exir_lowering.pte.code import read_code
 from exir_lowering.pte.program_writer import PayloadCall, write_call
 from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
@@ -131,7 +131,7 @@ SCALAR_TYPES = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_executorch_writes(case: str) -> None:
     files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
-    extents = [header.read_pte(file) for file in files]
+    extents = [container.read_pte(file) for file in files]
     tables = [bytes(file[: extent.tables]) for file, extent in zip(files, extents, strict=True)]
     ours, theirs = map(_flatbuffer_to_program, tables)
     assert ours == theirs

@@ -18,7 +18,7 @@ from torch.export import export
 
 from exir_lowering import Artifact, InputError, LoweringOptions, lower, refit
 from exir_lowering.cli import main
-from exir_lowering.pte import assembling, container, digests, header, recipes, slots
+from exir_lowering.pte import assembling, container, digests, recipes, slots
 
 VALUES = {"weight": torch.rand(8, 16) + 1, "bias": torch.rand(8)}
 
@@ -36,7 +36,7 @@ def with_recipes(content: bytes, data: dict[str, str] | None = None) -> bytes:
 
 
 def _split(file: memoryview) -> list[bytes]:
-    base = header.read_pte(file).base
+    base = container.read_pte(file).base
     program, _ = container.open_program(file)
     ranges = list(container.segment_ranges(program.tables(slots.Program.SEGMENTS)))
     ends = [start for start, _ in ranges[1:]] + [len(file) - base]

@@ -37,7 +37,7 @@ from exir_lowering import (
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.backends.reference.backend import refusal
-from exir_lowering.backends.reference.payload import FORMAT, Graph, resolve
+from exir_lowering.backends.reference.delegate import FORMAT, Graph, resolve
 from exir_lowering.cli import main
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.serialized.plain import PlainWriter

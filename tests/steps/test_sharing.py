@@ -17,7 +17,7 @@ from torch.export import ExportedProgram, export
 
 from exir_lowering import Backend, InputError, LoweredModule, PreprocessResult, load, lower
 from exir_lowering._upstream.delegates import named_data
-from exir_lowering.pte import header
+from exir_lowering.pte import container
 from exir_lowering.pte.container import segment_ranges
 from exir_lowering.pte.flatbuffer import root
 from exir_lowering.pte.slots import DataSegment, NamedData, Program
@@ -151,7 +151,7 @@ def test_two_backends_share_it_at_the_alignment_that_each_asks_for() -> None:
     assert len(found) == 2 and len(content) < 1.01 * TIED + 8000
     ((start, size),) = set(found.values())
     assert start % 1024 == 0
-    start += header.read_pte(memoryview(content)).base
+    start += container.read_pte(memoryview(content)).base
     assert content[start : start + size] == bytes(Tied().embed.weight.detach().numpy())
     (row,) = (row for row in artifact.stored if row.bytes == TIED)
     assert sorted(row.also) == sorted(f"data {key}" for key in found)
@@ -159,7 +159,7 @@ def test_two_backends_share_it_at_the_alignment_that_each_asks_for() -> None:
 
 def test_damage_in_what_is_shared_is_noticed(artifact: Any) -> None:
     content = bytearray(artifact.buffer)
-    base = header.read_pte(memoryview(content)).base
+    base = container.read_pte(memoryview(content)).base
     (place, size) = max(places(bytes(content)).values(), key=lambda place: place[1])
     assert size == TIED
     for at in random.Random(0).sample(range(base + place, base + place + size), 20):

@@ -14,7 +14,7 @@ from executorch.exir.dialects._ops import ops as exir_ops
 
 from exir_lowering import Backend
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
-from exir_lowering.backends.reference.payload import FORMAT
+from exir_lowering.backends.reference.delegate import FORMAT
 
 
 class Planted(ReferenceBackend):

@@ -33,14 +33,12 @@ import torch
 
 from exir_lowering import LoweredModule, LoweringError, load
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import container, digests, flatbuffer, header, verifying
-from exir_lowering.pte.container import read_data
-from exir_lowering.pte.digests import Seal, SealError
+from exir_lowering.pte import container, digests, flatbuffer
+from exir_lowering.pte.container import read_data, read_pte
+from exir_lowering.pte.digests import Seal, SealError, Verify
 from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.format import read_program
-from exir_lowering.pte.header import read_pte
 from exir_lowering.pte.slots import FlatTensor
-from exir_lowering.pte.verifying import Verify
 
 ENGINES = ("runtime", "interpreter")
 SECONDS = 120.0
@@ -243,7 +241,7 @@ def _reseal(content: bytes, changed: Mapping[str, str]) -> bytes:
         _, found = container.open_program(held)
         sealed = bytes(found.named.get(digests.KEY, b""))
         old = digests.decode(sealed)
-        base, parts = verifying._parts(held)
+        base, parts = digests._parts(held)
         ends = [base + start for start, _ in parts]
         of = [old.kind.of(held[start:end]) for start, end in itertools.pairwise(ends)]
         data = {name: changed.get(digest, digest) for name, digest in old.data.items()}
@@ -262,7 +260,7 @@ def _reseal_data(content: bytes, changed: dict[str, str]) -> bytes:
         own = digests.find_data_digest(named)
         listed = bytes(named[digests.data_key(own or "")])
         expected, kind = digests.decode_segments(listed)
-        extent = header.read_ptd(held)
+        extent = container.read_ptd(held)
         ranges = container.segment_ranges(root(held[: extent.tables]).tables(FlatTensor.SEGMENTS))
         parts = [held[extent.base + offset :][:size] for offset, size in ranges]
         new = digests.encode_segments(map(kind.of, parts[: len(expected)]))

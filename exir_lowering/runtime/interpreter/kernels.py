@@ -19,6 +19,7 @@ from exir_lowering._upstream.operators import Argument, Operator, find_operator
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall, size_of
+from exir_lowering.pte.code import Storage
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.value_kinds import (
     BOOL_LIST,
@@ -29,7 +30,6 @@ from exir_lowering.pte.value_kinds import (
     ValueSpec,
     strides,
 )
-from exir_lowering.pte.values import Storage
 from exir_lowering.runtime.interpreter import quantized
 
 

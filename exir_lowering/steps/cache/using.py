@@ -12,7 +12,7 @@ from typing import Any
 
 from exir_lowering.errors import CacheWarning, InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plans.report import CacheUse
+from exir_lowering.plans.lowering_plan import CacheUse
 from exir_lowering.steps.cache.canonical_values import Storages
 from exir_lowering.steps.cache.keys import Key
 from exir_lowering.steps.cache.store import DEFAULT_LIMIT, Found, Store

@@ -1,0 +1,312 @@
+"""Files as they are given: mapped, not copied; told apart by how they begin; data files, checked and put together."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import container
+from exir_lowering.pte.container import Weight
+from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.program_writer import write_data
+from exir_lowering.pte.saving import TemporaryFolder
+
+Result = TypeVar("Result")
+
+DATA_KEY = "exir_lowering.digest/"
+"""What the key of a `.ptd` file's digests starts with; the file's own digest follows, in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedFile:
+    """A file, or the content of one."""
+
+    name: str  # what messages call it
+    source: str | bytes  # its path, or its content
+    content: memoryview  # not copied, and not to be written to
+    identity: tuple[int, ...] | None  # which file it was when it was opened; None for content
+
+    def parse(self, parse: Callable[[memoryview], Result], expected: Kind) -> Result:
+        """Return what a function parses the file into; an empty file, or its CorruptError, is an InputError."""
+        if not self.content:
+            raise InputError(f"{self.name} cannot be loaded: it is empty.")
+        try:
+            return parse(self.content)
+        except CorruptError as error:
+            # Without the cause, whose frames would keep the file mapped.
+            message = str(error)
+        kind = kind_of_content(self.content)
+        if kind is not None and kind is not expected:
+            advice = kind.advice if expected is PTE else "Give the one that was saved with the program."
+            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {expected.short}. {advice}")
+        raise InputError(
+            f"{self.name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it "
+            "again."
+        )
+
+    def writable(self) -> memoryview:
+        """Return the content so that writing to it changes no file; InputError if the file was replaced or changed."""
+        if isinstance(self.source, bytes):
+            return memoryview(bytearray(self.source))
+        content, identity = _map(self.name, Path(self.source), mmap.ACCESS_COPY)
+        if identity != self.identity:
+            raise self._replacement_error()
+        return content
+
+    def check(self, what: str = "program") -> None:
+        """Check that the path still leads to this file, as it was; else raise an InputError that says what to load."""
+        if self.identity is None:
+            return
+        try:
+            now = _identity(os.stat(self.source))
+        except OSError as error:
+            let_through(error)
+            raise InputError(f"{self.name} can no longer be read: {error}. Load the {what} again.") from error
+        if now != self.identity:
+            raise self._replacement_error(what)
+
+    def _replacement_error(self, what: str = "program") -> InputError:
+        return InputError(
+            f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the {what} "
+            "again."
+        )
+
+
+def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
+    """Open a path or content for `who`, which begins messages; InputError unless it is `expected`, and can be read."""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
+    path = os.fsdecode(given)
+    location, name = Path(path), repr(path)
+    if not location.exists():
+        raise InputError(f"{name} cannot be loaded: there is no such file.")
+    if not location.is_file():
+        found = "a directory" if location.is_dir() else "not a regular file"
+        raise InputError(f"{name} cannot be loaded: it is {found}.")
+    content, identity = _map(name, location, mmap.ACCESS_READ)
+    return MappedFile(name, path, content, identity)
+
+
+def in_memory(name: str, content: bytes) -> MappedFile:
+    """Return content that does not come from a file on the disk; messages call it by the name."""
+    return MappedFile(name, content, memoryview(content), None)
+
+
+def _map(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...]]:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=access) if found.st_size else b"")
+            return content, _identity(found)
+    except (OSError, ValueError) as error:
+        let_through(error)
+        raise InputError(f"{name} cannot be loaded: {error}.") from error
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+_HEAD = 64
+_LONGEST_HEADER = 100_000_000  # of safetensors, whose library refuses longer ones
+_ONNX_FIELDS = b"\x12\x1a\x22\x32\x3a\x42"  # the tags of the fields that may follow the version
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file."""
+
+    name: str  # what it is, with an article
+    advice: str  # what to do with it, as a sentence
+
+    @property
+    def short(self) -> str:
+        """The name without its explanation."""
+        return self.name.partition(",")[0]
+
+
+_EXPORT = "Export the model with torch.export, and lower the program."
+_BUILD = "Build the model, load its weights into it, export it with torch.export, and lower the program."
+
+PTE = Kind("a .pte file, already lowered, for `exir-lower run`", "Load it with exir_lowering.load.")
+PTD = Kind("a .ptd data file", "Give the .pte file that it was saved with, and this one as data=.")
+_BUNDLED = Kind("a .bpte file, a program bundled with inputs", "Give the .pte file that it was made from.")
+PT2 = Kind(
+    "a .pt2 file, a torch.export program that is not lowered yet",
+    "Lower it first: `exir-lower lower MODEL.pt2 --partitioner NAME -o MODEL.pte`, or "
+    "exir_lowering.lower(torch.export.load(path), ...).emit().save(path).",
+)
+_TORCHSCRIPT = Kind("a TorchScript file, which has no exported graph", _EXPORT)
+_SAVED = Kind("a torch.save file, which has weights but no exported graph", _BUILD)
+_RECORD = Kind("an ETRecord, for ExecuTorch's Inspector", "Give the .pte file that it was made with.")
+_ARRAYS = Kind("a file of numpy arrays", "Give a .pte file, and this one as an input.")
+_ZIP = Kind("a zip archive", "Give the file itself, unpacked if it is in the archive.")
+_ONNX = Kind("apparently an ONNX model", f"ONNX is not read. {_EXPORT}")
+_SAFETENSORS = Kind("a safetensors file, which has weights but no graph", _BUILD)
+_POINTER = Kind("a Git LFS pointer, not the file itself", "Fetch the file with `git lfs pull`.")
+
+_STARTS: tuple[tuple[int, bytes, Kind], ...] = (
+    (4, container.PTE_MAGIC[:2], PTE),  # of any version
+    (4, container.PTD_MAGIC, PTD),
+    (4, b"BP08", _BUNDLED),
+    (4, b"TFL3", Kind("a TFLite model", f"TFLite is not read. {_EXPORT}")),
+    (0, b"GGUF", Kind("a GGUF file, which has weights but no graph", _BUILD)),
+    (0, b"\x89HDF\r\n", Kind("an HDF5 file, as Keras writes it", f"HDF5 is not read. {_EXPORT}")),
+    (0, b"\x93NUMPY", _ARRAYS),
+    (0, b"\x1f\x8b", Kind("a gzip archive", "Unpack it.")),
+    (0, b"version https://git-lfs", _POINTER),
+    (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", _SAVED),
+)
+_IN_ZIP = (
+    ("ETRECORD_V0", _RECORD),
+    ("archive_format", PT2),
+    ("serialized_exported_program.json", PT2),
+    ("constants.pkl", _TORCHSCRIPT),
+    ("data.pkl", _SAVED),
+)
+
+
+def kind_of_content(content: memoryview) -> Kind | None:
+    """Return the kind of a file's content; None for an unknown one. The content is not read as a whole."""
+    head = bytes(content[:_HEAD])
+    for start, magic, kind in _STARTS:
+        if head[start : start + len(magic)] == magic:
+            return kind
+    if head[:4] == b"PK\x03\x04":
+        held = content.obj
+        return _in_zip(held if isinstance(held, mmap.mmap) else io.BytesIO(content))
+    header = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{" and header <= min(_LONGEST_HEADER, len(content) - 8):
+        return _SAFETENSORS
+    if len(head) > 2 and head[0] == 8 and 0 < head[1] < 32 and head[2] in _ONNX_FIELDS:
+        return _ONNX
+    return None
+
+
+def kind_of_file(path: Path) -> Kind | None:
+    """Return the kind of a file; None for an unknown one."""
+    with path.open("rb") as file:
+        if not file.read(1):
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
+            return kind_of_content(content)
+
+
+def _in_zip(file: object) -> Kind | None:
+    """Return the kind of a zip archive; None for a damaged one."""
+    try:
+        with zipfile.ZipFile(file) as archive:  # type: ignore[call-overload]
+            names = archive.namelist()
+    except Exception as error:  # whatever is wrong with the archive
+        let_through(error)
+        return None
+    parts = {name.rpartition("/")[2] for name in names}
+    if names and all(name.endswith(".npy") for name in names):
+        return _ARRAYS
+    return next((kind for name, kind in _IN_ZIP if name in parts), _ZIP)
+
+
+One: TypeAlias = "str | os.PathLike[str] | bytes"
+Given: TypeAlias = "One | Sequence[One] | None"
+"""What `load` takes as data files."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """A data file."""
+
+    file: MappedFile
+    weights: Mapping[str, Weight]  # its data, by name; not copied
+
+
+class DataFiles:
+    """The data files of a program, which stay as they are while the program is in use."""
+
+    def __init__(self, files: Sequence[DataFile]) -> None:
+        """Take files; raise an InputError when two have different data of the same name."""
+        self.files = tuple(files)
+        self.named: dict[str, Weight] = {}  # their data, by name
+        owner: dict[str, DataFile] = {}
+        for file in self.files:
+            for name, weight in file.weights.items():
+                known = self.named.setdefault(name, weight)
+                if known is not weight and known.content != weight.content:
+                    raise InputError(
+                        f"load: data: {owner[name].file.name} and {file.file.name} both have {name!r}, with different "
+                        "content. Give the data files of one program only."
+                    )
+                owner.setdefault(name, file)
+
+    @property
+    def weights(self) -> list[str]:
+        """The names of the weights that they have, sorted."""
+        return sorted(name for name in self.named if not name.startswith(DATA_KEY))
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+    def __str__(self) -> str:
+        return " and ".join(one.file.name for one in self.files)
+
+    def path(self) -> str | None:
+        """Return the path of one file with all data, merged when first needed, None for no data; or an InputError."""
+        if not self.files:
+            return None
+        (first, *more) = self.files
+        if not more and isinstance(first.file.source, str):
+            return first.file.source
+        return self._merged
+
+    @cached_property
+    def _merged(self) -> str:
+        try:
+            temporary = TemporaryFolder()
+            weakref.finalize(self, temporary.remove)
+            path = str(temporary.path / "data.ptd")
+            with open(path, "wb") as file:
+                if len(self.files) == 1:
+                    file.write(self.files[0].file.content)
+                else:
+                    write_data(file, self.named)
+        except OSError as error:
+            let_through(error)
+            raise InputError(
+                f"load: data: {self} cannot be put together in {tempfile.gettempdir()!r} for the runtime: {error}. "
+                "Set TMPDIR to a directory with enough space, or emit one data file."
+            ) from error
+        return path
+
+    def content(self) -> dict[str, memoryview]:
+        """Return the data, by name, so that writing to it changes nothing on the disk; an InputError when replaced."""
+        files = [container.read_data(one.file.writable()) for one in self.files]
+        return {name: weight.content for file in files for name, weight in file.items()}
+
+    def check(self, what: str = "program") -> None:
+        """Check that the files are still those that were read; raise an InputError when one was replaced or changed."""
+        for one in self.files:
+            one.file.check(what)
+
+
+def read_data_files(given: Any, who: str = "load") -> DataFiles:
+    """Read data files for `who`: a path, content, or a sequence of these, None for no file; else an InputError."""
+    several = isinstance(given, (list, tuple))
+    files = []
+    for number, one in enumerate(() if given is None else given if several else (given,)):
+        where = f"{who}: data[{number}]" if several else f"{who}: data"
+        kind = "the path or content of a .ptd file" + ("" if several else ", or a list of these")
+        mapped = open_file(one, where, kind, ".ptd")
+        files.append(DataFile(mapped, mapped.parse(container.read_data, PTD)))
+    return DataFiles(files)
