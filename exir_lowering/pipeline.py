@@ -103,7 +103,7 @@ def lower(
     lowered = lower_in(
         session, programs, partitioners, backends=backends, transform_passes=transform_passes, variants=variants
     )
-    availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
+    availability.warn_unavailable(lowered.report.backend_ids)
     return lowered
 
 
@@ -201,7 +201,7 @@ def to_backend(
     registry.check_backends(backends)
     with session.progress:
         lowered = _lower(given, rewrites, request, backends, session)
-    availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
+    availability.warn_unavailable(lowered.report.backend_ids)
     return lowered
 
 
@@ -237,7 +237,7 @@ def lower_whole_program(
         copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
-    availability.warn_unavailable([backend_id], stacklevel=2)
+    availability.warn_unavailable([backend_id])
     return delegate(lowered)
 
 

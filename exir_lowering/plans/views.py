@@ -220,14 +220,13 @@ def describe_memory(memory: PlannedMemory | None) -> str:
     return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak{before})"
 
 
-def _wrap(text: str, width: int, indent: int = 0, hang: int = 2) -> list[str]:
+def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Break a text between words only: a path or an operator stays in one piece."""
-    lead = " " * indent
     lines = textwrap.wrap(
         text.replace(_ARGUMENT, _ARGUMENT.replace(" ", "\N{NO-BREAK SPACE}")),
         width,
-        initial_indent=lead,
-        subsequent_indent=lead + " " * hang,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -55,8 +55,8 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     return Missing(reason, "Install what it needs, or load the file where it is available.")
 
 
-def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
-    """Warn, once per backend, that payloads for it cannot be executed here; `stacklevel` counts from the caller."""
+def warn_unavailable(backend_ids: Iterable[str]) -> None:
+    """Warn, once per backend, that payloads for it cannot be executed here."""
     for backend_id in backend_ids:
         try:
             found = executor(backend_id)
@@ -67,5 +67,5 @@ def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
             warnings.warn(
                 f"Backend {backend_id!r} is not available here: {reason}. The model was lowered for it; {POSSIBLE}.",
                 BackendUnavailableWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=3,  # from the caller of our caller
             )

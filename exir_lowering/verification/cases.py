@@ -45,19 +45,12 @@ _MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an integer input is for.
+    """What an integer input is for."""
 
-    Attributes:
-        high: The greatest position that it may name, if it is one; the least is 0.
-        writes: Whether it says where something is written: no position may be named twice.
-        compares: Whether it is only compared, as a mask is.
-        counts: Whether it becomes a floating-point number.
-    """
-
-    high: int | None = None
-    writes: bool = False
-    compares: bool = False
-    counts: bool = False
+    high: int | None = None  # the greatest position that it may name, if it is one; the least is 0
+    writes: bool = False  # whether it says where something is written: no position may be named twice
+    compares: bool = False  # whether it is only compared, as a mask is
+    counts: bool = False  # whether it becomes a floating-point number
 
 
 def find_use(program: ExportedProgram, placeholder: Node) -> Use:
@@ -306,23 +299,14 @@ def _window(draw: Draw, start: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """What a method is called with.
+    """What a method is called with."""
 
-    Attributes:
-        name: What the report calls it.
-        number: Its number, for the seeds.
-        fills: What fills each input; None for one that export fixed.
-        sizes: The sizes of dynamic dimensions, the first that PyTorch takes.
-        continuous: Whether a small change of its numbers changes nothing that it is about.
-        finite: Whether all numbers are finite; backends may give up NaN and infinity for speed.
-    """
-
-    name: str
-    number: int
-    fills: tuple[Fill | None, ...]
-    sizes: tuple[Sizes, ...]
-    continuous: bool = False
-    finite: bool = True
+    name: str  # what the report calls it
+    number: int  # for the seeds
+    fills: tuple[Fill | None, ...]  # what fills each input; None for one that export fixed
+    sizes: tuple[Sizes, ...]  # of dynamic dimensions; the first that PyTorch takes
+    continuous: bool = False  # whether a small change of its numbers changes nothing that it is about
+    finite: bool = True  # whether all numbers are finite; backends may give up NaN and infinity for speed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,15 +27,10 @@ _WORTH = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far outputs of a method may be from those of eager PyTorch.
+    """How far outputs of a method may be from those of eager PyTorch."""
 
-    Attributes:
-        share: The largest error of floating-point numbers, as a share of the output's largest magnitude.
-        quantized: Whether a large enough SQNR will do, as values are rounded to steps on the way.
-    """
-
-    share: float | None
-    quantized: bool
+    share: float | None  # the largest error of floating-point numbers, of the output's largest magnitude
+    quantized: bool  # whether a large enough SQNR will do, as values are rounded to steps on the way
     coarsest: torch.dtype
 
     def of(self, dtype: torch.dtype) -> float:
@@ -58,27 +53,16 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far an output is from that of eager PyTorch in a call.
+    """How far an output is from that of eager PyTorch in a call."""
 
-    Attributes:
-        score: The largest error divided by the allowed one; above 1 the output is off.
-        largest: The largest absolute error of finite numbers.
-        allowed: The largest error that is allowed.
-        mean: The mean absolute error of finite numbers.
-        relative: The largest relative error, of numbers that are not small in the output.
-        sqnr: The signal to error ratio in dB; inf when they are equal.
-        cosine: The cosine of the angle between the two.
-        problem: What is wrong, where it is not the size of an error; "" for nothing.
-    """
-
-    score: float = 0.0
-    largest: float = 0.0
-    allowed: float = 0.0
-    mean: float = 0.0
-    relative: float = 0.0
-    sqnr: float = math.inf
-    cosine: float = 1.0
-    problem: str = ""
+    score: float = 0.0  # the largest error divided by the allowed one; above 1 the output is off
+    largest: float = 0.0  # the largest absolute error of finite numbers
+    allowed: float = 0.0  # the largest error that is allowed
+    mean: float = 0.0  # the mean absolute error of finite numbers
+    relative: float = 0.0  # the largest relative error, of numbers that are not small in the output
+    sqnr: float = math.inf  # the signal to error ratio in dB; inf when they are equal
+    cosine: float = 1.0  # of the angle between the two
+    problem: str = ""  # what is wrong, where it is not the size of an error
 
 
 def measure(expected: Any, got: Any, tolerance: Tolerance, typical: float, noise: torch.Tensor | None) -> Difference:

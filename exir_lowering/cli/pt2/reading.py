@@ -107,15 +107,18 @@ MOST_EXAMPLES = 1_000_000
 MOST_EXPANDED = 2**30
 """How many bytes tensors may have beyond those in the file: some share memory, or repeat it, as an expanded mask."""
 
+MODEL = "model"
+"""The name that `torch.export.save` gives a program in its archive."""
+
 _PAYLOAD = re.compile(r"[\w.\-]+")
 
 
-def read_tensors(archive: Archive, model: str, part: Literal["weights", "constants"]) -> dict[str, torch.Tensor]:
+def read_tensors(archive: Archive, part: Literal["weights", "constants"]) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a model, or its constants; what shares memory in the file shares it here."""
-    legacy = f"data/{part}/{model}.pt"
+    legacy = f"data/{part}/{MODEL}.pt"
     if legacy in archive:
         return read_state(f"the {part} {legacy!r}", archive.read(legacy))
-    metas = parse("PayloadConfig", archive.read(f"data/{part}/{model}_{part}_config.json")).config
+    metas = parse("PayloadConfig", archive.read(f"data/{part}/{MODEL}_{part}_config.json")).config
     shared: dict[str, torch.Tensor] = {}
     return {name: _read_payload(archive, part, name, meta, shared) for name, meta in metas.items()}
 
@@ -302,9 +305,6 @@ def _iterate_parts(value: Any) -> Iterator[Any]:
             left.extend(one.values())
 
 
-MODEL = "model"
-"""The name that `torch.export.save` gives a program in its archive."""
-
 _COMPILED = "data/aotinductor/"
 _OLD = "serialized_exported_program.json"
 
@@ -363,8 +363,8 @@ def _read_parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
     serialized = _parse_checked(archive.read(f"models/{MODEL}.json"))
     sample = f"{EXAMPLES}{MODEL}.pt"
     examples = read_examples(sample, archive.read(sample)) if sample in archive else None
-    weights = read_tensors(archive, MODEL, "weights")
-    constants = read_tensors(archive, MODEL, "constants")
+    weights = read_tensors(archive, "weights")
+    constants = read_tensors(archive, "constants")
     check_extents(archive, weights, constants, examples)
     return serialized, weights, constants, examples
 

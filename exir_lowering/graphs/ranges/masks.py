@@ -19,8 +19,7 @@ from torch.fx import Node
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.ranges import doubts
-from exir_lowering.graphs.ranges.intervals import INF, Doubt, limits
-from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, name_of, rank_of, shape_of
+from exir_lowering.graphs.ranges.transfers import INF, Doubt, dim_of, dtype_of, limits, name_of, rank_of, shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
@@ -49,7 +48,7 @@ class Sources:
     every: bool = True  # each row is a row of one of them: look at all; else it has all elements of a row of each
 
 
-def find_sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | None = None) -> Sources | None:
+def find_sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | None) -> Sources | None:
     """Return the rows that rows of a value along a dimension, counted from the last, consist of; None if not known."""
     name = name_of(node)
     shape = shape_of(node)
