@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import ModuleType
 import pytest
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering.backends.xnnpack.payload import graph, graph as xnnpack_slots
+from exir_lowering.backends.xnnpack.payload import graph as xnnpack
 from exir_lowering.pte import instructions, slots, value_kinds
 
 PROGRAM = "exir/_serialize/program.fbs"
@@ -74,7 +75,8 @@ def schema(path: str) -> Schema:
 
 
 def named(module: ModuleType) -> dict[str, type]:
-    return {name: one for name, one in inspect.getmembers(module, inspect.isclass) if one.__module__ == module.__name__}
+    found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, IntEnum)}
+    return {name: one for name, one in found.items() if one.__module__ == module.__name__}
 
 
 def plain(name: str) -> str:
@@ -88,14 +90,14 @@ def numbers(one: type) -> dict[str, int]:
 OTHERS = {
     DATA: {"FlatTensor": "FlatTensor", "FlatNamedData": "NamedData", "TensorLayout": "TensorLayout"},
     ETDUMP: {name: name for name in ("ETDump", "RunData", "Event", "ProfileEvent")},
-    XNNPACK: {name: name for name in named(xnnpack_slots)},
+    XNNPACK: {name: name for name in named(xnnpack)},
 }
 """The classes for each schema, with its name of the table; the other ones are for PROGRAM."""
 ALSO = {*OTHERS[DATA], *OTHERS[ETDUMP]}
 CLASSES = [
     *((slots, PROGRAM, name, name) for name in named(slots) if name not in ALSO),
     *((slots, path, *one) for path in (DATA, ETDUMP) for one in OTHERS[path].items()),
-    *((xnnpack_slots, XNNPACK, *one) for one in OTHERS[XNNPACK].items()),
+    *((xnnpack, XNNPACK, *one) for one in OTHERS[XNNPACK].items()),
 ]
 
 
@@ -157,7 +159,7 @@ def test_data_files_and_programs_have_the_same_segments_and_names() -> None:
     assert numbers(slots.NamedData).items() <= numbers(slots.FlatNamedData).items()
 
 
-@pytest.mark.parametrize("name", sorted(named(xnnpack_slots)))
+@pytest.mark.parametrize("name", sorted(named(xnnpack)))
 def test_the_compiler_of_xnnpack_writes_what_its_runtime_reads(name: str) -> None:
     written, read = schema(XNNPACK_WRITTEN).numbers(name), schema(XNNPACK).numbers(name)
     assert written.items() <= read.items()
@@ -179,9 +181,9 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(graph.NODES), ids=lambda kind: graph.NODES[kind].name)
+@pytest.mark.parametrize("kind", sorted(xnnpack.NODES), ids=lambda kind: xnnpack.NODES[kind].name)
 def test_nodes_have_the_fields_of_the_schema(kind: int) -> None:
-    node, written = graph.NODES[kind], schema(XNNPACK)
+    node, written = xnnpack.NODES[kind], schema(XNNPACK)
     member = f"XNN{node.name}"
     assert written.numbers("XNodeUnion")[member] == kind
     if not node.fields:  # refused
@@ -193,13 +195,13 @@ def test_nodes_have_the_fields_of_the_schema(kind: int) -> None:
         for theirs, ours in WORDS.items():
             own = own.replace(theirs, ours) if own.startswith(theirs) else own
         assert name.removeprefix("-") == own
-        expected = {"[uint]": graph.LISTS, "float": graph.REALS}.get(type_)
+        expected = {"[uint]": xnnpack.LISTS, "float": xnnpack.REALS}.get(type_)
         assert name in expected if expected is not None else type_ == "uint"
-        assert (name in graph.LISTS, name in graph.REALS) == (type_ == "[uint]", type_ == "float")
+        assert (name in xnnpack.LISTS, name in xnnpack.REALS) == (type_ == "[uint]", type_ == "float")
 
 
 def test_the_node_types_are_all_that_there_are() -> None:
-    assert set(graph.NODES) == set(schema(XNNPACK).numbers("XNodeUnion").values())
+    assert set(xnnpack.NODES) == set(schema(XNNPACK).numbers("XNodeUnion").values())
 
 
 def test_no_number_of_a_field_is_written_elsewhere() -> None:
