@@ -79,7 +79,7 @@ def _counts(new: Sequence[int], memory: Sequence[Hashable], reads: Mapping[Hasha
 _MOST_ITEMS = 10_000_000
 """How many values the lists may have that a method's instructions name, each as often as it is named."""
 
-_ITEMS = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
+_ITEMS: Mapping[int, int] = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
 """Kinds of lists whose items are values themselves, with the kind of the items."""
 
 

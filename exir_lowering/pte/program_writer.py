@@ -47,7 +47,7 @@ def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:
     numbers = {key: number for number, key in enumerate(shared, 2)}
     segments = [memoryview(b""), call.payload, *shared.values()]  # the first one is where constants would be
     areas, pieces, end = _lay_out(segments, _ALIGNMENT)
-    tables = {
+    tables: _Table = {
         of.EXECUTION_PLAN: [_plan(call)],
         of.CONSTANT_BUFFER: [],
         of.BACKEND_DELEGATE_DATA: [],

@@ -15,7 +15,7 @@ from exir_lowering.pte.slots import KernelTypes as K
 NULL, INT, BOOL, DOUBLE, TENSOR, STRING = K.NULL, K.INT, K.BOOL, K.DOUBLE, K.TENSOR, K.STRING
 INT_LIST, DOUBLE_LIST, BOOL_LIST = K.INT_LIST, K.DOUBLE_LIST, K.BOOL_LIST
 TENSOR_LIST, OPTIONAL_TENSOR_LIST = K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST
-KINDS = {
+KINDS: Mapping[int, str] = {
     NULL: "None",
     INT: "an int",
     BOOL: "a bool",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,8 @@ def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
         return _check_tensor(value.content, given)
     if value.kind == NULL:
         return (None, None) if given is None else ("A str or None at export is None in a .pte file.", given)
-    types: Any = {BOOL: bool, INT: int, DOUBLE: (int, float)}.get(value.kind)
+    taken: Mapping[int, Any] = {BOOL: bool, INT: int, DOUBLE: (int, float)}
+    types = taken.get(value.kind)
     if types is None:
         return "The runtime cannot be given such inputs from Python; export the model without it.", given
     expected: Any = value.content

@@ -1,2 +1,2 @@
 from .analysis import ValueRanges as ValueRanges, bound_together as bound_together
-from .transfers import BOUND as BOUND, TOP as TOP, Doubt as Doubt, Range as Range
+from .intervals import BOUND as BOUND, TOP as TOP, Doubt as Doubt, Range as Range

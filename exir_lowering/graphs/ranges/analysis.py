@@ -13,21 +13,9 @@ from torch.fx import Node
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, reductions
+from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.transfers import (
-    BOUND,
-    TOP,
-    Call,
-    Doubt,
-    NotYetError,
-    Range,
-    Result,
-    dtype_of,
-    limits,
-    result_of,
-    symmetric,
-    whole,
-)
+from exir_lowering.graphs.ranges.transfers import Call, NotYetError, Result, dtype_of, result_of
 from exir_lowering.graphs.walking import is_getitem
 from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.transfers import BOUND, Doubt
+from exir_lowering.graphs.ranges.intervals import BOUND, Doubt
 from exir_lowering.graphs.sources import source_line
 
 if TYPE_CHECKING:

@@ -24,28 +24,21 @@ import torch
 from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.transfers import (
+from exir_lowering.graphs.ranges.intervals import (
     BOOL,
     INF,
     TOP,
-    Call,
     Range,
-    Transfer,
     convert,
-    dtype_of,
-    keeps,
     limits,
     meet,
-    name_of,
     point,
-    product,
-    rounds,
     settle,
-    shape_of,
     symmetric,
     union,
     whole,
 )
+from exir_lowering.graphs.ranges.transfers import Call, Transfer, dtype_of, keeps, name_of, product, rounds, shape_of
 
 _SAME = ("aten.clone.default", "dim_order_ops._clone_dim_order.default", "aten.alias_copy.default")
 _CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default", "aten.to.dtype")

@@ -16,7 +16,8 @@ from exir_lowering._upstream.tensors import is_dense
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.transfers import TOP, Range, name_of, product, shape_of, whole
+from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
+from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
 from exir_lowering.graphs.walking import is_getitem
 
 _LARGEST = 1 << 20

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, convert, point, settle, union, whole
 from exir_lowering.graphs.ranges.known_values import filling, rounded
-from exir_lowering.graphs.ranges.transfers import (
-    INF,
-    TOP,
-    Call,
-    Range,
-    Result,
-    convert,
-    keeps,
-    point,
-    product,
-    settle,
-    union,
-    whole,
-)
+from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product
 
 
 @keeps(

@@ -24,22 +24,10 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.analysis import ValueRanges
+from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, meet, union, whole
 from exir_lowering.graphs.ranges.masks import Rows
 from exir_lowering.graphs.ranges.padding_rules import ZERO, MixedError, rule_of
-from exir_lowering.graphs.ranges.transfers import (
-    INF,
-    TOP,
-    Call,
-    Range,
-    Result,
-    dim_of,
-    meet,
-    name_of,
-    rank_of,
-    result_of,
-    union,
-    whole,
-)
+from exir_lowering.graphs.ranges.transfers import Call, Result, dim_of, name_of, rank_of, result_of
 from exir_lowering.graphs.walking import is_getitem
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)

@@ -17,7 +17,8 @@ from torch.fx import Node
 
 from exir_lowering._upstream.sizes import expression
 from exir_lowering.graphs.operators.names import argument, target_name
-from exir_lowering.graphs.ranges.transfers import Range, dim_of, dtype_of, point, rank_of, shape_of, total
+from exir_lowering.graphs.ranges.intervals import Range, point, total
+from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, rank_of, shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.padding import Positions

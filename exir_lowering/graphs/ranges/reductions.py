@@ -7,22 +7,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering.graphs.ranges.transfers import (
-    INF,
-    TOP,
-    Call,
-    Range,
-    Result,
-    keeps,
-    limits,
-    point,
-    product,
-    rounds,
-    settle,
-    shape_of,
-    symmetric,
-    total,
-)
+from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, limits, point, settle, symmetric, total
+from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product, rounds, shape_of
 
 
 def _reduced(call: Call, dims: Any) -> tuple[Any, ...] | None:
