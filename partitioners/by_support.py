@@ -109,9 +109,9 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         """Who says whether a form would be taken: of a few operators alone, hardly any saves anything."""
         if self.limits.min_gain is None:
             return self
-        asked = copy.copy(self)
-        asked.limits = replace(self.limits, min_gain=None)
-        return asked
+        other = copy.copy(self)
+        other.limits = replace(self.limits, min_gain=None)
+        return other
 
     def describe_requests(self) -> Sequence[Any] | None:
         """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
@@ -181,14 +181,14 @@ class _Claims:
 
 def _explain(answers: Mapping[str, No | None]) -> No:
     """Return why no backend takes a node, given what each of them said."""
-    said = {backend_id: no for backend_id, no in answers.items() if no is not None}
-    if len(said) < len(answers):
+    refusals = {backend_id: no for backend_id, no in answers.items() if no is not None}
+    if len(refusals) < len(answers):
         return No("group", "a node that it must stay together with is not supported", "")
-    first, *others = said.values()
+    first, *others = refusals.values()
     if not others:
         return first
-    text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
-    return No(first.code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
+    text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in refusals.items())
+    return No(first.code, text, ", ".join(dict.fromkeys(no.by for no in refusals.values())))
 
 
 def _check_supports(who: str, supports: Any) -> dict[str, Support]:

@@ -67,7 +67,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         """
         tags: dict[Node, str] = {}
         destinations: dict[str, DelegationSpec] = {}
-        said: dict[str, list[Rejection]] = {}
+        rejections: dict[str, list[Rejection]] = {}
         adjustments = list(self._skipped)
         available: dict[str, str] = {}
         for number, partitioner in enumerate(self.partitioners):
@@ -75,7 +75,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
             run = nested_run.run(partitioner, exported_program, taken)
             adjustments += run.adjustments
             for rejection in run.rejections:
-                said.setdefault(rejection.node, []).append(rejection)
+                rejections.setdefault(rejection.node, []).append(rejection)
             missing: dict[str, list[str]] = {}
             for path, node in graphs.every_node(exported_program.graph_module):
                 if node not in run.tags:
@@ -92,11 +92,11 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                     missing.setdefault(spec.backend_id, []).append(name)
                     by = type(partitioner).__name__
                     reason = f"{by} would take it for {spec.backend_id}, which is not available here"
-                    said.setdefault(name, []).append(_reject(name, node, reason))
+                    rejections.setdefault(name, []).append(_reject(name, node, reason))
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
-        return nested_run.tagged(exported_program, tags, destinations, map(_join, said.values()), adjustments)
+        return nested_run.tagged(exported_program, tags, destinations, map(_join, rejections.values()), adjustments)
 
     def _unavailable(self, backend_id: str) -> str:
         """Return why a backend cannot be used, "" if it can."""

@@ -32,8 +32,9 @@ from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
 
 _LISTS = frozenset({K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST})
-_LETTERS = {K.INT: "i", K.DOUBLE: "d", K.NULL: "n", K.INT_LIST: "l", K.DOUBLE_LIST: "r", K.BOOL_LIST: "b"}
-_WORDS = {MOVE: "a move", JUMP: "a jump", FREE: "a free"}
+_KINDS = (K.INT, K.DOUBLE, K.NULL, K.INT_LIST, K.DOUBLE_LIST, K.BOOL_LIST)
+_LETTERS: Mapping[int, str] = dict(zip(_KINDS, "idnlrb", strict=True))
+_WORDS: Mapping[int, str] = {MOVE: "a move", JUMP: "a jump", FREE: "a free"}
 _OPERAND = re.compile(r"^(.*?)\[([^\]]*)\]$")
 _DATA_FILE = "weights in a data file"
 
@@ -289,7 +290,7 @@ class RuntimeCompatibility:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Requirements:
     """What a method asks of a runtime."""
 
     forms: Mapping[Form, list[int]]  # and the instructions that ask for each
@@ -301,31 +302,35 @@ def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[Runtime
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
     forms, lines = file.parse(_read, files.PTE)
-    asked, debug = {}, find_debug(file)
+    required, debug = {}, find_debug(file)
     for method in inspect(source).methods:
         known = debug.get(method.name, MethodDebug({}, (), {}))
         handles = {**known.kernels, **{one.instruction: one.handles for one in known.delegates}}
         at = {one.number: (*one.modules, *known.lines(handles.get(one.number, ()))) for one in method.calls}
-        asked[method.name] = _Asked(forms[method.name], at, sum(arena.bytes for arena in method.memory.arenas))
-    return [_judge(target, asked, lines) for target in targets]
+        required[method.name] = _Requirements(
+            forms[method.name], at, sum(arena.bytes for arena in method.memory.arenas)
+        )
+    return [_judge(target, required, lines) for target in targets]
 
 
 def _read(content: memoryview) -> tuple[dict[str, dict[Form, list[int]]], tuple[manifest.Line, ...]]:
     """Return what each method asks of a runtime, with the instructions that do, and the families."""
     methods, data = file_format.read_checked(content, find_checks)
-    asked: dict[str, dict[Form, list[int]]] = {}
+    required: dict[str, dict[Form, list[int]]] = {}
     for name, (code, _) in methods.items():
-        forms = asked[name] = {form: list[int]() for form in table_forms(content)}
+        forms = required[name] = {form: list[int]() for form in table_forms(content)}
         for number, form in method_forms(code, data):
             forms.setdefault(form, []).extend([] if number is None else [number])
-    return asked, manifest.read({name: spec for name, (_, spec) in methods.items()})
+    return required, manifest.read({name: spec for name, (_, spec) in methods.items()})
 
 
-def _judge(target: Target, asked: Mapping[str, _Asked], lines: Sequence[manifest.Line]) -> RuntimeCompatibility:
-    found = [each for name, one in asked.items() for each in _find(target, name, one)]
+def _judge(
+    target: Target, required: Mapping[str, _Requirements], lines: Sequence[manifest.Line]
+) -> RuntimeCompatibility:
+    found = [each for name, one in required.items() for each in _find(target, name, one)]
     found.sort(key=lambda each: (-_ORDER.index(each.verdict), each.what))
-    methods = {name: worst(each.verdict for each in found if each.method == name) for name in asked}
-    libraries = {target.release.kernels.get(form.name, "") for one in asked.values() for form in one.forms}
+    methods = {name: worst(each.verdict for each in found if each.method == name) for name in required}
+    libraries = {target.release.kernels.get(form.name, "") for one in required.values() for form in one.forms}
     needs = tuple(text for name, text in _LIBRARIES.items() if name in libraries)
     chosen = worst(chosen_verdicts(methods, lines, target.available))
     return RuntimeCompatibility(target.name, chosen, methods, tuple(found), needs)
@@ -341,32 +346,32 @@ def chosen_verdicts(
 ) -> Iterator[Verdict]:
     """Yield the verdicts on the methods that clients run: of families those that the manifest's rule chooses."""
     yield from (verdict for name, verdict in methods.items() if name not in {line.method for line in lines})
-    for asked in lines:
+    for wanted in lines:
         for least in (False, True):  # the largest and the smallest sizes that each method of a family takes
-            given = {one: one.least if least and not one.exact else one.size for one in asked.bucket.sizes}
+            given = {one: one.least if least and not one.exact else one.size for one in wanted.bucket.sizes}
             sizes = {(one.input, one.dimension): size for one, size in given.items()}
-            able = (line for line in lines if {*line.backends} <= {*backends} and _fits(asked, line, sizes))
+            able = (line for line in lines if {*line.backends} <= {*backends} and _fits(wanted, line, sizes))
             yield next((methods[line.method] for line in able), "does not run")
 
 
-def _fits(asked: manifest.Line, line: manifest.Line, sizes: Mapping[tuple[int, int], int]) -> bool:
+def _fits(wanted: manifest.Line, line: manifest.Line, sizes: Mapping[tuple[int, int], int]) -> bool:
     given = ((one, sizes.get((one.input, one.dimension), one.size)) for one in line.bucket.sizes)
-    same = manifest.split(asked.method)[0] == manifest.split(line.method)[0]
+    same = manifest.split(wanted.method)[0] == manifest.split(line.method)[0]
     return same and all((one.size if one.exact else one.least) <= size <= one.size for one, size in given)
 
 
-def _find(target: Target, name: str, asked: _Asked) -> Iterator[Finding]:
+def _find(target: Target, name: str, required: _Requirements) -> Iterator[Finding]:
     """Yield what a runtime does not run of a method, and what is not known."""
-    if target.max_memory is not None and asked.memory > target.max_memory:
-        why = f"{asked.memory:,} bytes, but the target has {target.max_memory:,}"
+    if target.max_memory is not None and required.memory > target.max_memory:
+        why = f"{required.memory:,} bytes, but the target has {target.max_memory:,}"
         yield Finding(name, "does not run", "planned memory", why, "lower it with smaller inputs")
-    for form, numbers in asked.forms.items():
+    for form, numbers in required.forms.items():
         verdict, why = target.release.judge(form)
         advice = _ADVICE.get(verdict, "")
         if (missing := _missing(target, form)) is not None:
             verdict, (why, advice) = "does not run", missing
         if verdict != "runs":
-            where = dict.fromkeys(place for number in numbers for place in asked.places.get(number, ()))
+            where = dict.fromkeys(place for number in numbers for place in required.places.get(number, ()))
             yield Finding(name, verdict, form.name, why, advice, len(numbers), tuple(where))
 
 

@@ -48,7 +48,7 @@ from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
-_WORDS = {MOVE: "move", JUMP: "jump", FREE: "free"}
+_WORDS: Mapping[int, str] = {MOVE: "move", JUMP: "jump", FREE: "free"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,15 +212,15 @@ def _partitions(
 def _host(
     nodes: Sequence[PlannedNode], tagged: Sequence[TaggedMethod], extracted: ExtractedMethod
 ) -> Iterator[HostNode]:
-    said: dict[str, list[Rejection]] = {}
+    rejections: dict[str, list[Rejection]] = {}
     for step in tagged:
         for rejection in step.rejections:
-            said.setdefault(rejection.node, []).append(rejection)
+            rejections.setdefault(rejection.node, []).append(rejection)
     for rejection in extracted.rejections:
-        said.setdefault(rejection.node, []).append(rejection)
+        rejections.setdefault(rejection.node, []).append(rejection)
     for node in nodes:
         if node.partition is None:
-            reasons = said.get(node.name) or [
+            reasons = rejections.get(node.name) or [
                 Rejection(
                     extracted.name, node.name, node.operator, "the method has no partitioner", "lower", "no_partitioner"
                 )

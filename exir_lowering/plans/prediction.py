@@ -156,7 +156,7 @@ def _remedy(node: Node, edge: EdgeMethod, refused: HostNode | None, advice: Sequ
 
 def _attention_remedy(edge: EdgeMethod) -> list[str]:
     """Return what would remove operators that attention was decomposed into."""
-    said = [f"{one.rewrite} left it: {one.reason}; {one.advice}" for one in edge.refused_rewrites]
-    if said or edge.rewrites:
-        return said[:1]
+    refused = [f"{one.rewrite} left it: {one.reason}; {one.advice}" for one in edge.refused_rewrites]
+    if refused or edge.rewrites:
+        return refused[:1]
     return ['it comes from scaled_dot_product_attention, which LoweringOptions(rewrites="safe") rewrites']

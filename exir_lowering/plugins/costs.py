@@ -312,8 +312,8 @@ class AskedCosts:
     def _ask(self, what: str, *arguments: Any) -> Any:
         """Return the model's answer to a method, or to a property, which takes no arguments."""
         try:
-            asked = getattr(self.model, what)
-            return asked(*arguments) if arguments else asked
+            answer = getattr(self.model, what)
+            return answer(*arguments) if arguments else answer
         except Exception as error:
             let_through(error)
             given = ", ".join(map(repr, arguments))
@@ -335,9 +335,9 @@ class AskedCosts:
         """Return what an operator costs at a place, without the graphs that it calls."""
         if self.trusted:
             return _DEFAULT.node_cost(node, place)
-        said = self._ask("node_cost", node, place)
-        if said is not None:
-            return self._check(f"node_cost({graphs.operator_name(node)}, {place!r})", said)
+        cost = self._ask("node_cost", node, place)
+        if cost is not None:
+            return self._check(f"node_cost({graphs.operator_name(node)}, {place!r})", cost)
         if calls or not any(True for _ in measures.tensors(node.meta.get("val"))):
             return 0.0
         self.guessed += 1

@@ -73,9 +73,10 @@ def _reason(
     partitioner: Partitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node, refusals: Refusals
 ) -> tuple[str, str, str]:
     """Return the code, the text and who says so: the partitioner's own words, otherwise the check that fails."""
-    said = refusals.get(node)
-    if said:
-        return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
+    reasons = refusals.get(node)
+    if reasons:
+        text = "; ".join(_cause(node, words) for words in reasons)
+        return "check", _with_values(node, text), next(iter(reasons.values()))
     name = type(partitioner).__name__
     while isinstance(getattr(partitioner, "partitioner", None), Partitioner):  # one that does less than another one
         partitioner = partitioner.partitioner

@@ -156,14 +156,14 @@ def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layou
     ends = [0, *(start + size for start, size in ranges)]
     if constants is None or index >= len(ranges) or any(s < e for (s, _), e in zip(ranges, ends, strict=False)):
         return None
-    asked: dict[int, int] = defaultdict(lambda: 1)
+    alignment_of: dict[int, int] = defaultdict(lambda: 1)
     keys: dict[int, str] = {}
     for table in program.tables(Program.NAMED_DATA):
         number = table.number(NamedData.SEGMENT_INDEX, "I")
         keys[number] = table.text(NamedData.KEY)
-        asked[number] = math.lcm(asked[number], alignments.get(keys[number], 1))
+        alignment_of[number] = math.lcm(alignment_of[number], alignments.get(keys[number], 1))
     of = SubsegmentOffsets.OFFSETS
-    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), asked, keys)
+    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), alignment_of, keys)
 
 
 def _find(layout: _Layout, origins: Mapping[Any, str]) -> dict[int, int]:
@@ -219,8 +219,8 @@ def _rewrite(layout: _Layout, shared: Mapping[int, int], segment_alignment: int,
             ranges[number] = first, content.end - first
         elif number not in shared:
             within = places[bisect_left(places, start) : bisect_left(places, start + size)]
-            asked = math.lcm(segment_alignment, layout.alignments.get(number, 1))
-            ranges[number] = content.add((layout.pieces[place] for place in within), asked), size
+            alignment = math.lcm(segment_alignment, layout.alignments.get(number, 1))
+            ranges[number] = content.add((layout.pieces[place] for place in within), alignment), size
     first, _ = ranges[layout.constants]
     for number, offset in shared.items():
         ranges[number] = first + moved[offset], layout.ranges[number][1]

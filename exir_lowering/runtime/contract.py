@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 _EXIT_SECONDS = 30.0
+_NUMBERS: Mapping[int, Any] = {INT: int, BOOL: bool, DOUBLE: (int, float), NULL: (int, float)}
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 
@@ -212,8 +213,7 @@ def _problem(expected: ValueSpec, output: Any) -> str | None:
     """Say what is wrong with an output; None when it is as the file says."""
     tensor = expected.content
     if not isinstance(tensor, Tensor):
-        kinds = {INT: (int,), BOOL: (bool,), DOUBLE: (int, float), NULL: (int, float)}.get(expected.kind, ())
-        return None if isinstance(output, kinds) else "Return a number there."
+        return None if isinstance(output, _NUMBERS.get(expected.kind, ())) else "Return a number there."
     if not isinstance(output, torch.Tensor):
         return "Return a tensor there."
     if output.dtype != tensor.dtype:

@@ -52,7 +52,7 @@ class DebugFile:
     source: str | bytes  # the path of the `.pte` file, or its content
     path: Path | None  # the debug information's; None when there is none
     # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
-    asked: bool = False
+    named: bool = False
 
     def method(self, name: str) -> MethodDebug | None:
         """Return what is known about a method; None when nothing is."""
@@ -63,7 +63,7 @@ class DebugFile:
         try:
             return self._load()
         except InputError as error:
-            if self.asked:
+            if self.named:
                 raise
             warnings.warn(f"{error} It is not used.", stacklevel=4)  # from the caller of `method`
             return None
@@ -71,7 +71,7 @@ class DebugFile:
     def lines(self, method: str) -> Lines:
         """Return a function that returns the model's lines for a failure of a method's delegates."""
 
-        def tell(number: int, error: BaseException) -> str:
+        def lines_of(number: int, error: BaseException) -> str:
             try:
                 known = self.method(method)
             except Exception as problem:  # a warning that is an error here must not take the failure's place
@@ -83,7 +83,7 @@ class DebugFile:
             found = known.lines((handle,)) if handle is not None else []
             return sources.format_lines(found or known.lines(known.delegates[number].handles))
 
-        return tell
+        return lines_of
 
     def _load(self) -> DebugInfo | None:
         if self.path is None:
@@ -113,7 +113,7 @@ def find_debug_file(source: str | bytes, given: object) -> DebugFile:
         return DebugFile(source, beside if beside is not None and beside.is_file() else None)
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
-    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
+    file = DebugFile(source, Path(os.fsdecode(given)), named=True)
     file.method("")  # what was asked for is checked at once
     return file
 

@@ -239,10 +239,10 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        said = _describe_refusal(error, sample.edge)
-        if said and subject.may_refuse(case):
-            raise Unsupported(f"refused: {said}") from error
-        raise Broken("preprocess", f"{error}\n{_advise_refusal(error, bool(said))}") from error
+        refusal = _describe_refusal(error, sample.edge)
+        if refusal and subject.may_refuse(case):
+            raise Unsupported(f"refused: {refusal}") from error
+        raise Broken("preprocess", f"{error}\n{_advise_refusal(error, bool(refusal))}") from error
     except BackendContractError as error:
         raise Broken("contract", str(error)) from error
     except LoweringError as error:

@@ -105,13 +105,13 @@ def ask_preserved(
     partitioners: Iterable[Partitioner], ep: ExportedProgram, visible: Callable[[int, Node], bool]
 ) -> tuple[list[Any], Callable[[Node], bool] | None]:
     """Return the `ops_to_not_decompose` of partitioners together; `visible` says whether one may take a node."""
-    asked = [partitioner.ops_to_not_decompose(ep) for partitioner in partitioners]
-    operators = list(dict.fromkeys(operator for wanted, _ in asked for operator in wanted))
+    preserved = [partitioner.ops_to_not_decompose(ep) for partitioner in partitioners]
+    operators = list(dict.fromkeys(operator for wanted, _ in preserved for operator in wanted))
 
     def kept(node: Node) -> bool:
         return any(
             node.target in wanted and visible(i, node) and (supported is None or supported(node))
-            for i, (wanted, supported) in enumerate(asked)
+            for i, (wanted, supported) in enumerate(preserved)
         )
 
     return operators, kept if operators else None

@@ -92,5 +92,5 @@ def describe_miss(names: Sequence[str], number: int, node: Node, wanted: Any, go
     """Say how an argument of a node differs from what a pattern says."""
     name = names[number] if number < len(names) else f"argument {number}"
     shown = "omitted" if got is inspect.Parameter.empty else got.name if isinstance(got, Node) else repr(got)
-    said = str(wanted) if isinstance(wanted, Attribute) else repr(wanted)
-    return f"{name} of {node.name} is {shown}, the pattern says {said}"
+    expected = str(wanted) if isinstance(wanted, Attribute) else repr(wanted)
+    return f"{name} of {node.name} is {shown}, the pattern says {expected}"

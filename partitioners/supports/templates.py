@@ -210,7 +210,7 @@ class _TemplateReader:
     ) -> None:
         self.name, self.function, self.inputs, self.attributes = name, function, inputs, attributes
         self.terms: dict[Node, Any] = {}
-        self.said: set[str] = set()  # which attributes an operator has
+        self.used: set[str] = set()  # which attributes an operator has
 
     def error(self, text: str) -> InputError:
         return InputError(f"Pattern {self.name}: {text}")
@@ -235,7 +235,7 @@ class _TemplateReader:
             return self.value(name, value)
         if isinstance(value, TemplateOperator):
             raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
-        self.said.update(given)
+        self.used.update(given)
         return self.attributes[given[0]]
 
     def value(self, name: str, value: Any) -> Any:
@@ -262,7 +262,7 @@ class _TemplateReader:
             if not node.users:
                 raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
         for key in self.attributes:
-            if key not in self.said:
+            if key not in self.used:
                 known = {one for node in nodes for name in self.names(node) for one in list_argument_names(name)}
                 hint = suggest(key.rpartition(".")[2], known, f" They have {', '.join(sorted(known))}.")
                 raise self.error(f"attributes has {key!r}, which none of its operators has.{hint}")

@@ -21,7 +21,7 @@ from exir_lowering import FileReport, InputError, inspect, load, lower
 from exir_lowering.inspection import page
 from exir_lowering.inspection.reading import Modules
 from exir_lowering.inspection.report import Call, Flow, MethodReport
-from exir_lowering.plans.picture import MOST
+from exir_lowering.plans.picture import MOST_BOXES
 from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.instructions import DELEGATE
 
@@ -123,7 +123,7 @@ def test_a_hostile_method_is_drawn_in_time() -> None:
     hostile = replace(found, delegates=(payload,), calls=calls, flows=flows)
     started = time.process_time()
     boxes, _ = page.draw(hostile)
-    assert len(boxes) <= MOST and time.process_time() - started < 5
+    assert len(boxes) <= MOST_BOXES and time.process_time() - started < 5
     html = replace(deep(3), methods=(hostile,)).to_html()
     assert "<b>::" not in html and "<i>" not in html and "\x1b" not in html
 

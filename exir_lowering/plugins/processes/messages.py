@@ -74,7 +74,7 @@ def _wait_until(connection: socket.socket, deadline: float | None) -> None:
 
 def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
     """Return the header that reports an error, with the traceback of what was raised."""
-    said = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
+    too_large = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
     return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
@@ -82,7 +82,7 @@ def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any
         "trace": "".join(traceback.format_exception(raised)),
         "debug_handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
-        "too_large": said and [str(said), said.operators, said.bytes],
+        "too_large": too_large and [str(too_large), too_large.operators, too_large.bytes],
     }
 
 

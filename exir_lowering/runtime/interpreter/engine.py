@@ -53,7 +53,7 @@ Watch: TypeAlias = Callable[[MethodState, int, int, tuple[int, ...]], None]
 """Takes the values of a method, and the number, kind and arguments of an instruction."""
 
 _SHARED = 2
-_EVENTS = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
+_EVENTS: Mapping[int, str] = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class PreparedMethod:
 
     def run(self, inputs: Sequence[Any], steps: int) -> list[Any]:
         """Run the method; raise an InputError if an operator fails, a LimitError after some steps."""
-        code, target = MOVE, 0
+        code, target = int(MOVE), 0
         try:
             for index, given in zip(self.code.inputs, inputs, strict=True):
                 if isinstance(given, torch.Tensor):
