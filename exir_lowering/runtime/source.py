@@ -52,7 +52,7 @@ class DebugFile:
     source: str | bytes  # the path of the `.pte` file, or its content
     path: Path | None  # the debug information's; None when there is none
     # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
-    named: bool = False
+    asked: bool = False
 
     def method(self, name: str) -> MethodDebug | None:
         """Return what is known about a method; None when nothing is."""
@@ -63,7 +63,7 @@ class DebugFile:
         try:
             return self._load()
         except InputError as error:
-            if self.named:
+            if self.asked:
                 raise
             warnings.warn(f"{error} It is not used.", stacklevel=4)  # from the caller of `method`
             return None
@@ -113,7 +113,7 @@ def find_debug_file(source: str | bytes, given: object) -> DebugFile:
         return DebugFile(source, beside if beside is not None and beside.is_file() else None)
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
-    file = DebugFile(source, Path(os.fsdecode(given)), named=True)
+    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
     file.method("")  # what was asked for is checked at once
     return file
 
