@@ -14,13 +14,7 @@ from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.instructions import PlanInstruction, read_instruction
-from exir_lowering.pte.slots import (
-    DataLocation,
-    ExecutionPlan,
-    KernelTypes as K,
-    TensorDataLocation,
-    TensorShapeDynamism,
-)
+from exir_lowering.pte.slots import ExecutionPlan, KernelTypes as K
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
 _LISTS: Mapping[int, str] = {
@@ -74,10 +68,10 @@ def _names(tensor: Table) -> tuple[str | None, str | None]:
     if extra is None:
         return None, None
     location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
-    if location not in (TensorDataLocation.SEGMENT, TensorDataLocation.EXTERNAL):
+    if location not in (slots.TensorDataLocation.SEGMENT, slots.TensorDataLocation.EXTERNAL):
         raise CorruptError(f"a tensor has the unknown location {location}")
     label = extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
-    return label if location == TensorDataLocation.EXTERNAL else None, label or None
+    return label if location == slots.TensorDataLocation.EXTERNAL else None, label or None
 
 
 def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memoryview]:
@@ -132,8 +126,8 @@ def _tensor(
 ) -> tuple[Tensor, Storage]:
     found = layout(table, slots.Tensor)
     dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
-    fixed, unbound = dynamism == TensorShapeDynamism.STATIC, dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND
-    if not fixed and not unbound and dynamism != TensorShapeDynamism.DYNAMIC_BOUND:
+    fixed, unbound = dynamism == slots.TensorShapeDynamism.STATIC, dynamism == slots.TensorShapeDynamism.DYNAMIC_UNBOUND
+    if not fixed and not unbound and dynamism != slots.TensorShapeDynamism.DYNAMIC_BOUND:
         raise CorruptError(f"a tensor has the unknown dynamism {dynamism}")
     if offset:
         raise CorruptError(f"a tensor starts at element {offset} of its memory, which is not supported")
@@ -273,9 +267,9 @@ def _payload(delegate: Table, data: Data) -> Payload:
         specs.append((spec.text(slots.CompileSpec.KEY), bytes(spec.content(slots.CompileSpec.VALUE))))
     location = reference.number(slots.BackendDelegateDataReference.LOCATION, "b")
     index = reference.number(slots.BackendDelegateDataReference.INDEX, "I")
-    if location not in (DataLocation.INLINE, DataLocation.SEGMENT):
+    if location not in (slots.DataLocation.INLINE, slots.DataLocation.SEGMENT):
         raise CorruptError(f"a payload of {backend!r} has the unknown location {location}")
-    contents = data.segments if location == DataLocation.SEGMENT else data.inline_payloads
+    contents = data.segments if location == slots.DataLocation.SEGMENT else data.inline_payloads
     check_index(index, len(contents), f"a payload of {backend!r}", "payloads")
     return Payload(backend, contents[index], tuple(specs))
 

@@ -19,10 +19,14 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import slots
 from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.instructions import DELEGATE, KERNEL
 from exir_lowering.runtime.source import ProgramFile
 
 METHOD_EVENT, KERNEL_EVENT, DELEGATE_EVENT = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
 """What ExecuTorch's runtime calls its events."""
+
+EVENTS: Mapping[int, str] = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
+"""What it calls those of instructions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,7 @@ from exir_lowering.pte.format import Delegation, MethodSpec
 from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract
-from exir_lowering.runtime.engine import (
-    DELEGATE_EVENT,
-    KERNEL_EVENT,
-    METHOD_EVENT,
-    Engine,
-    Trace,
-    TraceEvent,
-    explaining,
-)
+from exir_lowering.runtime.engine import EVENTS, METHOD_EVENT, Engine, Trace, TraceEvent, explaining
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import hosted
 from exir_lowering.runtime.interpreter.kernels import (
@@ -53,7 +45,6 @@ Watch: TypeAlias = Callable[[MethodState, int, int, tuple[int, ...]], None]
 """Takes the values of a method, and the number, kind and arguments of an instruction."""
 
 _SHARED = 2
-_EVENTS: Mapping[int, str] = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +87,11 @@ class PreparedMethod:
     def _step(self, position: int, code: int, target: int, arguments: tuple[int, ...]) -> int:
         """Execute an instruction; return the position of the next one."""
         values = self.state.values
-        if code in _EVENTS:
-            start = self.trace.begin(position, _EVENTS[code]) if self.trace is not None else 0
+        if code in EVENTS:
+            start = self.trace.begin(position, EVENTS[code]) if self.trace is not None else 0
             (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             if self.trace is not None:
-                self.trace.end(position, _EVENTS[code], start)
+                self.trace.end(position, EVENTS[code], start)
             if self.watch is not None:
                 self.watch(self.state, position, code, arguments)
         elif code == MOVE:
