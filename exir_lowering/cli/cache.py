@@ -6,8 +6,7 @@ import argparse
 import json
 
 from exir_lowering.cli.output import OK, format_size, kept_from_stdout, print_table, say
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 EXAMPLES = """\
 examples:

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from exir_lowering.cli.output import DEFECT, OK, kept_from_stdout, print_table, say
-from exir_lowering.errors import LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import LoweringError, let_through
 
 _PACKAGES = ("exir-lowering", "torch", "executorch", "torchao", "numpy")
 EXAMPLES = """\

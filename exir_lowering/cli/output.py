@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering._upstream import stderr
-from exir_lowering.errors import BackendUnavailableWarning, InputError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableWarning, InputError, LoweringError, let_through
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,8 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import find_file
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, let_through
 from exir_lowering.errors.wording import did_you_mean
 
 if TYPE_CHECKING:

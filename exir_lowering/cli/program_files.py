@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli import partitioning, settings
 from exir_lowering.cli.output import find_file, first_line
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 if TYPE_CHECKING:
     import torch

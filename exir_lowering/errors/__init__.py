@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from exir_lowering.errors.interrupts import list_causes
+from exir_lowering.errors.interrupts import let_through as let_through, list_causes
 
 
 class LoweringError(Exception):

@@ -22,8 +22,7 @@ from exir_lowering._upstream.trees import (
     namedtuple_fields,
     pytree,
 )
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 PROTOCOL = 1
 LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000

@@ -8,8 +8,7 @@ import weakref
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import PluginLoadError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import PluginLoadError, let_through
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import Backend

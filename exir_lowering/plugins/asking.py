@@ -10,8 +10,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering.errors import InputError, PartitionerContractError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, PartitionerContractError, let_through
 from exir_lowering.graphs import sources
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plugins import refusals

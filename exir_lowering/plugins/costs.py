@@ -24,8 +24,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import operator_packet
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.walking import OPERAND_LAYOUTS
 

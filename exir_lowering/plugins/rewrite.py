@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors import InputError, PluginLoadError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, PluginLoadError, let_through
 from exir_lowering.graphs.ranges import Doubt as Doubt, ValueRanges
 from exir_lowering.plugins import registry
 

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from exir_lowering.errors import BackendFailure, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendFailure, LoweringError, let_through
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec

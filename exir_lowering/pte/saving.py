@@ -38,8 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 try:
     import fcntl

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate

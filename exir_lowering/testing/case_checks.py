@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from exir_lowering._upstream import stderr
-from exir_lowering.errors import LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import LoweringError, let_through
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_event_names
 

@@ -14,8 +14,7 @@ from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
 from exir_lowering._upstream import installed, stderr
-from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything

@@ -19,8 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.debug_info import MethodDebug

@@ -14,8 +14,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import debug_handles
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module import convention

@@ -23,8 +23,7 @@ import torch
 
 from exir_lowering._upstream.exported_files import evaluate_size, from_schema, is_union, schema_names
 from exir_lowering._upstream.operators import list_registered_operators
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.operators import functions
 from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words

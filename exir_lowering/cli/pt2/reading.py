@@ -23,8 +23,7 @@ from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, SCHEMA_MA
 from exir_lowering._upstream.trees import list_registered_types
 from exir_lowering.cli.pt2 import program
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.grammar import ExcessiveFileError, UnsafeFileError
 

@@ -17,8 +17,7 @@ import torch
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.runtime import compile_spec
-from exir_lowering.errors import BackendUnavailableError, InputError, LimitError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableError, InputError, LimitError, LoweringError, let_through
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.code import Code, Payload, read_code

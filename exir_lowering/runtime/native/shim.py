@@ -29,8 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import BackendUnavailableError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableError, let_through
 from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.native import abi
 
