@@ -15,8 +15,7 @@ from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before 
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import collector
-from exir_lowering.graphs.copies import own_state
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import own_state, private_copy
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.model import (
     BackendGroup,

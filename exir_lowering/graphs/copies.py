@@ -1,4 +1,10 @@
-"""Copies of graphs and programs that share their tensors."""
+"""Copies of graphs and programs that share their tensors, and for conversions, copies with values of their own.
+
+Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. Copies of a program
+share it, and a conversion writes into it: new symbols for sizes that depend on data, which stay pending until a node
+takes them, facts about symbols, and the symbol that a tensor's `nonzero` had last. The next conversion of the program
+would find all of that, so each conversion gets its own values, fake mode and shape environment.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,12 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
+from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
-from exir_lowering.graphs.walking import attribute
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs.walking import attribute, every_node
 
 LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 """The kinds of lifted inputs, in the order of a partition's placeholders."""
@@ -159,3 +169,41 @@ def memory_key(tensor: torch.Tensor) -> Hashable:
     if not address:
         return id(tensor)
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
+    """Copy a program, with values of its own (`val` in its metadata) if it has symbolic sizes.
+
+    `handles` fills in debug handles where they are missing. Values stay shared if one is not a plain fake tensor (but
+    sparse, or of a tensor subclass) and cannot be copied. If `unbacked`, only sizes that depend on data count, which
+    are those that break a second conversion.
+    """
+    program = debug_handles.copy_with_handles(program) if handles else copy_program(program)
+    if not has_symbols(program, unbacked=unbacked):
+        return program
+    copies = FakeCopies()
+    replaced: list[tuple[dict[str, Any], Any]] = []
+    for _, node in every_node(program.graph_module):
+        if "val" not in node.meta:
+            continue
+        leaves, spec = pytree.tree_flatten(node.meta["val"])
+        if not all(map(copies.possible, leaves)):
+            return program
+        if any(isinstance(leaf, (torch.Tensor, *SYMBOLS)) for leaf in leaves):
+            replaced.append((node.meta, pytree.tree_unflatten(list(map(copies.copy, leaves)), spec)))
+    for meta, value in replaced:
+        meta["val"] = value
+    return program
+
+
+def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
+    """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
+    environments = set()
+    for _, node in every_node(program.graph_module):
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            environment = shape_env_of(leaf)
+            if environment is not None and id(environment) not in environments:
+                environments.add(id(environment))
+                if environment_has_symbols(environment, unbacked=unbacked):
+                    return True
+    return False

@@ -25,7 +25,7 @@ from exir_lowering._upstream.operators import is_view, operator_name, written_ar
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import few
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import private_copy
 
 Found = tuple[tuple[str, ...], Node]
 """A node, and the path of the graph that holds it."""

@@ -25,7 +25,7 @@ from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError, InvariantError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition
 from exir_lowering.options import LoweringOptions, MemoryPlanner, read_size
 from exir_lowering.plans.lowering_plan import LoweringPlan, Report, require_memory

@@ -19,7 +19,7 @@ from exir_lowering.errors import BackendContractError, BackendFailure, LoweringE
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import few
 from exir_lowering.graphs import checksums, debug_handles, sources
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, PlacedResult, context_argument

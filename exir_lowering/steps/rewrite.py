@@ -12,7 +12,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import collector
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.model import EdgeMethod, State
 from exir_lowering.plugins.costs import CostModel

@@ -28,7 +28,7 @@ from exir_lowering._upstream.conversion import (
 )
 from exir_lowering._upstream.edge import allow
 from exir_lowering._upstream.programs import lazy_graph_module
-from exir_lowering.graphs.isolation import has_symbols, private_copy
+from exir_lowering.graphs.copies import has_symbols, private_copy
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators

@@ -18,7 +18,7 @@ from torch.fx import Node
 from exir_lowering._upstream.edge_operators import edge_operator
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.graphs import is_getitem, operator_name
-from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.graphs.copies import private_copy
 
 INF = float("inf")
 
