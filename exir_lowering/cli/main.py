@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import importlib
 import io
 import os
 import sys
@@ -13,47 +14,31 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exir_lowering.cli import (
-    bench,
-    bisect,
-    cache,
-    check,
-    demo,
-    doctor,
-    inspect,
-    lower,
-    plan,
-    plugins,
-    quantize,
-    refit,
-    run,
-    settings,
-    verify,
-)
+from exir_lowering.cli import settings
 from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
 from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-_COMMANDS: Mapping[str, tuple[Any, str]] = {
-    "lower": (lower, "lower .pt2 files to one .pte file"),
-    "plan": (plan, "show what lower would delegate, and why the rest stays on the host"),
-    "quantize": (quantize, "quantise a .pt2 file to int8, and measure the error of each layer"),
-    "refit": (refit, "put new weights into a .pte file"),
-    "run": (run, "run a method of a .pte file, in the ExecuTorch runtime"),
-    "inspect": (inspect, "show what is in a .pte or .ptd file"),
-    "check": (check, "say whether shipped runtimes run a .pte file"),
-    "verify": (verify, "compare a .pte file with eager PyTorch, on inputs that find errors"),
-    "bisect": (bisect, "find the operator that goes wrong in a backend"),
-    "bench": (bench, "measure the time and memory of a .pte file, or compare two"),
-    "plugins": (plugins, "list the installed backends, delegates, partitioners and payload checks"),
-    "cache": (cache, "show or clear the cache of lowered partitions"),
-    "doctor": (doctor, "show what works here, what is off, and why"),
-    "demo": (demo, "lower a trained sentence-embedding model, run it, compare with PyTorch"),
+_COMMANDS: Mapping[str, str] = {
+    "lower": "lower .pt2 files to one .pte file",
+    "plan": "show what lower would delegate, and why the rest stays on the host",
+    "quantize": "quantise a .pt2 file to int8, and measure the error of each layer",
+    "refit": "put new weights into a .pte file",
+    "run": "run a method of a .pte file, in the ExecuTorch runtime",
+    "inspect": "show what is in a .pte or .ptd file",
+    "check": "say whether shipped runtimes run a .pte file",
+    "verify": "compare a .pte file with eager PyTorch, on inputs that find errors",
+    "bisect": "find the operator that goes wrong in a backend",
+    "bench": "measure the time and memory of a .pte file, or compare two",
+    "plugins": "list the installed backends, delegates, partitioners and payload checks",
+    "cache": "show or clear the cache of lowered partitions",
+    "doctor": "show what works here, what is off, and why",
+    "demo": "lower a trained sentence-embedding model, run it, compare with PyTorch",
 }
-"""The commands, in the order of the help: a module, and a line for the list.
+"""The commands, in the order of the help, each with a line for the list.
 
-A module has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`, which takes the parsed arguments, and
-returns the exit code or raises a LoweringError.
+A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`, which
+takes the parsed arguments, and returns the exit code or raises a LoweringError.
 """
 
 # Why a terminal, a pipe or a redirected output takes no more.
@@ -192,7 +177,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
-    for name, (command, summary) in _COMMANDS.items():
+    for name, summary in _COMMANDS.items():
+        command: Any = importlib.import_module(f"exir_lowering.cli.{name}")
         subparser = subparsers.add_parser(
             name,
             help=summary,
