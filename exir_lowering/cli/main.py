@@ -37,8 +37,8 @@ _COMMANDS: Mapping[str, str] = {
 }
 """The commands, in the order of the help, each with a line for the list.
 
-A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`, which
-takes the parsed arguments, and returns the exit code or raises a LoweringError.
+A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`,
+which takes the parsed arguments, and returns the exit code or raises a LoweringError.
 """
 
 # Why a terminal, a pipe or a redirected output takes no more.

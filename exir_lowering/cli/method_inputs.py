@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import find_file, first_line
-from exir_lowering.errors import InputError, let_through
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean, let_through
 
 if TYPE_CHECKING:
     import torch

@@ -26,8 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import find_file
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError, let_through
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean, let_through
 
 if TYPE_CHECKING:
     from exir_lowering.partitioners import Rule

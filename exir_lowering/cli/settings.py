@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from exir_lowering.cli.output import check_target, describe_written, find_file, say, write_file
 from exir_lowering.cli.partitioning import AppendRule, read_partitioner, read_variant
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 
 _NEVER = ("config", "save-config", "trust", "debug")
 _EXCLUDED = {"cache": "no_cache", "no-cache": "cache"}

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from exir_lowering.errors.interrupts import let_through as let_through, list_causes
+from exir_lowering.errors.wording import did_you_mean as did_you_mean, few as few
 
 
 class LoweringError(Exception):

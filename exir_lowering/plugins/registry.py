@@ -13,8 +13,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, let_through
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, let_through
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
 

@@ -41,8 +41,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exir_lowering._upstream import locks
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import digests

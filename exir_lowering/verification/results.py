@@ -15,8 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import few
+from exir_lowering.errors import InputError, few
 from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import Shown, make_table, render

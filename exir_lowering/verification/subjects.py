@@ -11,8 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.lowered_module import convention, record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.assembling import MODULE
