@@ -45,11 +45,7 @@ def add_argument(command: argparse.ArgumentParser) -> None:
 def add_data(command: argparse.ArgumentParser, name: str = "--data", whose: str = "the .pte") -> None:
     """Add the argument for data files."""
     command.add_argument(
-        name,
-        action="append",
-        default=[],
-        metavar="WEIGHTS.ptd",
-        help=f"a data file that {whose} needs; repeatable",
+        name, action="append", default=[], metavar="WEIGHTS.ptd", help=f"a data file that {whose} needs; repeatable"
     )
 
 

@@ -70,9 +70,7 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         "take it, or the runtime needs a kernel for it; repeatable",
     )
     command.add_argument(
-        "--no-edge-check",
-        action="store_true",
-        help="skip ExecuTorch's check of operators and dtypes in Edge programs",
+        "--no-edge-check", action="store_true", help="skip ExecuTorch's check of operators and dtypes in Edge programs"
     )
     command.add_argument(
         "--costs",

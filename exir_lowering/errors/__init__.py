@@ -84,16 +84,9 @@ class PartitionerContractError(LoweringError):
     """
 
     VIOLATIONS = (
-        "raised",
-        "result_type",
-        "destinations",
-        "graph_modified",
-        "output_tagged",
-        "input_tagged",
-        "tag_without_destination",
-        "no_copy",
-        "not_convex",
-    )
+        "raised", "result_type", "destinations", "graph_modified", "output_tagged", "input_tagged",
+        "tag_without_destination", "no_copy", "not_convex",
+    )  # fmt: skip
 
     def __init__(self, message: str, *, violation: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

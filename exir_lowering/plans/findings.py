@@ -94,9 +94,7 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
 def _alive(tensor: LiveTensor) -> Finding:
     form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
     return Finding(
-        f"{shown.size(tensor.bytes)} of {tensor.name}",
-        f"{form}{tensor.made_by}",
-        (("", shown.place(tensor.source)),),
+        f"{shown.size(tensor.bytes)} of {tensor.name}", f"{form}{tensor.made_by}", (("", shown.place(tensor.source)),)
     )
 
 

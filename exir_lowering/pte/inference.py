@@ -51,10 +51,7 @@ _NORMS = frozenset(
 """Kernels whose mean and deviation have the type of what they are of, where torch has float32 for half floats."""
 
 _FATAL = frozenset(
-    {
-        *("aten::_log_softmax", "aten::amax", "aten::amin"),
-        *("aten::narrow_copy", "aten::sum", "aten::unfold_copy"),
-    }
+    {"aten::_log_softmax", "aten::amax", "aten::amin", "aten::narrow_copy", "aten::sum", "aten::unfold_copy"}
 )
 """Kernels that end the process on some calls that torch's operators execute; `_why_fatal` says which."""
 

@@ -220,9 +220,7 @@ def of_method(
 
 
 def with_sharing(
-    signatures: Mapping[str, MethodSignature],
-    places: Mapping[str, Sequence[Allocation | None]],
-    shared: frozenset[str],
+    signatures: Mapping[str, MethodSignature], places: Mapping[str, Sequence[Allocation | None]], shared: frozenset[str]
 ) -> dict[str, MethodSignature]:
     """Return signatures that say which state methods share; `places` are those of each method's state."""
     users: dict[Allocation, list[str]] = defaultdict(list)

@@ -14,9 +14,7 @@ _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
 
-def _with_arguments_of(
-    other: Callable[_Given, Any],
-) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
+def _with_arguments_of(other: Callable[_Given, Any]) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
     """Give a function that hands all that it is given to another one the signature of that."""
 
     def decorate(function: Callable[..., _Made]) -> Callable[_Given, _Made]:

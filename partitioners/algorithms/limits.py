@@ -71,12 +71,7 @@ def _is_integer(value: object) -> bool:
 
 
 def apply(
-    proposals: Sequence[Proposal],
-    limits: Limits,
-    scope: GraphScope,
-    *,
-    groups: Iterable[Iterable[Node]] = (),
-    by: str,
+    proposals: Sequence[Proposal], limits: Limits, scope: GraphScope, *, groups: Iterable[Iterable[Node]] = (), by: str
 ) -> tuple[list[Proposal], list[Rejection], list[Adjustment]]:
     """Cut what is too large, drop what is too small, then what is too many, of the proposals of one graph.
 

@@ -202,11 +202,7 @@ class _TemplateReader:
     """Makes a template from a graph."""
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        inputs: Sequence[TemplateInput],
-        attributes: Mapping[str, Any],
+        self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput], attributes: Mapping[str, Any]
     ) -> None:
         self.name, self.function, self.inputs, self.attributes = name, function, inputs, attributes
         self.terms: dict[Node, Any] = {}
