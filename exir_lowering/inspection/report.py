@@ -20,7 +20,8 @@ VERSION = 1
 """Increased when a field of the JSON changes its meaning or is removed."""
 
 Kind = Literal[
-    "header", "tables", "padding", "constant", "state", "payload", "named data", "module", "provenance", "digests", "rest"
+    "header", "tables", "padding", "constant", "state", "payload", "named data", "module", "provenance", "digests",
+    "rest",
 ]  # fmt: skip
 """What bytes of a file are: "state" is an initial value of state, "rest" is bytes that nothing refers to."""
 

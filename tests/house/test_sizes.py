@@ -24,7 +24,7 @@ BUDGETS = {
     "exir_lowering/graphs": 2872,
     "exir_lowering/graphs/ranges": 2891,
     "exir_lowering/graphs/serialized": 1766,
-    "exir_lowering/inspection": 1731,
+    "exir_lowering/inspection": 1732,
     "exir_lowering/lowered_module": 1477,
     "exir_lowering/plans": 2386,
     "exir_lowering/plugins": 2387,
