@@ -15,18 +15,9 @@ from exir_lowering.pte.payloads import CheckedPayload, PayloadChecks, PayloadOpe
 from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
 __all__ = [
-    "KINDS",
-    "CheckedPayload",
-    "CorruptError",
-    "PayloadChecks",
-    "PayloadOperator",
-    "Table",
-    "Tensor",
-    "ValueSpec",
-    "check_index",
-    "find_checks",
-    "root",
-]
+    "KINDS", "CheckedPayload", "CorruptError", "PayloadChecks", "PayloadOperator", "Table", "Tensor", "ValueSpec",
+    "check_index", "find_checks", "root",
+]  # fmt: skip
 
 NEEDED = frozenset({"XnnpackBackend"})
 """The backends that a file cannot use in the runtime when nothing checks their payloads: known to trust them.

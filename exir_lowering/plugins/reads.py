@@ -10,15 +10,8 @@ NAMES = "names"
 
 PROVENANCE = frozenset(
     {
-        NAMES,
-        "desc",
-        "from_node",
-        "nn_module_stack",
-        "original_aten",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
+        NAMES, "desc", "from_node", "nn_module_stack", "original_aten", "seq_nr", "source_fn_stack", "stack_trace",
         "torch_fn",
     }
-)
+)  # fmt: skip
 """For `unread`: the names, and what says which code of the model a node comes from."""

@@ -16,12 +16,6 @@ from exir_lowering.testing.suite import CASES
 from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
 
 __all__ = [
-    "CASES",
-    "Case",
-    "CaseResult",
-    "ConformanceError",
-    "ConformanceReport",
-    "check_backend",
-    "conformance_tests",
+    "CASES", "Case", "CaseResult", "ConformanceError", "ConformanceReport", "check_backend", "conformance_tests",
     "run_conformance",
-]
+]  # fmt: skip
