@@ -28,7 +28,7 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1477,
     "exir_lowering/plans": 2386,
     "exir_lowering/plugins": 2371,
-    "exir_lowering/pte": 4655,
+    "exir_lowering/pte": 4729,
     "exir_lowering/quantization": 896,
     "exir_lowering/refitting": 420,
     "exir_lowering/rewrites": 1128,

@@ -75,8 +75,7 @@ def schema(path: str) -> Schema:
 
 
 def named(module: ModuleType) -> dict[str, type]:
-    found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, IntEnum)}
-    return {name: one for name, one in found.items() if one.__module__ == module.__name__}
+    return {name: one for name, one in inspect.getmembers(module, inspect.isclass) if one.__module__ == module.__name__}
 
 
 def plain(name: str) -> str:
@@ -90,7 +89,7 @@ def numbers(one: type) -> dict[str, int]:
 OTHERS = {
     DATA: {"FlatTensor": "FlatTensor", "FlatNamedData": "NamedData", "TensorLayout": "TensorLayout"},
     ETDUMP: {name: name for name in ("ETDump", "RunData", "Event", "ProfileEvent")},
-    XNNPACK: {name: name for name in named(xnnpack)},
+    XNNPACK: {name: name for name, one in named(xnnpack).items() if issubclass(one, IntEnum)},
 }
 """The classes for each schema, with its name of the table; the other ones are for PROGRAM."""
 ALSO = {*OTHERS[DATA], *OTHERS[ETDUMP]}

@@ -60,7 +60,7 @@ class PreparedMethod:
 
     def run(self, inputs: Sequence[Any], steps: int) -> list[Any]:
         """Run the method; raise an InputError if an operator fails, a LimitError after some steps."""
-        code, target = int(MOVE), 0
+        code, target = MOVE, 0
         try:
             for index, given in zip(self.code.inputs, inputs, strict=True):
                 if isinstance(given, torch.Tensor):
