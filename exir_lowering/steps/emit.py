@@ -302,10 +302,9 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
 def _describe_in_file(program: ExportedProgram) -> None:
     """Describe what a program takes and returns in a form that files can have; the values are the same, in order."""
     calls = program.module_call_graph
-    for place, entry in enumerate(calls[:1]):
-        if (signature := entry.signature) is not None:
-            specs = {name: treespecs.writable(getattr(signature, name)) for name in ("in_spec", "out_spec")}
-            calls[place] = replace(entry, signature=replace(signature, **specs))
+    if calls and (signature := calls[0].signature) is not None:
+        specs = {name: treespecs.writable(getattr(signature, name)) for name in ("in_spec", "out_spec")}
+        calls[0] = replace(calls[0], signature=replace(signature, **specs))
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:

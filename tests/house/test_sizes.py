@@ -30,17 +30,17 @@ BUDGETS = {
     "exir_lowering/plugins": 2412,
     "exir_lowering/pte": 4805,
     "exir_lowering/quantization": 896,
-    "exir_lowering/refitting": 420,
+    "exir_lowering/refitting": 423,
     "exir_lowering/rewrites": 1128,
     "exir_lowering/runtime": 3842,
-    "exir_lowering/steps": 6257,
+    "exir_lowering/steps": 6256,
     "exir_lowering/steps/cache": 1362,
-    "exir_lowering/steps/casewise": 1964,
+    "exir_lowering/steps/casewise": 2020,
     "exir_lowering/steps/parallel": 597,
     "exir_lowering/testing": 1873,
     "exir_lowering/verification": 2749,
     "partitioners": 4013,
-    "backends": 2530,
+    "backends": 2560,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
