@@ -36,11 +36,7 @@ def mend(config: Any, together: Mapping[str, Any]) -> None:
 
 
 def _check(
-    check: Callable[[Node, ExportedProgram], bool],
-    refusals: tuple[_Refusal, ...],
-    together: Mapping[str, Any],
-    node: Node,
-    program: ExportedProgram,
+    check: Callable[..., bool], refusals: tuple[_Refusal, ...], together: Mapping[str, Any], node: Node, program: Any
 ) -> bool:
     from executorch.exir.backend.utils import WhyNoPartition
 
@@ -70,10 +66,8 @@ def _is_copy(node: Node) -> bool:
 
 def _is_taken(node: Node, together: Mapping[str, Any], program: ExportedProgram) -> bool:
     """Return whether an operator goes to XNNPACK, beside others that do."""
-    if node.op != "call_function" or _quantises(node):
-        return node.op == "call_function"
-    config = together.get(graphs.operator_name(node).partition(".")[2])
-    return config is not None and bool(config.check_constraints(node, program))
+    config = together.get(graphs.operator_name(node).partition(".")[2]) if node.op == "call_function" else None
+    return _quantises(node) or (config is not None and bool(config.check_constraints(node, program)))
 
 
 def _list_readers(copied: Node) -> list[Node]:
@@ -92,9 +86,8 @@ def _refuse_copy(node: Node, taken: Callable[[Node], bool]) -> str | None:
     while _is_copy(source):
         (source,) = source.all_input_nodes
         shared = shared or len(source.users) > 1
-    if shared or source.op == "placeholder":
-        return "ExecuTorch removes copies, and then refuses a value that is returned twice or is an unchanged input"
-    return None
+    reason = "ExecuTorch removes copies, and then refuses a value that is returned twice or is an unchanged input"
+    return reason if shared or source.op == "placeholder" else None
 
 
 def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:

@@ -19,7 +19,7 @@ from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overlo
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
-from exir_lowering.steps.casewise.templates import Place, Template, fill, makes_view, take_templates
+from exir_lowering.steps.casewise.templates import Place, Template, fill, take_templates
 from exir_lowering.steps.casewise.value_keys import (
     MEMORY,
     Memory,
@@ -198,12 +198,13 @@ class _Planner:
         """Raise Uncovered for a view of what was written in place: torch makes it anew where it is first read."""
         template, operands = plan.templates.get(node), node.all_input_nodes
         for index, operand in enumerate(operands):
-            if operand in plan.written and (template.views(index) if template else makes_view(plan.plain.get(node))):
+            if operand in plan.written and (
+                template.views(index) if template else getattr(node.target, "is_view", False)
+            ):
                 raise Uncovered(f"a view of {operand}, which is written where it is computed")
         taken = node.target is operator.getitem
         maker, element = (plan.templates.get(operands[0]), node.args[1]) if taken else (template, 0)
-        if maker is not None and element in maker.written:
-            plan.written.add(node)
+        plan.written.update([node] if maker is not None and element in maker.written else ())
 
     def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
         """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out."""

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.schemas import is_overload, packet_name
+from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, outlast
 
@@ -51,11 +51,6 @@ class TemplateNode:
     meta: Mapping[str, Any] = field(default_factory=dict)  # what tracing says about it besides
 
 
-def makes_view(target: Any) -> bool:
-    """Return whether an operator returns a view of its first operand."""
-    return is_overload(target) and bool(target.is_view)
-
-
 @dataclass(frozen=True, slots=True)
 class Template:
     """What the calls of a case become."""
@@ -70,7 +65,7 @@ class Template:
 
     def views(self, operand: int) -> bool:
         """Return whether it takes a view of an operand."""
-        return any(makes_view(node.target) and Place(-1 - operand) in (*node.args,) for node in self.nodes)
+        return any(getattr(node.target, "is_view", False) and Place(-1 - operand) in node.args for node in self.nodes)
 
     def only_replaces(self, case: Case, target: Any) -> bool:
         """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""
