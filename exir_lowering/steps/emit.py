@@ -38,7 +38,7 @@ from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
-from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
+from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
@@ -226,6 +226,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
+    for name, program in () if only_plan else programs.items():
+        check_inputs(name, program)
     copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
     if options.keep_originals:
         originals.attach(copies)
