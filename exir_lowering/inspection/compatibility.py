@@ -60,12 +60,14 @@ def table_forms(content: memoryview) -> set[Form]:
 def method_forms(code: Code, data: Data) -> Iterator[tuple[int | None, Form]]:
     """Yield what a method asks of a runtime, with the numbers of the instructions that ask for it."""
     yield from ((None, Form(feature)) for feature in sorted(_features(code, data)))
-    payloads = [tuple(_payload_forms(payload, data)) for payload in code.payloads]
+    places = [(payload.backend, id(payload.content)) for payload in code.payloads]  # which delegates may share
+    distinct = dict(zip(places, code.payloads, strict=True))
+    payloads = {place: tuple(_payload_forms(payload, data)) for place, payload in distinct.items()}
     for number, (kind, target, arguments) in enumerate(each for chain in code.chains for each in chain):
         if kind == KERNEL:
             yield number, _kernel_form(code, target, arguments)
         elif kind == DELEGATE:
-            yield from ((number, form) for form in payloads[target])
+            yield from ((number, form) for form in payloads[places[target]])
 
 
 def _features(code: Code, data: Data) -> set[str]:

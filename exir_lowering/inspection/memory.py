@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,6 +14,7 @@ from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, PlanInstructi
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
+_Spans = Mapping[int, tuple[int, int]]
 _VALUE, _TENSOR, _DIMENSION, _CALL, _ARGUMENT = 24, 64, 9, 16, 8
 """Bytes that ExecuTorch's runtime takes for each, about; see `Memory.heap`."""
 
@@ -61,7 +64,7 @@ def _names(
 
 def _spans(
     code: Code, instructions: Sequence[PlanInstruction], state: Sequence[int], begun: Mapping[int, int]
-) -> Mapping[int, tuple[int, int]]:
+) -> _Spans:
     """Return the first and the last instruction that uses each value; a view begins with its base."""
     end = len(instructions)
     spans = {**dict.fromkeys(code.inputs, (0, 0)), **dict.fromkeys(state, (0, end))}
@@ -72,12 +75,33 @@ def _spans(
                 spans[index] = first, max(last, number)
     for index in code.outputs:
         spans[index] = spans.get(index, (end, end))[0], end
-    for number, (kind, target, _) in enumerate(instructions):
-        if kind == JUMP and target <= number:  # a loop: what is used in it and around it lasts as long as it does
-            for index, (first, last) in spans.items():
-                if first <= number and last >= target and not (target <= first and last <= number):
-                    spans[index] = min(first, target), max(last, number)
-    return spans
+    jumps = ((target, number) for number, (kind, target, _) in enumerate(instructions) if kind == JUMP)
+    loops = [(target, number) for target, number in jumps if target <= number]
+    return _with_loops(spans, loops) if loops else spans
+
+
+def _with_loops(spans: _Spans, loops: Sequence[tuple[int, int]]) -> _Spans:
+    """Extend spans: what is used in a loop and around it lasts as long as the loop does. Loops are nested."""
+    backwards = {value: (-last, -first) for value, (first, last) in spans.items()}
+    begins = _extend(backwards, [(-last, -first) for first, last in loops])
+    ends = _extend({value: (-begins[value], last) for value, (_, last) in spans.items()}, loops)
+    return {value: (-begins[value], ends[value]) for value in spans}
+
+
+def _extend(spans: _Spans, loops: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return where each span ends with the loops that begin in it, but not with it, and that it ends in."""
+    found: dict[int, int] = {}
+    waiting, starts, ends = sorted(loops), list[int](), list[int]()  # those so far, joined where they overlap
+    for value, (first, last) in sorted(spans.items(), key=lambda item: -item[1][0]):
+        while waiting and waiting[-1][0] > first:
+            start, end = waiting.pop()
+            while starts and starts[-1] <= end:
+                _, end = starts.pop(), max(end, ends.pop())
+            starts.append(start)
+            ends.append(end)
+        at = bisect.bisect_left(starts, -last, key=operator.neg)  # the last one that begins before the end
+        found[value] = max(last, ends[at]) if at < len(ends) else last
+    return found
 
 
 def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:

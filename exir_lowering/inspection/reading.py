@@ -34,7 +34,6 @@ from exir_lowering.pte import (
     files,
     format as file_format,
     manifest,
-    payloads,
     provenance,
 )
 from exir_lowering.pte.code import Code
@@ -44,6 +43,7 @@ from exir_lowering.pte.files import MappedFile
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction, items
 from exir_lowering.pte.kernel_signatures import signature
+from exir_lowering.pte.payloads import PayloadMemory
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
@@ -225,6 +225,7 @@ class _Reader:
     known: Provenance | None
     debug: Mapping[str, MethodDebug]
     parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
+    payloads: PayloadMemory = field(default_factory=partial(PayloadMemory, find_checks))
     # What is stored, by where it is, and who uses it.
     stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     users: dict[tuple[object, ...], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -306,8 +307,8 @@ class _Reader:
     def _delegate(self, code: Code, number: int) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"
         self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
-        checked = payloads.check_payload(payload.backend, payload.content, find_checks)
-        operators = () if checked is None else payloads.describe(payload.backend, checked)
+        checked = self.payloads.check(payload.backend, payload.content)
+        operators = () if checked is None else self.payloads.describe(payload.backend, checked)
         weights = {} if checked is None else checked.weights
         for key, size in weights.items():
             content = self.data.named.get(key)

@@ -15,13 +15,13 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering.pte import instructions, payloads, provenance, signatures
-from exir_lowering.pte.code import Allocation, Code, Payload, Storage, check_memory, read_methods
+from exir_lowering.pte.code import Allocation, Code, Storage, check_memory, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.inference import check_kernels
 from exir_lowering.pte.instructions import Body, check_calls, check_flow
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import CheckedPayload, FindChecks
+from exir_lowering.pte.payloads import FindChecks, PayloadMemory
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
@@ -70,6 +70,7 @@ def read_checked(
 ) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
     """Read methods with their code, and the data; if `to_run`, check free memory too, and what kernels make."""
     known: list[Provenance | None] = []
+    memory = PayloadMemory(find_checks)
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
         if not known:
@@ -77,7 +78,7 @@ def read_checked(
         made = known[0].methods.get(code.name) if known[0] is not None else None
         if to_run:
             check_memory(code.arenas)
-        return code, _checked_method(find_checks, code, data, made, to_run)
+        return code, _checked_method(memory, code, data, made, to_run)
 
     return read_methods(file, check)
 
@@ -91,14 +92,17 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
 
 
 def _checked_method(
-    find_checks: FindChecks, code: Code, data: Data, known: provenance.MethodProvenance | None, to_run: bool
+    memory: PayloadMemory, code: Code, data: Data, known: provenance.MethodProvenance | None, to_run: bool
 ) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is both an input and a constant")
     external: dict[str, MemoryLayout | int] = dict(code.external)
-    checked = [_check_payload(payload, data, external, find_checks) for payload in code.payloads]
+    checked = [memory.check(payload.backend, payload.content) for payload in code.payloads]
+    for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
+        if one is not None:
+            payloads.find_weights(backend, one, data, external)
     if not code.chains:
         raise CorruptError("it has no chain of instructions")
     schemas = [signature(*operator) for operator in code.operators]
@@ -129,16 +133,6 @@ def _checked_method(
         state,
         tuple(storage.planned for index in state if (storage := code.storage[index]) is not None),
     )
-
-
-def _check_payload(
-    payload: Payload, data: Data, external: dict[str, MemoryLayout | int], find_checks: FindChecks
-) -> CheckedPayload | None:
-    """Check a payload if a plug-in knows it; add the weights that the file does not have."""
-    checked = payloads.check_payload(payload.backend, payload.content, find_checks)
-    if checked is not None:
-        payloads.find_weights(payload.backend, checked, data, external)
-    return checked
 
 
 def _kernels(code: Code) -> Mapping[int, str]:

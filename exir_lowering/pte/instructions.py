@@ -412,10 +412,21 @@ def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
 
 def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
     """Refuse a loop without a jump that depends on what the loop makes: once entered, it is never left."""
-    for position, (code, target, _) in enumerate(chain):
-        if code == JUMP and target <= position:
-            inside = chain[target : position + 1]
-            written = {item for one in inside for index in body.written(one) for item in body.items(index)}
-            made = written.union(*(_list_made(body, one) for one in inside))
-            if not any(kind == JUMP and made.intersection(arguments) for kind, _, arguments in inside):
-                raise CorruptError(f"instruction {position} jumps back to {target} forever")
+    jumps = [(position, target) for position, (code, target, _) in enumerate(chain) if code == JUMP]
+    loops = [(position, target) for position, target in jumps if target <= position]
+    # For each position, where the first stretch from there on ends that has a jump and what makes its condition.
+    ends = [len(chain)] * (len(chain) + 1)
+    for step in (1, -1) if loops else ():
+        made: dict[int, int] = {}
+        for position in range(len(chain))[::step]:
+            code, _, arguments = one = chain[position]
+            if code == JUMP and arguments[0] in made:
+                begin, end = sorted((position, made[arguments[0]]))
+                ends[begin] = min(ends[begin], end)
+            written = (item for index in body.written(one) for item in body.items(index))
+            made.update(dict.fromkeys([*_list_made(body, one), *written], position))
+    for position in reversed(range(len(chain))):
+        ends[position] = min(ends[position], ends[position + 1])
+    for position, target in loops:
+        if ends[target] > position:
+            raise CorruptError(f"instruction {position} jumps back to {target} forever")

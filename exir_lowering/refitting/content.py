@@ -74,6 +74,9 @@ class _File:
         """Write a place's content; return it, and where it starts."""
         start, content = self.start_of(place), None
         old = self.old[start : start + place.size]
+        if place.kind == "initial" and (cleared := [n for n in place.names if n in values and not values[n].any()]):
+            why = "starts at 0 now, which a file does not store. Lower the model again."
+            raise InputError(f"{who}: {cleared[0]!r} {why}")
         for recipe in place.recipes:
             lacking = [name for name in recipe.names if name not in values]
             if lacking and len(lacking) < len(recipe.names):

@@ -36,7 +36,7 @@ from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
-from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
+from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.provenance import complete
@@ -224,6 +224,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
+    for name, program in () if only_plan else programs.items():
+        check_inputs(name, program)
     copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
     if options.keep_originals:
         originals.attach(copies)
@@ -300,10 +302,9 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
 def _describe_in_file(program: ExportedProgram) -> None:
     """Describe what a program takes and returns in a form that files can have; the values are the same, in order."""
     calls = program.module_call_graph
-    for place, entry in enumerate(calls[:1]):
-        if (signature := entry.signature) is not None:
-            specs = {name: treespecs.writable(getattr(signature, name)) for name in ("in_spec", "out_spec")}
-            calls[place] = replace(entry, signature=replace(signature, **specs))
+    if calls and (signature := calls[0].signature) is not None:
+        specs = {name: treespecs.writable(getattr(signature, name)) for name in ("in_spec", "out_spec")}
+        calls[0] = replace(calls[0], signature=replace(signature, **specs))
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:

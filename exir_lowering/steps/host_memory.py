@@ -28,12 +28,28 @@ from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.trees import pytree
+from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
 _CHANNELS_LAST = [0, 2, 3, 1]
 """The one order beside the contiguous one that ExecuTorch's operators can make."""
 
 _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def check_inputs(method: str, program: ExportedProgram) -> None:
+    """Refuse inputs that are neither contiguous nor channels last: the runtime takes no others, in whatever order."""
+    given = set(program.graph_signature.user_inputs)
+    for node in program.graph.find_nodes(op="placeholder"):
+        value: Any = node.meta.get("val") if node.name in given else None
+        strides = [size_hint(stride) for stride in value.stride()] if isinstance(value, torch.Tensor) else []
+        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])  # as ExecuTorch writes it
+        if order not in ([*range(len(order))], _CHANNELS_LAST, [0, 2, 3, 4, 1]) and 0 not in strides:
+            raise InputError(
+                f"Method {method!r} was exported with an example input {node.name!r} of shape {[*value.shape]} whose "
+                f"dimensions lie in memory in the order {order}. ExecuTorch's runtime takes contiguous inputs and, of "
+                "4 or 5 dimensions, those in channels last. Export the model with contiguous() ones."
+            )
 
 
 def copy_where_misread(program: ExportedProgram) -> None:

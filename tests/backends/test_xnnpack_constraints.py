@@ -248,3 +248,43 @@ def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:
         (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
         torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)
         assert "_softmax" not in {node.operator.split(".")[1] for node in lowered.report.methods[0].host}
+
+
+@pytest.mark.parametrize("edge", ["fast", "executorch"])
+def test_what_a_branch_computes(edge: Any) -> None:
+    """Linear layers in a branch are decomposed: ExecuTorch's partitioner takes those of the outermost graph only."""
+
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (torch.nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return torch.cond(x.sum() > 0, self.second, lambda y: functional.hardswish(self.third(y)), (y,))
+
+    model = Branches()
+    options = exir_lowering.LoweringOptions(edge=edge)
+    lowered = exir_lowering.lower(export(model, (MATRIX,)), "xnnpack", options=options)
+    program = exir_lowering.load(lowered.emit().buffer)
+    for x in (MATRIX, MATRIX - 9):
+        torch.testing.assert_close(program.run("forward", x)[0], model(x), atol=1e-5, rtol=1e-4)
+    assert len(lowered.report.methods[0].partitions) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (lambda y: (y.clone().cumsum(0), y.cumsum(1)))(x + 1),
+        lambda x: (lambda y: (y, y.clone().clone()))(x + 1),
+        lambda x: (lambda y: (y.clone() * 2, y.clone().cumsum(0), y - 1))(x * 3),
+    ],
+)
+def test_copies_of_what_is_read_elsewhere(function: Callable[..., Any]) -> None:
+    """ExecuTorch's preprocess removes copies, and then refuses a value that leaves the partition twice."""
+    model = Model(function, [])
+    options = exir_lowering.LoweringOptions(rewrites="none")
+    lowered = exir_lowering.lower(export(model, (MATRIX,)), "xnnpack", options=options)
+    assert lowered.report.methods[0].partitions
+    got = exir_lowering.load(lowered.emit().buffer).run("forward", MATRIX)
+    torch.testing.assert_close(tuple(got), model(MATRIX), atol=1e-5, rtol=1e-5)

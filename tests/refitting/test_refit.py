@@ -227,6 +227,8 @@ def test_tied_and_folded_weights() -> None:
     assert len(refit(old, values).buffer) == len(old.buffer)
     with pytest.raises(InputError, match=r"'cache'.*its initial value is 0, which is not stored"):
         refit(old, {**values, "cache": torch.ones(1, 8, 32)})
+    with pytest.raises(InputError, match=r"'sum' starts at 0 now, which a file does not store. Lower the model again"):
+        refit(old, {**values, "sum": torch.zeros(32)})
     with pytest.raises(InputError, match=r"is missing: the file has what is computed from it and 'conv.weight'"):
         refit(conv_nets()[0], {"conv.weight": torch.ones(8, 3, 3, 3)}, strict=False)
 

@@ -182,6 +182,10 @@ class TestLayout:
         for given in (x, x.to(memory_format=torch.channels_last)):
             torch.testing.assert_close(program.run("forward", given)[0], conv(x), atol=1e-4, rtol=1e-4)
 
+    def test_an_order_that_the_runtime_does_not_take(self):
+        with pytest.raises(InputError, match=r"'x' of shape \[4, 3\] .* in the order \[1, 0\]"):
+            lower(export(Double(), (torch.randn(3, 4).t(),))).emit()
+
     def test_sizes_of_one_and_scalars(self):
         for shape in ((), (1,), (1, 1, 4, 1)):
             x = torch.randn(shape)

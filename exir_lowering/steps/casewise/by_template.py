@@ -17,6 +17,7 @@ from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
 from exir_lowering.steps.casewise.templates import Place, Template, fill, take_templates
 from exir_lowering.steps.casewise.value_keys import (
@@ -106,6 +107,7 @@ class _Plan:
     missing: dict[Hashable, Case] = field(default_factory=dict)  # cases without a template
     alone: dict[Hashable, Case] = field(default_factory=dict)  # those without one that computes the sizes it needs
     sizes: set[Any] = field(default_factory=set)  # those that nodes so far compute
+    written: set[Node] = field(default_factory=set)  # those whose values tracing writes in place
 
 
 class _Planner:
@@ -183,12 +185,26 @@ class _Planner:
                 plan.values[node] = self._returned(node, plain, values, same.issuperset(operands), plan)
             else:
                 plan.values[node] = self._from_template(node, values, plan, plain)
+        self._check_views(node, plan)
         before, now = node.meta.get("val"), plan.values[node]
         check_eager(node.target, now)
         if isinstance(now, torch.SymInt):
             plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
             same.add(node)
+
+    @staticmethod
+    def _check_views(node: Node, plan: _Plan) -> None:
+        """Raise Uncovered for a view of what was written in place: torch makes it anew where it is first read."""
+        template, operands = plan.templates.get(node), node.all_input_nodes
+        for index, operand in enumerate(operands):
+            if operand in plan.written and (
+                template.views(index) if template else getattr(node.target, "is_view", False)
+            ):
+                raise Uncovered(f"a view of {operand}, which is written where it is computed")
+        taken = node.target is operator.getitem
+        maker, element = (plan.templates.get(operands[0]), node.args[1]) if taken else (template, 0)
+        plan.written.update([node] if maker is not None and element in maker.written else ())
 
     def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
         """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out."""
@@ -294,8 +310,10 @@ class _Builder:
             copied = self.graph.node_copy(node, self._env.__getitem__)
             copied.meta = dict(node.meta)
             self._env[node] = copied
-            if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt):
-                self._sizes.setdefault(node.meta["val"].node.expr, copied)
+            if node.op == "placeholder" and "val" in node.meta:
+                value = copied.meta["val"] = self._without_content(node.meta["val"])
+                if isinstance(value, torch.SymInt):
+                    self._sizes.setdefault(value.node.expr, copied)
         elif node in self._plan.plain:
             self._copy(node, self._plan.plain[node])
         elif node in self._plan.templates:
@@ -308,10 +326,19 @@ class _Builder:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
         copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=packet_name(target))
         copied.meta = self._history(node)
-        value = copied.meta["val"] = self._plan.values[node]
+        value = copied.meta["val"] = self._without_content(self._plan.values[node])
         if isinstance(value, torch.SymInt):
             self._sizes.setdefault(value.node.expr, copied)
         self._env[node] = copied
+
+    def _without_content(self, value: Any) -> Any:
+        """Return a value as tracing leaves it: it forgets the content of inputs."""
+        if not self._stage.decomposes or all(getattr(one, "constant", None) is None for one in tensors(value)):
+            return value
+        renewed = renew(value, self._mode)
+        for one in tensors(renewed):
+            one.constant = None  # type: ignore[attr-defined]
+        return renewed
 
     def _inline(self, node: Node, template: Template) -> Any:
         operands = [self._env[operand] for operand in node.all_input_nodes]

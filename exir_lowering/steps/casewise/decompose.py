@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -22,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS, Verifier, add_sizes, split_table, updated_signature
-from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode
 from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.schemas import (
     has_effects,
@@ -32,10 +33,13 @@ from exir_lowering._upstream.schemas import (
     returned_types,
     writes,
 )
+from exir_lowering._upstream.tensors import version
 from exir_lowering.steps.casewise.by_template import Plain, Stage, rewrite
+from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
-from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered
+from exir_lowering.steps.casewise.templates import Template
+from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered, evaluate, renew
 
 _ATEN = torch.ops.aten
 _TRACED_APART = frozenset(
@@ -103,6 +107,11 @@ class Decomposition(Stage):
         if has_effects(target):
             raise Uncovered(f"{target}, which has effects")
 
+    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
+        """Return the templates of cases, with what composite operators among them write."""
+        templates = super().convert(cases, alone=alone)
+        return [replace(made, written=_written(case, made)) for case, made in zip(cases, templates, strict=True)]
+
     def apply(self, graph: Graph) -> GraphModule:
         """Decompose cases by `run_decompositions`."""
         inputs: Any = graph.find_nodes(op="placeholder")
@@ -121,6 +130,17 @@ class Decomposition(Stage):
         )
         decomposed: GraphModule = program.run_decompositions(dict(self._table)).graph_module
         return decomposed
+
+
+def _written(case: Case, template: Template) -> frozenset[int]:
+    """Return the elements of a composite operator's result that it writes in place, if it is decomposed."""
+    target, mode = case.node.target, next((v.fake_mode for v in case.values if isinstance(v, FakeTensor)), None)
+    if mode is None or not is_composite(target) or any(node.target is target for node in template.nodes):
+        return frozenset()
+    value_of = dict(zip(case.operands, (renew(value, None) for value in case.values), strict=True)).__getitem__
+    result = evaluate(case.node, target, value_of, mode, gradients=False)
+    listed = result if isinstance(result, (list, tuple)) else (result,)
+    return frozenset(i for i, each in enumerate(listed) if isinstance(each, torch.Tensor) and version(each) > 0)
 
 
 def _elements_follow(node: Node) -> bool:

@@ -61,6 +61,11 @@ class Template:
     values: Any  # those of the results, as prototypes
     sizes: frozenset[Any] = frozenset()  # the symbolic sizes that it takes
     computed: frozenset[Any] = frozenset()  # the symbolic sizes that it computes
+    written: frozenset[int] = frozenset()  # the elements of the result that tracing the call writes in place
+
+    def views(self, operand: int) -> bool:
+        """Return whether it takes a view of an operand."""
+        return any(getattr(node.target, "is_view", False) and Place(-1 - operand) in node.args for node in self.nodes)
 
     def only_replaces(self, case: Case, target: Any) -> bool:
         """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""

@@ -29,6 +29,7 @@ class Of(nn.Module):
         self.function = function
         self.weight = nn.Parameter(torch.ones(4))
         self.register_buffer("kept", torch.ones(4, 4))
+        self.constant = torch.ones(4)  # neither a parameter nor a buffer: export knows its content
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self.function(self, *inputs)
@@ -148,6 +149,15 @@ def traced_as_more_than_they_are(m: Of, x: torch.Tensor) -> Any:
     return x[1:].view(torch.int32) + 1, torch.ops.aten.lift(x) + 1
 
 
+def view_what_an_operator_writes(m: Of, x: torch.Tensor) -> Any:
+    h, c = torch.lstm_cell(x, (x, x), m.kept.repeat(4, 1), m.kept.repeat(4, 1))
+    return h.unsqueeze(0), c.unsqueeze(0)
+
+
+def attribute_of_known_content(m: Of, x: torch.Tensor) -> Any:
+    return torch.matmul(x, m.constant.unsqueeze(1)), m.constant.pow(2)
+
+
 FUNCTIONS = [
     write_into_input,
     write_through_slice,
@@ -171,6 +181,8 @@ FUNCTIONS = [
     complex_numbers,
     negated_later,
     traced_as_more_than_they_are,
+    view_what_an_operator_writes,
+    attribute_of_known_content,
 ]
 
 
