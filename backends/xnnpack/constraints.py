@@ -21,6 +21,7 @@ from exir_lowering.graphs import measures
 _Refusal = Callable[[Node], "str | None"]
 """Returns why XNNPACK cannot be given an operator; None if it can."""
 
+_LAYERS = ("addmm", "linear", "convolution")
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
 
@@ -99,6 +100,26 @@ def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:
     if given is not None and (_tensor(given).numel() != outputs or _tensor(given).shape[-1:] != (outputs,)):
         return "the bias has to have one element for each output"
     return None
+
+
+def _refuse_shared_bias(node: Node) -> str | None:
+    """Refuse a layer whose bias is rounded for others, or would be for it: ExecuTorch's preprocess has one of each."""
+    bias, scales = graphs.argument(node, "self" if _name(node) == "addmm" else "bias"), _bias_scales(node)
+    for user in bias.users if isinstance(bias, Node) else ():
+        if _bias_scales(user) != scales and (user < node or _name(user) not in _LAYERS):
+            return f"{user.name} reads its bias too, which ExecuTorch's preprocess rounds for one of them only"
+    return None
+
+
+def _bias_scales(node: Node) -> tuple[Any, Any] | None:
+    """Return the scales of the input and the weight of a layer that is quantised statically, by which its bias is."""
+    if _name(node) not in _LAYERS:
+        return None
+    first = int(_name(node) == "addmm")  # after the bias
+    given, weight = node.args[first : first + 2]
+    if not all(isinstance(each, Node) and _name(each).startswith("dequantize") for each in (given, weight)):
+        return None
+    return (given.args[1], weight.args[1]) if isinstance(given.args[1], float) else None
 
 
 def _refuse_layer(node: Node) -> str | None:
@@ -232,10 +253,18 @@ _refuse_factors = _unless(
 _refuse_single_image = _unless(_is_image, "the input has to have four dimensions")
 
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
-    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "addmm.default": (_refuse_factors, _refuse_shared_bias, partial(_refuse_bias, bias="self", weight="mat2")),
     "bmm.default": (_refuse_layer,),
-    "linear.default": (partial(_refuse_bias, bias="bias", weight="weight"),),
-    "convolution.default": (_refuse_weight_order, _refuse_shared_activation, _refuse_dynamic_shape),
+    "linear.default": (
+        _refuse_shared_bias,
+        partial(_refuse_bias, bias="bias", weight="weight"),
+    ),
+    "convolution.default": (
+        _refuse_shared_bias,
+        _refuse_weight_order,
+        _refuse_shared_activation,
+        _refuse_dynamic_shape,
+    ),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),
     "slice_copy.Tensor": (_refuse_start,),
     "max_pool2d.default": (_refuse_single_image,),

@@ -221,6 +221,32 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
     assert not whole.report.methods[0].host
 
 
+class Twice(torch.nn.Module):
+    """A layer that is called twice, with inputs of different scales."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(x) * 3)
+
+
+@pytest.mark.parametrize(("kind", "given"), [(torch.nn.Linear, (6, 6)), (torch.nn.Conv2d, (4, 4, 3, 1, 1))])
+def test_a_bias_is_rounded_for_one_layer_only(kind: Any, given: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = MATRIX if kind is torch.nn.Linear else IMAGE
+    program = quantise(Twice(kind(*given)), x, dynamic=False)
+    lowered = exir_lowering.lower(program, "xnnpack")
+    assert {"aten.addmm.default", "aten.convolution.default"} & {
+        node.operator for node in lowered.report.methods[0].host
+    }
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", x)
+    torch.testing.assert_close(got, program.module()(x), atol=0.02, rtol=0)
+    without = exir_lowering.lower(quantise(Twice(kind(*given, bias=False)), x, dynamic=False), "xnnpack")
+    assert not without.report.methods[0].host
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_linear_layer_that_is_a_batched_product(strict: bool) -> None:
     """Beside a partitioner that takes no linear layers, those of an expanded input are decomposed to such products."""
