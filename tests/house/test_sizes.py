@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/runtime": 3842,
     "exir_lowering/steps": 6257,
     "exir_lowering/steps/cache": 1362,
-    "exir_lowering/steps/casewise": 1964,
+    "exir_lowering/steps/casewise": 1961,
     "exir_lowering/steps/parallel": 597,
     "exir_lowering/testing": 1873,
     "exir_lowering/verification": 2749,

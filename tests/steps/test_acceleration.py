@@ -267,6 +267,10 @@ def test_a_module_works_after_the_context() -> None:
         assert _late().recompile().src == code
         assert torch.equal(pickle.loads(pickle.dumps(_late()))(x), expected)
         assert torch.equal(copy.deepcopy(_late())(x), expected)
+        assert "* 2" in module.code
+        list(module.graph.nodes)[-2].args = (module.graph.find_nodes(op="call_method")[0], 3)
+        module.recompile()
+        assert "* 3" in module.code and torch.equal(module(x), x * 3)
 
 
 def test_a_forward_that_was_replaced_stays() -> None:
