@@ -335,4 +335,4 @@ def test_the_report_says_why_it_is_not_cached(package: Any, tmp_path: Path) -> N
     package.backend._WORD = object()
     for _ in range(2):
         found = uses(_lower(package, tmp_path))
-        assert all(not use.hit and "codepackage.backend._WORD: a value of type" in use.explain() for use in found)
+        assert found and all(not use.hit and "backend._WORD: a value of type" in use.explain() for use in found)
