@@ -273,6 +273,7 @@ class Refused:
         (images(), ["--recipe", "xnnpack-int4"], "--recipe: none is called 'xnnpack-int4'; did you mean"),
         (images(), ["--keep", "secnd"], "is called 'secnd'. Did you mean 'second'"),
         (images(), ["--dynamic", "--keep", "*"], "all of it is kept in float"),
+        (images(), ["--top", "-1"], "--top: got -1, expected a number of layers"),
         (images(), ["-o", "missing/q.pt2"], "there is no directory 'missing'"),
         (images(), ["-o", "IMAGES"], "this is the float program; give the int8 program another name"),
         ([], [], "--calibration: got an empty list, expected a list of calls"),

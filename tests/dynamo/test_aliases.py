@@ -106,11 +106,16 @@ def test_writes_to_overlapping_inputs() -> None:
     same(function, _x, views=lambda x: (x[:2], x[1:]), lowered=False)
 
 
+def _pooled(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.adaptive_avg_pool2d(x.to(memory_format=torch.channels_last) * 2, 1)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x.as_strided((2, 2), (6, 1), 7) * 2,  # of an input, beyond its own elements
         lambda x: (x * 3).as_strided((2, 2), (1, 4), 1) + 1,
+        lambda x: _pooled(x.reshape(1, 3, 2, 2)) + (x * 3).as_strided((3, 1, 1), (1, 1, 1), 1),
     ],
 )
 @pytest.mark.filterwarnings("ignore::exir_lowering.dynamo.FallbackWarning")

@@ -249,6 +249,13 @@ def test_ranges_hold_for_operators(part: int) -> None:
     check(edge(module, (X,)), hostile_calls(part, (X,), MORE or 16))
 
 
+def test_what_is_divided_by_its_own_norm_is_bounded() -> None:
+    names = ("normalize", "rms", "rms_square", "rms_clamped")
+    program = edge(Lambda(lambda x: [UNARY[name](x) for name in names]), (X,))
+    ranges = ValueRanges(program)
+    assert all(ranges.of(value).magnitude < 3 for value in program.graph.output_node().args[0])
+
+
 FINITE: dict[str, Callable[[Any], Any]] = {
     "inf * 0": lambda x: x.exp() * (-x).relu(),
     "inf - inf": lambda x: x.exp() - x.abs().exp(),

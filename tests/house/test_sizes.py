@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/runtime": 3800,
     "exir_lowering/steps": 6270,
     "exir_lowering/steps/cache": 1362,
-    "exir_lowering/steps/casewise": 2016,
+    "exir_lowering/steps/casewise": 2013,
     "exir_lowering/steps/parallel": 597,
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2688,

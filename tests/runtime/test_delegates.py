@@ -843,6 +843,26 @@ def forked(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def test_a_forked_child_runs_what_another_thread_runs(adds, xy):
+    parent, running, over = os.getpid(), threading.Event(), threading.Event()
+
+    class Waiting(ScriptDelegate):
+        def execute(self, handle, inputs):
+            if os.getpid() == parent:
+                running.set()
+                over.wait(60)
+            return super().execute(handle, inputs)
+
+    program = load(adds, delegates=[Waiting], engine="interpreter")
+    thread = threading.Thread(target=program.run, args=("forward", *xy))
+    thread.start()
+    try:
+        assert running.wait(60) and forked(lambda: program.run("forward", *xy)) == 0
+    finally:
+        over.set()
+        thread.join()
+
+
 class TestCache:
     """What is in the cache may be damaged, or anybody's."""
 

@@ -293,11 +293,16 @@ class TestWrongInputs:
 
     @pytest.mark.runtime_only
     def test_a_value_that_a_kernel_refuses(self):
-        program = load(lower(export(Lookup(), (torch.tensor([1, 2]),))).emit().buffer)
-        (before,) = program.run("forward", torch.tensor([1, 2]))
-        message = message_of(lambda: program.run("forward", torch.tensor([7, 8])))
-        assert "failed in the ExecuTorch runtime" in message
-        assert torch.equal(program.run("forward", torch.tensor([1, 2]))[0], before)
+        class Times(Lookup):
+            def forward(self, x, times):
+                return super().forward(x) * times
+
+        inputs = torch.tensor([1, 2]), 3
+        program = load(lower(export(Times(), inputs)).emit().buffer)
+        (before,) = program.run("forward", *inputs)
+        message = message_of(lambda: program.run("forward", torch.tensor([7, 8]), 3))
+        assert "failed in the ExecuTorch runtime" in message and "tensors of shapes [2])" in message
+        assert torch.equal(program.run("forward", *inputs)[0], before)
 
     def test_unknown_method(self, two_methods):
         program = load(two_methods.buffer)

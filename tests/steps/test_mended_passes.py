@@ -92,7 +92,10 @@ def test_concatenations_of_nothing_have_sizes(partitioner: Any, edge: Any) -> No
 
     columns = torch.export.Dim("columns", min=2, max=9)
     program = export(Empty(), given(4), dynamic_shapes=({1: columns}, {1: columns}, None))
-    file = lower(program, partitioner, options=LoweringOptions(edge=edge)).emit().buffer
+    lowered = lower(program, partitioner, options=LoweringOptions(edge=edge))
+    joined = [node.args[0] for node in lowered["forward"].graph.nodes if "aten.cat" in str(node.target)]
+    assert all(len(operands) == 1 for operands in joined), joined  # type: ignore[arg-type]
+    file = lowered.emit().buffer
     for engine in ("runtime", "interpreter"):
         loaded = load(file, engine=engine)
         for count in (4, 2, 9):

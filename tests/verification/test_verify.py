@@ -260,11 +260,12 @@ class Layers(torch.nn.Module):
 
 @pytest.mark.parametrize("path", [False, True])
 def test_the_delegate_is_named_in_which_an_error_arises(path: bool, tmp_path: Path) -> None:
-    program = export(Layers().eval(), (torch.ones(2, 4),))
+    inputs = (torch.ones(2, 4),)
+    programs = {"first": export(torch.nn.ReLU(), inputs), "forward": export(Layers().eval(), inputs)}
     linear = SupportPartitioner({"reference": ops("aten.linear.default")}, keep_whole=[torch.ops.aten.linear.default])
-    artifact = lower(program, linear).emit()
+    artifact = lower(programs, linear).emit()
     source: Any = artifact.save(tmp_path / "model.pte") if path else artifact
-    found = verify(source, program, delegates=[OneWrong]).methods["forward"]
+    found = verify(source, programs, delegates=[OneWrong]).methods["forward"]
     assert not found.ok and found.outputs[0].case == "zeros"
     own = [error for error in found.errors if error.local > 1]
     assert [(error.what, error.nodes) for error in own] == [("delegate 2 (reference)", ("linear_2",))]

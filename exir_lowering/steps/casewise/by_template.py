@@ -91,10 +91,7 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     take_calling_convention(builder.graph, graph_module.graph)
     # Decomposing drops random operators whose results are not used, ExecuTorch's passes keep them.
     builder.graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=not stage.decomposes))
-    made = lazy_graph_module(builder.root, builder.graph)
-    if stage.decomposes:
-        made.meta.update(graph_module.meta)
-    return made
+    return lazy_graph_module(builder.root, builder.graph)
 
 
 @dataclass

@@ -162,6 +162,12 @@ def _visits(again: bool) -> type:
     return made
 
 
+def _of_kind(value: int) -> type:
+    """Return a class, the same but for its metaclass."""
+    kind = type("_Kind", (type,), {"level": value, "__module__": __name__})
+    return kind("_Visitor", (), {"__module__": __name__})  # type: ignore[no-any-return]
+
+
 def _levels(value: int) -> Any:
     return enum.Enum("_Level", {"LOW": value}, module=__name__)
 
@@ -195,6 +201,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "a view of a dictionary": lambda value: MappingProxyType({"a": _visits(value == 2)}),
     "a generic type": lambda value: list[_visits(value == 2)],  # type: ignore[misc]
     "a union": lambda value: int | _visits(value == 2),
+    "a metaclass": _of_kind,
     "a member of an enumeration": lambda value: OrderedDict(a=_levels(value).LOW),
     "a long pattern": lambda value: re.compile("a" * 300 + str(value)),
     "a list that holds itself": _cyclic,
@@ -328,4 +335,4 @@ def test_the_report_says_why_it_is_not_cached(package: Any, tmp_path: Path) -> N
     package.backend._WORD = object()
     for _ in range(2):
         found = uses(_lower(package, tmp_path))
-        assert all(not use.hit and "codepackage.backend._WORD: a value of type" in use.explain() for use in found)
+        assert found and all(not use.hit and "backend._WORD: a value of type" in use.explain() for use in found)
