@@ -71,7 +71,7 @@ def state() -> LoweredMethods:
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             before = torch.sin(self.shared)
-            self.shared.mul_(x)  # first, so that what it reads is in the order of the graph, as torch 2.14 hands it over
+            self.shared.mul_(x)  # first: it reads in the order of the graph, which torch 2.14 keeps
             self.own.add_(x)
             return self.own * x, before
 
