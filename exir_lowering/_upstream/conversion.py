@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -95,6 +96,12 @@ def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
     """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
     composite, in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
     return {op for op, do in composite.items() if do is _special_op_to_preserve_cia}, set(in_python)
+
+
+def has_order_of_torch() -> bool:
+    """Return whether torch is told to put the nodes of programs that it decomposes in an order of its own."""
+    config = sys.modules.get("torch._dynamo.config")
+    return bool(getattr(config, "canonicalize_output_graph_node_order", False))  # not before torch 2.14
 
 
 def view_copy_of(target: Any) -> Any:

@@ -47,6 +47,13 @@ def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
     return mode
 
 
+def in_order_of_inputs(external: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Order what a partition reads, found in order of its nodes, as torch does for ExecuTorch's engine."""
+    if torch.__version__ < "2.14" or any(node.op != "placeholder" for node in external):
+        return external
+    return sorted(external)
+
+
 def assemble_program(
     *,
     graph_module: torch.fx.GraphModule,

@@ -21,7 +21,13 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.programs import DelegatedProgram, assemble_program, fake_mode_of, lazy_graph_module
+from exir_lowering._upstream.programs import (
+    DelegatedProgram,
+    assemble_program,
+    fake_mode_of,
+    in_order_of_inputs,
+    lazy_graph_module,
+)
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
 from exir_lowering.graphs.quotient import Unit
 
@@ -48,6 +54,7 @@ class PartitionBuilder:
         """Return the unit's program; `user_inputs` are then the nodes that its caller passes."""
         inside = set(self.unit.nodes)
         external = [*dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside)]
+        external = in_order_of_inputs(external)
         self._own(external)
         for node in external:
             if node not in self.env and node.op != "get_attr":

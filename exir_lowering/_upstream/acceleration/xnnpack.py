@@ -144,7 +144,7 @@ CONDITIONS: dict[str, Condition] = {
 }
 
 
-_CHECKED = (("1.5.1", "2.13.0"),)
+_CHECKED = (("1.5.1", "2.13.0"), ("1.5.1", "2.14.1"))
 """The versions of ExecuTorch and torch, whose decompositions make the patterns, that the conditions were checked on."""
 
 

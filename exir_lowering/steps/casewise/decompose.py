@@ -22,7 +22,14 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS, Verifier, add_sizes, split_table, updated_signature
+from exir_lowering._upstream.conversion import (
+    SYMBOLIC_OPERATORS,
+    Verifier,
+    add_sizes,
+    has_order_of_torch,
+    split_table,
+    updated_signature,
+)
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode
 from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.schemas import (
@@ -224,6 +231,8 @@ def _has_all_sizes(graph: Graph) -> bool:
 
 
 def _check_program(program: ExportedProgram) -> None:
+    if has_order_of_torch():
+        raise Uncovered("torch puts nodes in an order of its own")
     if any(entry.signature is not None for entry in program.module_call_graph if entry.fqn):
         raise Uncovered("signatures of submodules are kept")
     if program.graph_signature.user_inputs_to_mutate:

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from exir_lowering import load, lower
 from exir_lowering.steps.casewise.value_keys import MEMORY
 
 
@@ -234,6 +235,31 @@ def test_operators_of_users_may_be_defined_anew() -> None:
         finally:
             kernel._destroy()
         assert (outcome.differences, outcome.left) == ([], ())
+
+
+def test_a_constant_that_a_decomposition_makes() -> None:
+    """torch 2.14 adds it to the program's constants; before, it gets lost, and both ways raise the same."""
+    library = torch.library.Library("casewise_test", "FRAGMENT")
+    library.define("shifted(Tensor x) -> Tensor")
+    library.impl("shifted", lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]), "CompositeImplicitAutograd")
+    program = export(Of(lambda m, x: torch.ops.casewise_test.shifted(x) * m.kept), (torch.randn(4, 4),), strict=False)
+    outcome = both_ways.compare(program, "none unchecked")
+    assert outcome.differences == []
+    if outcome.error is None:
+        (got,) = load(lower(program).emit().buffer).run("forward", torch.ones(4, 4))
+        assert torch.equal(got, torch.tensor([2.0, 3.0, 4.0, 5.0]).expand(4, 4))
+
+
+CANONICAL = "canonicalize_output_graph_node_order"
+
+
+@pytest.mark.skipif(not hasattr(torch._dynamo.config, CANONICAL), reason="torch 2.14 has this order")
+def test_the_order_that_torch_can_give_to_nodes() -> None:
+    program = export(Of(lambda m, x: (x.tanh() + 1) * (x.cos() - m.kept)), (torch.randn(4, 4),), strict=False)
+    plain = both_ways.convert(program, "none", "fast")
+    with torch._dynamo.config.patch({CANONICAL: True}):
+        outcome = both_ways.compare(program, "none")
+    assert outcome.differences == [] and "order of its own" in str(outcome.left) and plain[1] == ()
 
 
 def test_operators_with_effects_keep_their_tokens() -> None:
