@@ -38,13 +38,12 @@ from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
-from exir_lowering.steps.arguments import Request, TransformPasses
-from exir_lowering.steps.cached_preprocess import preprocess_cached
+from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
+from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recipes import list_weights
@@ -270,7 +269,8 @@ def _lower(
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
                         planned = plan_memory(methods, extracted, planned, session.options)
                 constants = describe_families({one.name: one.program for one in extracted}, request.buckets)
-                own_state(program for method in extracted for program in _programs(method))
+                every = [(method.program, *(one.program for one in method.partitions)) for method in extracted]
+                own_state(program for of_method in every for program in of_method)
             set_aside()
             groups = _group(extracted)
             found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -356,10 +356,6 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
-
-
-def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
-    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:

@@ -29,15 +29,12 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-
-# Distinguishes tensors without memory.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # distinguishes tensors without memory
 
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 """What arguments say about tensors."""
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Numbers that may be symbolic."""
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that may be symbolic
 
 _EXACT = frozenset({int, bool, str, NoneType, *PLAIN})
 _NUMBERS = (int, float, complex, str, NoneType, *PLAIN)

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.walking import every_node
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
-from exir_lowering._upstream.trees import list_registered_types
+from exir_lowering._upstream.programs import list_registered_types
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
 from exir_lowering.errors import InputError

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.sizes import expression
+from exir_lowering._upstream.fakes import expression
 from exir_lowering.graphs.ranges.transfers import dim_of, name_of, rank_of, shape_of
 
 if TYPE_CHECKING:

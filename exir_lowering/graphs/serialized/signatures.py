@@ -20,7 +20,7 @@ from torch.export.graph_signature import (
     TokenArgument,
 )
 
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.arguments import ValueReader, ValueWriter
