@@ -269,8 +269,7 @@ def _lower(
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
                         planned = plan_memory(methods, extracted, planned, session.options)
                 constants = describe_families({one.name: one.program for one in extracted}, request.buckets)
-                every = [(method.program, *(one.program for one in method.partitions)) for method in extracted]
-                own_state(program for of_method in every for program in of_method)
+                own_state(program for method in extracted for program in _programs(method))
             set_aside()
             groups = _group(extracted)
             found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -356,6 +355,10 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
+
+
+def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
+    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
