@@ -18,7 +18,7 @@ property, or refuses values that have more to them:
 | names, metadata | left out | left out: each call's own | left out; in probes whether it is a weight |
 
 Expressions mean something in one program only. Digits tell 1 from True and 1.0, and 0.0 from -0.0. The keys of the
-cache (`steps.cache.forms`) are text that is equal in any process: all of this, the content of memory, what is known of
+cache (`steps.cache.keys`) are text that is equal in any process: all of this, the content of memory, what is known of
 symbols, and what backends read besides.
 """
 

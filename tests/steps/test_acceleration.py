@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import accelerating, memory
+from exir_lowering._upstream.acceleration import accelerating, current
 
 PLAIN = LoweringOptions(accelerate=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -53,7 +53,7 @@ BEFORE = [getattr(owner, name) for owner, name in REPLACED]
 
 
 def is_restored() -> bool:
-    return [getattr(owner, name) for owner, name in REPLACED] == BEFORE and memory.current() is None
+    return [getattr(owner, name) for owner, name in REPLACED] == BEFORE and current() is None
 
 
 class Small(torch.nn.Module):
@@ -130,10 +130,10 @@ def test_everything_is_restored() -> None:
     with accelerating():
         assert all(one is not getattr(*place) for one, place in zip(BEFORE, REPLACED, strict=True))
         with accelerating():
-            outer = memory.current()
-        assert memory.current() is outer is not None
+            outer = current()
+        assert current() is outer is not None
         with accelerating(False):
-            assert memory.current() is None
+            assert current() is None
     assert is_restored()
     with pytest.raises(KeyError), accelerating():
         raise KeyError
@@ -142,7 +142,7 @@ def test_everything_is_restored() -> None:
 
 def test_another_thread_is_not_accelerated() -> None:
     with accelerating(), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(memory.current).result() is None
+        assert pool.submit(current).result() is None
         module = pool.submit(lambda: symbolic_trace(torch.nn.ReLU())).result()
         assert "_code" in vars(module)
 
