@@ -17,8 +17,7 @@ from exir_lowering.steps.shared_state import ShareState
 if TYPE_CHECKING:
     from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
 
-_SHOWN = 8
-"""How many states `print(lowered)` shows."""
+_SHOWN = 8  # how many states `print(lowered)` shows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,13 +35,12 @@ from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.costs import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
-from exir_lowering.steps.arguments import Request, TransformPasses
-from exir_lowering.steps.cached_preprocess import preprocess_cached
+from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
+from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.families import describe_families
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recipes import list_weights

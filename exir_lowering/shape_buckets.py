@@ -15,11 +15,9 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
+from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of, smallest
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering._upstream.programs import lazy_graph_module
-from exir_lowering._upstream.sizes import expression, names_of_symbols, smallest
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import lazy_graph_module, pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size

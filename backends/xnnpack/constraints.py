@@ -115,11 +115,12 @@ def _bias_scales(node: Node) -> tuple[Any, Any] | None:
     """Return the scales of the input and the weight of a layer that is quantised statically, by which its bias is."""
     if _name(node) not in _LAYERS:
         return None
-    first = int(_name(node) == "addmm")  # after the bias
-    given, weight = node.args[first : first + 2]
-    if not all(isinstance(each, Node) and _name(each).startswith("dequantize") for each in (given, weight)):
+    first = 1 if _name(node) == "addmm" else 0  # after the bias
+    layer: list[Any] = list(node.args[first : first + 2])
+    if not all(isinstance(each, Node) and _name(each).startswith("dequantize") for each in layer):
         return None
-    return (given.args[1], weight.args[1]) if isinstance(given.args[1], float) else None
+    given, weight = (each.args[1] for each in layer)
+    return (given, weight) if isinstance(given, float) else None
 
 
 def _refuse_layer(node: Node) -> str | None:

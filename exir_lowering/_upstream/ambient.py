@@ -9,7 +9,6 @@ from functools import cache
 import torch
 
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.tensors import function_modes
 
 
 def neutral() -> AbstractContextManager[None]:
@@ -18,7 +17,7 @@ def neutral() -> AbstractContextManager[None]:
         torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")
         or torch.get_default_dtype() is not torch.float32
-        or function_modes()
+        or torch._C._len_torch_function_stack()  # of modes that torch functions go through; a default device is one
     ):
         return set_aside(torch.float32, gradients=False)
     return torch.no_grad()

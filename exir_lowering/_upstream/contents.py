@@ -17,16 +17,12 @@ from typing import Any
 
 # Content that is not bytes, of which the store of named data asks for a prefix and a hash.
 from executorch.exir._serialize._cord import FileBackedData
-
-# It finds equal named data by their hashes.
-from executorch.exir._serialize._named_data_store import NamedDataStore
-
-# It finds equal constants and payloads by theirs.
-from executorch.exir.emit import _emitter
+from executorch.exir._serialize._named_data_store import NamedDataStore  # it finds equal named data by their hashes
+from executorch.exir.emit import _emitter  # it finds equal constants and payloads by theirs
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration.memory import current
-from exir_lowering._upstream.replacing import during, replacing
+from exir_lowering._upstream.acceleration import current
+from exir_lowering._upstream.locks import during, replacing
 
 _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"

@@ -48,6 +48,7 @@ from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
 )
 from torch._export.utils import _special_op_to_preserve_cia
 from torch._export.verifier import Verifier as Verifier, _verify_exported_program_signature
+from torch._higher_order_ops.effects import has_effects as has_effects  # keeps calls in order, by passing tokens
 from torch.export import ExportedProgram
 from torch.export.exported_program import _common_getitem_elimination_pass, _split_decomp_table_to_cia_and_python_decomp
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts

@@ -9,18 +9,12 @@ from typing import Any
 
 # Where a backend puts data that several payloads share; its module has no public alias.
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
-
-# The entries of that store; no public alias either.
-from executorch.exir._serialize.data_serializer import DataEntry
+from executorch.exir._serialize.data_serializer import DataEntry  # the entries of that store; no public alias either
 from executorch.exir.backend.backend_details import PreprocessResult
-
-# The module that a delegate call calls; its class has no public alias.
-from executorch.exir.lowered_backend_module import LoweredBackendModule as LoweredBackendModule
+from executorch.exir.lowered_backend_module import LoweredBackendModule as LoweredBackendModule  # what calls call
 from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
-
-# Caches results, with the delegates that they were made with.
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode  # caches results, with the delegates that they were made with
 from torch.export import ExportedProgram
 
 from exir_lowering._upstream.edge import EdgeProgramManager
@@ -89,7 +83,7 @@ def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int],
     for key, entry in output.pte_data.items():
         file = file_of(key, len(output.buffers[entry.buffer_index]))
         (inside if file is None else outside.setdefault(file, {}))[key] = entry
-    return _with_named_data(module, NamedDataStoreOutput(output.buffers, inside, outside))
+    return _changed(module, named_data_store_output=NamedDataStoreOutput(output.buffers, inside, outside))
 
 
 def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendModule:
@@ -98,25 +92,20 @@ def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendM
     for output in (module.named_data_store_output, *added):
         if output is not None:
             store.merge_named_data_store(output)
-    return _with_named_data(module, store.get_named_data_store_output())
+    return _changed(module, named_data_store_output=store.get_named_data_store_output())
 
 
-def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput) -> LoweredBackendModule:
-    return _changed(module, "_named_data_store_output", output)
-
-
-def _changed(module: LoweredBackendModule, name: str, value: Any) -> LoweredBackendModule:
+def _changed(module: LoweredBackendModule, **attributes: Any) -> LoweredBackendModule:
     # ExecuTorch has no way to change it; its copies copy the weights of the original program too.
     changed: LoweredBackendModule = copy.copy(module)
-    setattr(changed, name, value)
+    for name, value in attributes.items():
+        setattr(changed, f"_{name}", value)
     return changed
 
 
 def with_result(module: LoweredBackendModule, payload: bytes, data: Any) -> LoweredBackendModule:
     """Return a delegate with another payload and other named data; the given one is unchanged."""
-    changed = _with_named_data(module, data)
-    changed._processed_bytes = payload
-    return changed
+    return _changed(module, named_data_store_output=data, processed_bytes=payload)
 
 
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
@@ -131,7 +120,7 @@ def delegate_info(result: PreprocessResult) -> Any:
 
 def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
     """Return a lowered module with another original program, and all else shared."""
-    return _changed(lowered, "_original_exported_program", program)
+    return _changed(lowered, original_exported_program=program)
 
 
 def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> PreprocessResult:

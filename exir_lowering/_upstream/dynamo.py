@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,20 @@ from torch._C._dynamo.eval_frame import _get_cache_entries_for_region, _get_tota
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
 from torch._decomp import core_aten_decompositions as core_aten_decompositions, get_decompositions as get_decompositions
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo import config, lookup_backend as lookup_backend, register_backend as register_backend
+from torch._dynamo import (
+    config as config,  # `repro_after` is "aot", "dynamo" or None, as the environment says
+    lookup_backend as lookup_backend,
+    register_backend as register_backend,
+)
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
 from torch._dynamo.convert_frame import compile_lock, register_bytecode_hook
+from torch._dynamo.debug_utils import (
+    AccuracyError as AccuracyError,
+    helper_for_dump_minify,
+    minifier_dir,
+    same_two_models,
+)
 from torch._dynamo.eval_frame import (
     OptimizedModule,
     cached_backends as _used,  # whom torch._dynamo.reset() tells
@@ -28,6 +40,7 @@ from torch._dynamo.exc import InvalidBackend, TorchDynamoException as TorchDynam
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.output_graph import GraphCompileReason as GraphCompileReason
 from torch._dynamo.pgo import CodeId, CodeState, get_code_state
+from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import graph_break_reasons
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
@@ -174,3 +187,64 @@ def _forget_sizes(codes: Sequence[types.CodeType], before: Mapping[CodeId, CodeS
             state[key] = before[key]
         else:
             del state[key]
+
+
+# torch's minifier. What torch itself writes for a graph of AOTAutograd's calls inductor, whatever the backend. These
+# scripts have its graph and its inputs, and the main part of those that torch writes for graphs of Dynamo's, which call
+# a backend by its name.
+
+_MAIN = """
+if __name__ == '__main__':
+    from torch._dynamo.repro.after_dynamo import run_repro
+    with torch.no_grad():
+        run_repro(mod, load_args, accuracy={accuracy!r}, command={command!r}, save_dir={folder!r}, backend={backend!r})
+"""
+
+
+def backend_name() -> str | None:
+    """Return the name by which the caller of torch.compile chose the backend that is being called; None without one."""
+    try:
+        compiler = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:
+        return None
+    return getattr(compiler, "_compiler_name", None)
+
+
+def same_results(module: GraphModule, compiled: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Return whether a compiled graph computes what the graph does, by the minifier's tolerances."""
+    same: bool = same_two_models(module, compiled, inputs, only_fwd=True, ignore_non_fp=config.repro_ignore_non_fp)  # type: ignore[arg-type]
+    return same
+
+
+def write_repro(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
+    """Write a script that calls a backend with a graph and (real or fake) inputs, `repro.py` in the current folder."""
+    folder = _folder()
+    path = folder / f"{len(module.graph.nodes)}.py"
+    path.write_text(_script(module, inputs, backend, folder, command="run"))
+    shutil.copyfile(path, Path.cwd() / "repro.py")
+
+
+def write_launcher(module: GraphModule, inputs: Sequence[Any], backend: str | None, *, accuracy: bool = False) -> None:
+    """Write the script that makes the graph smaller while a backend fails (or errs), to `minifier_launcher.py`."""
+    script = _script(module, inputs, backend, _folder(), command="minify", accuracy=accuracy)
+    helper_for_dump_minify(script)
+
+
+def _folder() -> Path:
+    folder = Path(minifier_dir()) / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _script(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    backend: str | None,
+    folder: Path,
+    *,
+    command: str,
+    accuracy: bool = False,
+) -> str:
+    plain = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+    written = generate_compiler_repro_string(module, plain, save_dir=str(folder), stable_hash=True)
+    return written + _MAIN.format(accuracy=accuracy, command=command, folder=str(folder), backend=backend)

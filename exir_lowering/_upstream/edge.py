@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
+from executorch.exir.dialects._ops import ops  # the only name of the Edge dialect's operators
 
 # Edge and backend operators wrap ATen ones; their classes have no public alias.
 from executorch.exir.dialects.backend._ops import BackendOpOverload
@@ -31,15 +33,9 @@ from executorch.exir.program._program import (
     _transform_with_pass_manager,
     lift_constant_tensor_pass,
 )
-
-# Checks the dtypes of Edge programs.
-from executorch.exir.verification.arg_validator import EdgeOpArgValidator
-
-# Runs operators on fake tensors.
-from torch._dispatch.python import enable_python_dispatcher
-
-# What run_decompositions raises for a program that writes one value to two buffers.
-from torch._export.verifier import SpecViolationError as SpecViolationError
+from executorch.exir.verification.arg_validator import EdgeOpArgValidator  # checks the dtypes of Edge programs
+from torch._dispatch.python import enable_python_dispatcher  # runs operators on fake tensors
+from torch._export.verifier import SpecViolationError as SpecViolationError  # raised if one value goes to two buffers
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
@@ -167,3 +163,22 @@ def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: S
             generate_error=True,
         )
     return sorted(preserved, key=str)
+
+
+ADD_NUMBER = ops.edge.aten.add.Scalar
+CLONE = ops.edge.aten.clone.default
+CLONE_IN_ORDER = ops.edge.dim_order_ops._clone_dim_order.default
+INDEX_PUT = ops.edge.aten.index_put.default
+INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
+LESS = ops.edge.aten.lt.Scalar
+VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
+WHERE = ops.edge.aten.where.self
+
+
+@lru_cache(maxsize=1024)
+def edge_operator(name: str) -> Any:
+    """Return an Edge operator, such as "aten.mul.Tensor"; AttributeError or RuntimeError if there is none."""
+    found = ops.edge
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -9,17 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executorch.exir import ExecutorchProgramManager
-
-# Describes a data file to a serializer.
-from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
-
-# It records what it emits from each node only for the top graph of a method.
-from executorch.exir.emit import _emitter as et_emitter
+from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  # describes a data file to a serializer
+from executorch.exir.emit import _emitter as et_emitter  # records what it emits only for the top graphs of methods
 from torch.export.graph_signature import InputKind
 
 from exir_lowering._upstream.contents import Apart, plain
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
-from exir_lowering._upstream.replacing import during, replacing
+from exir_lowering._upstream.locks import during, replacing
 
 _EQUAL = ("cached_spec_hash_values", "cached_spec_mutable_hash_values", "external_constant_hash")
 """The emitter's tables of the contents that it has stored."""

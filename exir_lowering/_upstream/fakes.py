@@ -1,4 +1,4 @@
-"""Fake tensors and symbolic numbers: sizes, shape environments, copies with modes of their own."""
+"""Fake tensors and symbolic numbers: sizes and their names, shape environments, copies, and what these decide."""
 
 from __future__ import annotations
 
@@ -17,12 +17,68 @@ from torch._subclasses.fake_tensor import (
     FakeTensorConverter,
     FakeTensorMode as FakeTensorMode,
 )
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # symbols belong to an environment; no public name
 
-# Symbols belong to an environment; its class has no public name.
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-from exir_lowering._upstream.decisions import note_copy
 from exir_lowering._upstream.likeness import SYMBOLS
+
+_KEY = "exir_lowering_decisions"
+
+
+class Decisions:
+    """What symbolic sizes decide in copies of a shape environment of Dynamo's, which does not see their guards."""
+
+    def __init__(self, original: Any, copied: Any) -> None:
+        self._original = original
+        self._copies: list[tuple[Any, int]] = []  # with the number of guards that each had at first
+        vars(copied)[_KEY] = (self._copies,)  # copies of the copy have it too: it is in a tuple, which is not copied
+        _note_copy(copied)
+
+    def repeat(self) -> str:
+        """Decide the same in the original, so that it holds for these sizes only; return "", or a clause why not."""
+        copies = [*self._copies]
+        found = {guard.expr: None for environment, before in copies for guard in environment.guards[before:]}
+        fixed = {
+            symbol
+            for environment, _ in copies
+            for symbol, value in environment.replacements.items()
+            if value.is_number and symbol not in self._original.replacements
+        }
+        self._copies.clear()  # they may live shorter than the programs that have them
+        new = [fact for fact in found if not _is_known(self._original, fact)]
+        if not new:
+            return ""
+        text = ", ".join(sorted(map(str, new)))
+        if any(not fact.free_symbols <= set(self._original.backed_var_to_val) for fact in new):
+            return f"its lowering branches on sizes that it introduced: {text}"
+        if self._original.frozen:
+            return f"its lowering branches on sizes, too late to recompile it for other sizes: {text}"
+        if fixed & _marked(self._original):
+            return f"its lowering fixes a size that was marked as dynamic: {text}"
+        for fact in new:
+            self._original.evaluate_expr(fact)
+        return ""
+
+
+def _note_copy(environment: Any) -> None:
+    """Note a copy of a shape environment if the original is one of `Decisions`."""
+    for copies in vars(environment).get(_KEY, ()):
+        copies.append((environment, len(environment.guards)))
+
+
+def _is_known(environment: Any, fact: Any) -> bool:
+    known = environment._maybe_evaluate_static(fact)
+    return known is not None and bool(known)
+
+
+def _marked(environment: Any) -> set[Any]:
+    """Return the symbols of sizes that the user has marked as dynamic, for which one value is an error."""
+    found: set[Any] = set()
+    for tracked in environment.tracked_fakes or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for size, constraint in zip(getattr(tracked.fake, "shape", ()), constraints, strict=False):
+            if isinstance(size, torch.SymInt) and constraint is not None and not getattr(constraint, "warn_only", True):
+                found |= size.node.expr.free_symbols
+    return found
 
 
 def size_hint(size: Any) -> int:
@@ -155,7 +211,7 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
-    note_copy(copied)
+    _note_copy(copied)
     return copied
 
 
@@ -221,3 +277,32 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
             f"{symbol}: {kind} {shape_env.var_to_range.get(symbol)} {value} {shape_env.replacements.get(symbol)}"
         )
     return lines
+
+
+def expression(size: Any) -> Any:
+    """Return the expression of a symbolic size, or other number; of a number, that number."""
+    return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
+
+
+def names_of_symbols(shape_env: Any) -> dict[str, Any]:
+    """Return the symbols by the names of the `torch.export.Dim`s that they stand for; a file does not have them."""
+    names = shape_env.source_name_to_debug_name
+    found = {}
+    for symbol, sources in shape_env.var_to_sources.items():
+        for source in sources:
+            # A Dim that is only a part of other ones, such as d of 2*d, is a source of its own.
+            name = names.get(source.name, source.name)
+            if name.isidentifier():
+                found[name] = shape_env.replacements.get(symbol, symbol)
+    return {name: each for name, each in found.items() if each.is_Symbol}
+
+
+def grows(size: Any) -> bool:
+    """Return whether a size is a polynomial that is not smaller when its symbols are greater."""
+    terms = [each for each in sympy.Add.make_args(sympy.expand(size)) if each.free_symbols]
+    return bool(size.is_polynomial(*size.free_symbols)) and all(each.as_coeff_Mul()[0] > 0 for each in terms)
+
+
+def smallest(size: Any, ranges: Any) -> int:
+    """Return the least number that a size can be with these range constraints, 0 if that is not plain."""
+    return max(1, int(ranges[size].lower) if size in ranges else 1) if size.is_Symbol else 0

@@ -16,9 +16,7 @@ from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 # The functions that to_edge and to_edge_transform_and_lower call have no public names.
 from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import EdgeProgramManager
-
-# The names of operators that torch.fx's partitioner takes in its arguments.
-from torch.fx.node import _get_qualified_name
+from torch.fx.node import _get_qualified_name  # the names of operators that torch.fx's partitioner takes in arguments
 
 # Its answer for each node, and its table of all downstream nodes, have private names.
 from torch.fx.passes.infra import partitioner as fx_partitioner
@@ -27,8 +25,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.locks import conversion
-from exir_lowering._upstream.replacing import during, replacing
+from exir_lowering._upstream.locks import conversion, during, replacing
 
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and the name of what refused it."""
@@ -41,7 +38,7 @@ def listening(listener: Refusal) -> AbstractContextManager[Refusal]:
     return during(_listener, listener, _REPORTING)
 
 
-def _say(node: torch.fx.Node, reason: str, by: str) -> None:
+def _notify(node: torch.fx.Node, reason: str, by: str) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(node, reason, by)
@@ -51,7 +48,7 @@ def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
     """Notify the listener that an operator support refused a node."""
     name = type(support).__name__
     if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
-        _say(node, f"{name}.is_node_supported returned False", name)
+        _notify(node, f"{name}.is_node_supported returned False", name)
 
 
 def _reporting() -> list[tuple[Any, str, Any]]:
@@ -60,7 +57,7 @@ def _reporting() -> list[tuple[Any, str, Any]]:
     def telling(report: Callable[[Any, torch.fx.Node, str], None]) -> Callable[[Any, torch.fx.Node, str], None]:
         def reported(self: Any, node: torch.fx.Node, reason: str) -> None:
             report(self, node, reason)
-            _say(node, reason, "")
+            _notify(node, reason, "")
 
         return reported
 

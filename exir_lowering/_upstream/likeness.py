@@ -18,7 +18,7 @@ property, or refuses values that have more to them:
 | names, metadata | left out | left out: each call's own | left out; in probes whether it is a weight |
 
 Expressions mean something in one program only. Digits tell 1 from True and 1.0, and 0.0 from -0.0. The keys of the
-cache (`steps.cache.forms`) are text that is equal in any process: all of this, the content of memory, what is known of
+cache (`steps.cache.keys`) are text that is equal in any process: all of this, the content of memory, what is known of
 symbols, and what backends read besides.
 """
 
@@ -29,15 +29,12 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-
-# Distinguishes tensors without memory.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # distinguishes tensors without memory
 
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 """What arguments say about tensors."""
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Numbers that may be symbolic."""
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that may be symbolic
 
 _EXACT = frozenset({int, bool, str, NoneType, *PLAIN})
 _NUMBERS = (int, float, complex, str, NoneType, *PLAIN)

@@ -1,4 +1,4 @@
-"""The locks of the process, and what happens to them in a forked child.
+"""The locks of the process, what is replaced in upstream's code meanwhile, and what a forked child does with both.
 
 There are two: one for conversions (everything that goes through torch's and ExecuTorch's tracing, whose state is
 global), one for the engines that run programs. A thread that needs both takes that of conversions first. Both are
@@ -13,13 +13,15 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from inspect import getattr_static
+from typing import Any, TypeAlias, TypeVar
 
 Lock: TypeAlias = Any  # threading.RLock is a function
 
-_PATIENCE = 60.0
-"""Seconds after which a warning says what a thread waits for."""
+_PATIENCE = 60.0  # seconds after which a warning says what a thread waits for
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def conversion() -> Lock:
     if free:
         _locks.holder = threading.get_ident()
     else:
-        _tell()
+        _warn_of_wait()
     return lock
 
 
@@ -70,7 +72,7 @@ def epoch() -> int:
     return _locks.epoch
 
 
-def _tell() -> None:
+def _warn_of_wait() -> None:
     """Log where the thread is that holds the lock of conversions: it may wait for this one, as only users can see."""
     frame = sys._current_frames().get(_locks.holder)
     if frame is not None:
@@ -178,3 +180,49 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+Value = TypeVar("Value")
+
+_REPLACED: dict[tuple[int, str, int], Any] = {}
+"""What is replaced now, by the identity of its owner, its name, and the identity of what is in its place."""
+
+
+def original_of(owner: Any, name: str, value: Any) -> Any:
+    """Return what an attribute would be without `replacing`: the value itself, unless it was put there."""
+    while (id(owner), name, id(value)) in _REPLACED:
+        value = _REPLACED[id(owner), name, id(value)]
+    return value
+
+
+def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Shared:
+    """Replace attributes of upstream classes and modules as long as any thread needs it."""
+
+    def prepare() -> tuple[Change, Change]:
+        originals = [(owner, name, getattr_static(owner, name), new) for owner, name, new in replacements()]
+
+        def replace() -> None:
+            for owner, name, original, new in originals:
+                _REPLACED[id(owner), name, id(new)] = original
+                setattr(owner, name, new)
+
+        def restore() -> None:
+            for owner, name, original, new in originals:
+                setattr(owner, name, original)
+                _REPLACED.pop((id(owner), name, id(new)), None)
+
+        return replace, restore
+
+    return Shared(prepare)
+
+
+@contextmanager
+def during(variable: ContextVar[Any], value: Value, change: AbstractContextManager[None]) -> Iterator[Value]:
+    """Set a variable of this thread, and make a change that all threads share, while the context lasts."""
+    before = variable.get()
+    try:
+        variable.set(value)
+        with change:
+            yield value
+    finally:
+        variable.set(before)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-
-from exir_lowering._upstream import executorch_operators
-
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
+from torch._ops import HigherOrderOperator, OpOverload as OpOverload  # the classes of operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
             found = getattr(found, part)
     except (AttributeError, RuntimeError):
         return None
-    return _operator(found) if isinstance(found, _OVERLOAD) else None  # names may also lead to something else
+    return _operator(found) if isinstance(found, OpOverload) else None  # names may also lead to something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class FunctionalOperator:
 @lru_cache(maxsize=1024)
 def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
     """Return the operator that computes an operator of a file without writing the result; None if torch has none."""
-    own, schema = executorch_operators.function(name, overload), executorch_operators.schema(name, overload)
+    own, schema = executorch_function(name, overload), executorch_schema(name, overload)
     if own is not None:
         given = tuple((position, one.name) for position, one in enumerate(schema.arguments) if not one.is_out)
         written = tuple(position for position, one in enumerate(schema.arguments) if one.is_out)
@@ -130,13 +127,13 @@ def _registered_functional(name: str, overload: str) -> FunctionalOperator | Non
 
 def wrapped_operator(target: Any) -> Any:
     """Return the ATen operator that an Edge operator wraps; torch's own operators have something else under `_op`."""
-    return target if isinstance(target, torch._ops.OpOverload) else getattr(target, "_op", target)
+    return target if isinstance(target, OpOverload) else getattr(target, "_op", target)
 
 
 def operator_name(target: Any) -> str:
     """Return an operator's name as people write it, such as `aten.add.Tensor`; Edge operators wrap the ATen one."""
     op = wrapped_operator(target)
-    if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+    if isinstance(op, (OpOverload, HigherOrderOperator)):
         return str(op)
     return str(getattr(op, "__name__", op))
 
@@ -145,9 +142,9 @@ def identify_operator(target: Any) -> str | None:
     """Return what identifies an operator or a built-in function in any process, with its schema; None for others."""
     op = wrapped_operator(target)
     kind = f"{type(target).__module__}.{type(target).__qualname__}"
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return f"{kind} {op} {op._schema}"
-    if isinstance(op, torch._ops.HigherOrderOperator):
+    if isinstance(op, HigherOrderOperator):
         return f"{kind} {op}"
     module, name = getattr(op, "__module__", None), getattr(op, "__qualname__", "<")
     known = module in ("_operator", "operator", "math", "builtins") and "<" not in name
@@ -193,3 +190,172 @@ def list_registered_operators() -> list[str]:
     """Return the dispatcher's names of operators, such as "aten::add.Tensor"; attribute look-ups create some."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return names
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
+_BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops", "EDGE_DO_NOT_DECOMP"})
+
+
+def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
+    """Return whether the target of a call is an operator of torch, and not of Edge dialect."""
+    return type(target) is OpOverload
+
+
+def higher_order_name(target: Any) -> str | None:
+    """Return the name of an operator that takes functions, such as "cond"; None for others."""
+    return str(target.name()) if isinstance(target, HigherOrderOperator) else None  # type: ignore[no-untyped-call]
+
+
+def is_built_in(target: Any) -> bool:
+    """Return whether a target is a function, or an operator of torch or ExecuTorch, which nobody redefines."""
+    return getattr(target, "namespace", "aten") in _BUILT_IN
+
+
+def packet_name(target: Any) -> str | None:
+    """Return what torch makes the name of a retraced call from: the operator's without its overload."""
+    return str(target.overloadpacket.__name__) if is_overload(target) else None
+
+
+def returned_types(target: OpOverload[..., Any]) -> set[str]:
+    """Return the types of what an operator returns."""
+    return {str(returned.type) for returned in target._schema.returns}
+
+
+def writes(target: Any) -> bool:
+    """Return whether a target is an operator that overwrites an argument."""
+    return is_overload(target) and bool(target._schema.is_mutable)
+
+
+def returns_what_it_overwrites(target: OpOverload[..., Any]) -> bool:
+    """Return whether an operator overwrites its first argument only, and returns that."""
+    written = [index for index, argument in enumerate(list_arguments(target)) if argument.written]
+    returned = [each.alias_info is not None and bool(each.alias_info.is_write) for each in target._schema.returns]
+    return written == [0] and returned == [True]
+
+
+def is_composite(target: Any) -> bool:
+    """Return whether an operator is defined by other operators, below autograd too."""
+    if not is_overload(target):
+        return False
+    name: Any = target.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)) or _COMPOSITE in target.py_kernels
+
+
+def kernels_in_python(target: OpOverload[..., Any]) -> bool:
+    """Return whether an operator has kernels in Python that change what a call of it is traced as."""
+    return not _HARMLESS.issuperset(target.py_kernels)
+
+
+def returns_view(target: Any) -> bool:
+    """Return whether an operator returns views of its arguments, and writes nothing."""
+    if not is_overload(target) or target._schema.is_mutable:
+        return False
+    return any(value.alias_info is not None for value in target._schema.returns)
+
+
+def may_rely_on_memory_order(target: Any) -> bool:
+    """Return whether an operator may take for granted how its operands lie in memory: core ATen and views do not."""
+    if not is_overload(target) or returns_view(target) or target is torch.ops.aten.reshape.default:
+        return False
+    return torch.Tag.core not in target.tags
+
+
+def on_host(target: Any) -> Any:
+    """Return PyTorch's operator for one of the Edge dialect; a copy of a view becomes the view, or `reshape`."""
+    target = wrapped_operator(target)
+    if not is_overload(target) or target.namespace != "aten":
+        return target
+    name, overload = packet_name(target), target._overloadname
+    if name in (None, "as_strided_copy") or not str(name).endswith("_copy"):
+        return target
+    if name == "view_copy":
+        return torch.ops.aten.reshape.default if overload == "default" else target
+    view: Any = getattr(getattr(torch.ops.aten, str(name).removesuffix("_copy"), None), overload, None)
+    same = returns_view(view) and [a.name for a in view._schema.arguments] == [a.name for a in target._schema.arguments]
+    return view if same else target
+
+
+# ExecuTorch's operators that its runtime has kernels for, but that only its compiler registers with torch. A file is
+# checked against them before it runs, also in a process without the compiler. They cannot be registered here: the
+# compiler, if it is imported later, would register them again, which is an error.
+
+_EMBEDDING = (
+    "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, "
+    "int weight_quant_min, int weight_quant_max, Tensor indices, *, "
+)
+_SCHEMAS = (
+    "dim_order_ops::_to_dim_order_copy.out("
+    "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
+    "dim_order_ops::_empty_dim_order.out(int[] size, *, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
+    "dim_order_ops::_clone_dim_order.out("
+    "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
+    "et_copy::_h2d_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
+    "et_copy::_d2h_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
+    *(
+        f"quantized_decomposed::embedding_{bits}.{overload}({_EMBEDDING}{dtype}Tensor(a!) out) -> Tensor(a!)"
+        for bits in ("byte", "4bit", "2bit")
+        for overload, dtype in (("out", ""), ("dtype_out", "ScalarType? dtype=None, "))
+    ),
+)
+
+
+@lru_cache(maxsize=1)
+def _parsed() -> Mapping[tuple[str, str], Any]:
+    parsed = map(torch._C.parse_schema, _SCHEMAS)
+    return {(one.name, one.overload_name): one for one in parsed}
+
+
+def executorch_schema(name: str, overload: str) -> Any:
+    """Return the schema of an operator ("dim_order_ops::_clone_dim_order", "out"); None if it is not one of these."""
+    return _parsed().get((name, overload))
+
+
+def executorch_function(name: str, overload: str) -> tuple[Callable[..., Any], bool] | None:
+    """Return what computes an operator's result from all arguments but the written one, and if it takes a dtype."""
+    return _FUNCTIONS.get(name) if overload == "out" else None
+
+
+def _format(order: Sequence[int] | None) -> torch.memory_format:
+    if order is None:
+        return torch.preserve_format
+    if list(order) == sorted(range(len(order))):
+        return torch.contiguous_format
+    if list(order) == [0, 2, 3, 1]:
+        return torch.channels_last
+    raise ValueError(f"Failed to map a given dim_order: {list(order)} to a torch.memory_format")
+
+
+def _to(
+    self: torch.Tensor, *, dtype: torch.dtype, non_blocking: bool = False, dim_order: Sequence[int] | None = None
+) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten._to_copy(
+        self, dtype=dtype, non_blocking=non_blocking, memory_format=_format(dim_order)
+    )
+    return made
+
+
+def _empty(size: Sequence[int], *, dtype: torch.dtype, dim_order: Sequence[int] | None = None) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.empty.memory_format(
+        size, dtype=dtype, device="meta", memory_format=_format(dim_order)
+    )
+    return made
+
+
+def _clone(self: torch.Tensor, *, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> torch.Tensor:
+    if non_blocking:
+        raise ValueError("a copy within one device cannot be non-blocking")
+    return self.clone(memory_format=_format(dim_order))
+
+
+def _copy(self: torch.Tensor) -> torch.Tensor:
+    return self.clone()
+
+
+_FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = {
+    "dim_order_ops::_to_dim_order_copy": (_to, True),
+    "dim_order_ops::_empty_dim_order": (_empty, True),
+    "dim_order_ops::_clone_dim_order": (_clone, False),
+    "et_copy::_h2d_copy": (_copy, False),
+    "et_copy::_d2h_copy": (_copy, False),
+}

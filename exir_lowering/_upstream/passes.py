@@ -18,19 +18,13 @@ from functools import wraps
 from typing import Any
 
 import torch
-
-# What a pass sees of values.
-from executorch.exir.pass_base import ProxyValue, map_args
+from executorch.exir.pass_base import ProxyValue, map_args  # what a pass sees of values
 from executorch.exir.passes import PruneEmptyTensorsPass, ScalarToTensorPass
-
-# The dtype that an operator computes in.
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
-
-# Tensors that are constants, whatever mode torch is in.
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes  # what operators compute in
+from torch.utils._python_dispatch import _disable_current_modes  # tensors that are constants, whatever mode torch is in
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.replacing import during, replacing
+from exir_lowering._upstream.locks import during, replacing
 
 _mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from exir_lowering._upstream.locks import original_of
 from exir_lowering._upstream.pinned import DIGESTS, FEATURES as FEATURES, Feature as Feature
-from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 
 PLAIN = "EXIR_LOWERING_PLAIN"

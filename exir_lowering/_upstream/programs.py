@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-
-# A program names the dialect that it is in by a verifier.
-from torch._export.verifier import Verifier
-
-# A graph's fake tensors belong to a mode that a new fake tensor has to share.
-from torch._guards import detect_fake_mode
-
-# The call-delegate operator has no public name in torch.
-from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-
-# Distinguishes tensors without memory.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._export.verifier import Verifier  # a program names the dialect that it is in by a verifier
+from torch._guards import detect_fake_mode  # the mode of the fake tensors of a graph, which a new one has to share
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate  # no public name in torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # distinguishes tensors without memory
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.fx._lazy_graph_module import _LazyGraphModule  # makes Python code when it is called; few partitions are
+from torch.utils import _pytree  # an ExportedProgram describes its inputs and outputs by pytree specs
+from torch.utils._sympy.value_ranges import bound_sympy  # says between which numbers an expression of sizes lies
 
-# Generates Python code only when a graph module is called; most partitions never are.
-from torch.fx._lazy_graph_module import _LazyGraphModule
+ATEN_VERIFIER, CALL_DELEGATE, pytree = Verifier, executorch_call_delegate, _pytree
 
-# An ExportedProgram describes its inputs and outputs by pytree specs.
-from torch.utils import _pytree as pytree
-
-# Says between which numbers an expression of sizes lies.
-from torch.utils._sympy.value_ranges import bound_sympy
-
-ATEN_VERIFIER = Verifier
-CALL_DELEGATE = executorch_call_delegate
+namedtuple_context = _pytree._namedtuple_deserialize  # reads that of a named tuple, which tells such types apart
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
@@ -135,3 +122,27 @@ def _flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
     in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
     out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
     return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))
+
+
+def find_registered_type(name: str) -> Any:
+    """Return the type that pytree knows by a serialized name, without importing what it names; None if unknown."""
+    kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    # Types without such a name share a key.
+    own = name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND and kind in pytree.SUPPORTED_SERIALIZED_TYPES
+    return kind if own else None
+
+
+def namedtuple_fields(kind: Any) -> tuple[str, ...] | None:
+    """Return the fields of a named tuple's class; None for other types."""
+    return tuple(kind._fields) if pytree.is_namedtuple_class(kind) else None
+
+
+def context_reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what reads a registered type's context in a serialized structure; None if that is plain JSON."""
+    reader: Callable[[Any], Any] | None = pytree.SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
+    return reader
+
+
+def list_registered_types() -> list[Any]:
+    """Return the types registered with pytree."""
+    return list(pytree.SUPPORTED_NODES)

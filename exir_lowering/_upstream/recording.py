@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode  # sees each operator with its operands; no public alias
 
-# The one way to see each operator with its operands; it has no public alias.
-from torch.utils._python_dispatch import TorchDispatchMode
-
+from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering._upstream.trees import pytree
 
 
 class View(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream import executorch_operators, locks
+from exir_lowering._upstream import locks, operators
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozense
     if namespace == "quantized_decomposed":
         with suppress(ImportError):  # then the engine says which kernel is missing
             import_quantized_kernels()
-    schema: Any = executorch_operators.schema(name, overload)
+    schema: Any = operators.executorch_schema(name, overload)
     if schema is None:
         try:
             schema = torch._C._get_schema(name, overload)

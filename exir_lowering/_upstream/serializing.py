@@ -19,25 +19,17 @@ from executorch.exir.dialects._ops import ops as edge_operators
 from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-
-# The verifiers of torch's own dialects, by the dialect's name.
-from torch._export.verifier import Verifier, load_verifier
-
-# The table of higher-order operators by name; torch.ops imports modules instead.
-from torch._ops import HigherOrderOperator as HigherOrderOperator, _higher_order_ops
-
-# Fake tensors and their modes: what a node knows about its values.
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode
+from torch._export.verifier import Verifier, load_verifier  # the verifiers of torch's own dialects, by their names
+from torch._ops import HigherOrderOperator as HigherOrderOperator, _higher_order_ops  # their table; torch.ops imports
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode  # nodes' values
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols as free_unbacked_symbols
 from torch.fx.passes.shape_prop import TensorMetadata as TensorMetadata
 from torch.fx.traceback import NodeSource as NodeSource, NodeSourceAction as NodeSourceAction
-
-# The functions that torch's symbolic sizes are made of, and its infinities.
-from torch.utils._sympy import functions
+from torch.utils._sympy import functions  # what symbolic sizes are made of, and infinities
 from torch.utils._sympy.numbers import int_oo as int_oo
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
-from exir_lowering._upstream.operators import defining, find_operator, list_registered_operators
+from exir_lowering._upstream.operators import OpOverload, defining, find_operator, list_registered_operators
 
 sympy_functions = functions
 
@@ -47,15 +39,14 @@ def is_flat(graph: torch.fx.Graph) -> bool:
     return type(graph._codegen) is torch.fx.graph.CodeGen
 
 
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
 _NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?", re.ASCII)
-_DIALECTS = {"": _OVERLOAD, "edge": EdgeOpOverload, "backend": BackendOpOverload}
+_DIALECTS = {"": OpOverload, "edge": EdgeOpOverload, "backend": BackendOpOverload}
 
 
 def name_overload(target: Any) -> tuple[str, str] | None:
     """Return an operator's dialect ("" for ATen) and registered name; None if it is not an operator of torch."""
     kind = type(target)
-    if kind is _OVERLOAD:
+    if kind is OpOverload:
         return "", target.name()
     if kind is EdgeOpOverload or kind is BackendOpOverload:
         return "edge" if kind is EdgeOpOverload else "backend", target._op.name()

@@ -1,4 +1,4 @@
-"""What torch records about tensors and about the modes that calls on them go through; read at each delegate call."""
+"""What torch records about tensors; read at each delegate call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ def is_dense(value: Any) -> bool:
 def is_plain(value: Any) -> bool:
     """Return whether a value is a dense tensor whose memory has its elements as they are."""
     return is_dense(value) and not (value.is_neg() or value.is_conj())
-
-
-def function_modes() -> int:
-    """Return how many modes torch functions go through; a default device is one."""
-    return int(torch._C._len_torch_function_stack())
 
 
 def version(tensor: torch.Tensor) -> int:

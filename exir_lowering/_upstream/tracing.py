@@ -1,4 +1,4 @@
-"""What tracing and decomposing change in the process while they run, and how it is restored."""
+"""What tracing does to each node, what it and decomposing change in the process, and how that is restored."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from executorch.exir import tracer as et_tracer
 # Tracing that is interrupted, or that a forked child never continues, leaves its switches as they are. They are
 # looked up by name: they are global variables, and some come and go with versions of torch.
 from torch import compiler as torch_compiler
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # for fake tensors
 from torch._export import utils as export_utils
-
-# Rules of fake tensors for operators; conversions add to them.
-from torch._subclasses import fake_impls
+from torch._export.utils import _get_decomp_for_cia  # what a composite operator consists of
+from torch._subclasses import fake_impls  # rules of fake tensors for operators; conversions add to them
 from torch.export import _trace, exported_program
 from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
 from torch.fx.experimental import proxy_tensor
+from torch.fx.proxy import _COPY_META_FIELDS  # the metadata that a retraced node takes over from the one it is made of
+from torch.fx.traceback import NodeSource, NodeSourceAction  # where a node comes from
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.replacing import replacing
+from exir_lowering._upstream.locks import replacing
 
 _SWITCHES: Sequence[tuple[Any, str]] = (
     (traceback, "current_meta"),
@@ -91,8 +93,7 @@ class _Kernels:
                 fake_impls.op_implementations_dict.pop(operator, None)
 
 
-_decomposing: list[_Kernels] = []
-"""The conversions that have replaced kernels; they are nested, since there is a lock."""
+_decomposing: list[_Kernels] = []  # the conversions that have replaced kernels; they are nested, since there is a lock
 
 
 def _decompositions() -> list[tuple[Any, str, Any]]:
@@ -115,3 +116,15 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
 
 DECOMPOSITIONS = replacing(lambda: _decompositions() if pins.is_on("restored kernels") else [])
 """A context that restores what conversions replace in operators, however they end."""
+
+
+COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
+decomposed_call = _get_decomp_for_cia
+
+
+def source_of(node: torch.fx.Node, step: str) -> NodeSource:
+    """Return the origin of a node made from another one; it shares the older history, which torch copies for each."""
+    source = NodeSource(None, step, NodeSourceAction.CREATE)
+    source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
+    source.from_node = node.meta.get("from_node", [])
+    return source

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Show or clear the cache."""
     with kept_from_stdout(True):
-        from exir_lowering.steps.cache.store import Store
-        from exir_lowering.steps.cache.using import find_folder, find_limit
+        from exir_lowering.steps.cache.store import Store, find_folder, find_limit
 
     folder = find_folder(arguments.cache or True)
     try:

@@ -44,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _examine() -> dict[str, Any]:
     from exir_lowering._upstream import installed, pins
     from exir_lowering.plugins import registry
-    from exir_lowering.steps.cache.using import find_folder
+    from exir_lowering.steps.cache.store import find_folder
 
     for module in sorted({module for feature in pins.FEATURES for module in feature.when_imported}):
         _import(module)

@@ -8,51 +8,83 @@ results share none.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import (
-    ConstantArgument,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-    SymBoolArgument,
-    SymFloatArgument,
-    SymIntArgument,
-    TensorArgument,
-)
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from exir_lowering import graphs
-from exir_lowering._upstream.decisions import Decisions
-from exir_lowering._upstream.fakes import FakeCopies, FakeTensor, shape_env_of
+from exir_lowering._upstream.fakes import Decisions, FakeCopies, FakeTensor, shape_env_of
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering._upstream.programs import ATEN_VERIFIER, assemble_program, lazy_graph_module
-from exir_lowering._upstream.schemas import higher_order_name
-from exir_lowering._upstream.trees import pytree
-from exir_lowering.dynamo.aliases import is_same_memory, is_view, last_reshape, sole_views
-from exir_lowering.dynamo.higher_order import LOWERED, replace_calls
+from exir_lowering._upstream.operators import higher_order_name, returns_view
+from exir_lowering._upstream.programs import ATEN_VERIFIER, assemble_program, lazy_graph_module, pytree
+from exir_lowering.dynamo.in_pytorch import LOWERED, replace_calls
+from exir_lowering.dynamo.logs import NotLowered
+from exir_lowering.steps.partition_builder import argument_of
+
+_RESHAPES = ("aten.view.default", "aten._unsafe_view.default")
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node's value shares memory with an argument, or is one value of such an operator."""
+    if node.op != "call_function":
+        return False
+    if graphs.is_getitem(node):
+        source = node.args[0]
+        return isinstance(source, Node) and is_view(source)
+    return returns_view(node.target)
+
+
+def is_same_memory(node: Node) -> bool:
+    """Return whether a node is an `as_strided` that changes nothing but the strides of dimensions of one element."""
+    # PyTorch's pooling to one pixel ends so, if its input is in channels last.
+    if graphs.operator_name(node) != "aten.as_strided.default" or not isinstance(node.args[0], Node):
+        return False
+    value, source = node.meta.get("val"), node.args[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    strides = [
+        pair
+        for size, *pair in zip(value.shape, value.stride(), source.stride(), strict=False)
+        if not (isinstance(size, int) and size == 1)
+    ]
+    pairs = [*zip(value.shape, source.shape, strict=False), *strides, (value.storage_offset(), source.storage_offset())]
+    # Nothing is decided by symbolic sizes: their formulas have to be the same.
+    return value.dim() == source.dim() and all(str(one) == str(other) for one, other in pairs)
+
+
+def sole_views(results: Sequence[Any]) -> list[Node]:
+    """Return the views among results that no other result shares memory with; PyTorch lets nobody write into them."""
+    bases: dict[Node, list[Node]] = {}
+    for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
+        *_, base = _chain(value)
+        bases.setdefault(base, []).append(value)
+    return [
+        found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
+    ]
+
+
+def last_reshape(view: Node) -> Node | None:
+    """Return the last view on the way to a view's base that only changes the shape; None if there is none."""
+    views = (node for node in _chain(view) if node.op == "call_function")
+    return next((node for node in views if graphs.operator_name(node) in _RESHAPES), None)
+
+
+def _chain(value: Node) -> Iterator[Node]:
+    """Yield a view, and what it is a view of, down to what is none."""
+    yield value
+    while is_view(value):
+        value = value.args[0]  # type: ignore[assignment]
+        yield value
+
 
 _BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_storage_offset", "aten._reshape_alias")
 """The beginnings of the names of operators that see how a tensor lies in memory, which may be otherwise here."""
-
-
-class NotLowered(Exception):
-    """A graph, or a part of it, is left to PyTorch: `reason` says why, in a clause. No `node`: the whole graph."""
-
-    def __init__(self, reason: str, node: Node | None = None) -> None:
-        where = graphs.source_code(node).rstrip(".") if node is not None else ""
-        super().__init__(f"{reason}. {where}" if where else reason)
-        self.reason, self.node = reason, node
-
-
-class UnboundedSizes(NotLowered):
-    """A partition has symbolic sizes, and what executes it has to know them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,13 +226,12 @@ class _Builder:
         made = [self.env[node] for node in roots]
         self.graph.output(tuple(made)).meta = {"val": tuple(node.meta["val"] for node in made)}
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in made]
-        signature = ExportGraphSignature(input_specs=self.specs, output_specs=outputs)
         environment = self.copies.copied_environment(self.environment)
         if environment is not None:
             self.decisions = Decisions(self.environment, environment)
         return assemble_program(
             graph_module=lazy_graph_module(self.root, self.graph),
-            signature=signature,
+            signature=ExportGraphSignature(input_specs=self.specs, output_specs=outputs),
             state_dict=self.state,
             constants=self.constants,
             range_constraints=dict(environment.var_to_range) if environment is not None else {},
@@ -317,19 +348,10 @@ def _needed(roots: Sequence[Node]) -> set[Node]:
     return needed
 
 
-_ARGUMENTS: Sequence[tuple[Any, Any]] = (
-    (torch.SymInt, SymIntArgument),
-    (torch.SymFloat, SymFloatArgument),
-    (torch.SymBool, SymBoolArgument),
-    (torch.Tensor, TensorArgument),
-)
-
-
 def _argument(node: Node) -> Any:
     value = node.meta.get("val")
-    for kind, argument in _ARGUMENTS:
-        if isinstance(value, kind):
-            return argument(name=node.name)
+    if isinstance(value, (torch.Tensor, *SYMBOLS)):
+        return argument_of(node)
     if isinstance(value, (bool, int, float, str, type(None))):
         return ConstantArgument(name=node.name, value=value)
     raise NotLowered(f"{node.name} is a {type(value).__name__}", node)

@@ -8,40 +8,24 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks, repros
-from exir_lowering._upstream.dynamo import (
-    aot_autograd,
-    boxed,
-    default_partition,
-    eager,
-    input_number,
-    is_static_input,
-    lookup_backend,
-    outside_tracing,
-    requires_full_graph,
-    reset_with_dynamo,
-    unboxed,
-    written_inputs,
-)
-from exir_lowering._upstream.schemas import higher_order_name
+from exir_lowering._upstream import dynamo, locks
+from exir_lowering._upstream.operators import higher_order_name
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.dynamo import logs, once
-from exir_lowering.dynamo.attempts import Attempt, Candidate, list_candidates
-from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
-from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.graph import GraphCompiler
-from exir_lowering.dynamo.logs import Log
-from exir_lowering.dynamo.options import read_options, requires_coverage
+from exir_lowering.dynamo.logs import Log, NotLowered
+from exir_lowering.dynamo.options import Attempt, Candidate, list_candidates, read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 
@@ -69,21 +53,21 @@ def backend(
         LoweringError: The graph could not be compiled, and an error was requested: with `fullgraph=True`, a required
             coverage, or `fallback=None`.
     """
-    reset_with_dynamo(backend)
+    dynamo.reset_with_dynamo(backend)
     warn_of_mode(NAME, mode)
     _warn_of_minifier(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
     if fallback == "eager" and _needs_autograd(module):
         fallback = "aot_eager"
-    strict = fallback is None or requires_full_graph() or requires_coverage(chosen)
+    strict = fallback is None or dynamo.requires_full_graph() or requires_coverage(chosen)
     with closing(Log()) as log:
         compiled = try_each(candidates, fallback, Function, module, example_inputs, log, strict=strict)
         if compiled is not None:
             log.backend = NAME
             return compiled
         log.backend = str(fallback)
-        other: Callable[..., Any] = lookup_backend(log.backend)(module, list(example_inputs))
+        other: Callable[..., Any] = dynamo.lookup_backend(log.backend)(module, list(example_inputs))
         return other
 
 
@@ -161,7 +145,7 @@ class Function:
         self._static = {
             number: weakref.ref(value)  # a function lives until its backward graph is compiled
             for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-            if is_readable(value) and is_static_input(node)
+            if is_readable(value) and dynamo.is_static_input(node)
         }
         self._inputs = len(placeholders)
         self._pairs: list[tuple[GraphModule, GraphModule]] = []
@@ -173,20 +157,25 @@ class Function:
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
         raises, decompositions = self._strict and last, self._attempt.options.decompositions
-        wrapped = aot_autograd(
+        wrapped = dynamo.aot_autograd(
             fw_compiler=_watched(self.forward, raises=raises),
             bw_compiler=_watched(self.backward, raises=self._strict),
             inference_compiler=_watched(self.inference, raises=raises),
             partition_fn=self.partition,
-            decompositions=choose_decompositions(decompositions, training=training),
+            decompositions=_choose_decompositions(decompositions, training=training),
+        )
+        # As products and softmax, attention has a backward graph in core ATen; own decompositions decide themselves.
+        own = decompositions is not None
+        attention: AbstractContextManager[None] = (
+            sdpa_kernel(SDPBackend.MATH) if training and not own else nullcontext()
         )
         # AOTAutograd traces, as conversions in other threads do.
-        with locks.conversion(), differentiable_attention(decompositions, training=training):
-            return unboxed(wrapped(module, list(example_inputs)))
+        with locks.conversion(), attention:
+            return dynamo.unboxed(wrapped(module, list(example_inputs)))
 
     def partition(self, joint: GraphModule, inputs: Any, **how: Any) -> tuple[GraphModule, GraphModule]:
         """Split a joint graph as AOTAutograd does by default, and remember which graphs belong together."""
-        pair = default_partition(joint, inputs, **how)
+        pair = dynamo.default_partition(joint, inputs, **how)
         self._pairs.append(pair)
         return pair
 
@@ -198,7 +187,7 @@ class Function:
         """Compile a forward graph, with its backward graph if that is known: their partitions are one group."""
         training = self._attempt.options.training
         if training not in ("both", "forward"):
-            return eager(module)
+            return dynamo.eager(module)
         weights = self._weights(module)
         backward = next((second for first, second in self._pairs if first is module), None)
         if training == "both" and backward is not None:
@@ -216,7 +205,7 @@ class Function:
     def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Return what was compiled with the forward graph, or compile a backward graph alone."""
         if self._attempt.options.training not in ("both", "backward"):
-            return eager(module)
+            return dynamo.eager(module)
         known = self._backward.get(str(module.graph))
         if known is not None:
             return known
@@ -226,13 +215,13 @@ class Function:
             if self._strict:
                 raise
             self._log.note(self._attempt.name, "backward", error, "eager")
-            return eager(module)
+            return dynamo.eager(module)
 
     def _weights(self, module: GraphModule) -> dict[int, torch.Tensor]:
         """Return the parameters and buffers among a graph's inputs, without those that it writes."""
-        written = written_inputs(self._inputs)
+        written = dynamo.written_inputs(self._inputs)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        numbers = {position: input_number(node) for position, node in enumerate(placeholders)}
+        numbers = {position: dynamo.input_number(node) for position, node in enumerate(placeholders)}
         found = {
             position: self._static[number]()
             for position, number in numbers.items()
@@ -241,15 +230,45 @@ class Function:
         return {position: weight for position, weight in found.items() if weight is not None}
 
 
+# What AOTAutograd decomposes: core ATen, except where that changes random numbers or gradients.
+
+_KEPT = (
+    "aten.bernoulli",  # decomposed, it draws other numbers than in eager PyTorch
+    "aten.rrelu",
+)
+_KEPT_IN_TRAINING = ("aten._scaled_dot_product_flash_attention_for_cpu",)
+"""Decomposed, it returns something else than what its own backward operator needs."""
+
+
+def _choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, training: bool) -> dict[Any, Any]:
+    """Return the decompositions for a graph, which may be differentiated; None stands for the default ones."""
+    if given is not None:
+        return dict(given)
+    core: Mapping[Any, Any] = dynamo.core_aten_decompositions()
+    kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
+    chosen = {operator: made for operator, made in core.items() if not str(operator).startswith(kept)}
+    return {**chosen, _NORM: _decompose_mixed_norm}
+
+
+_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+_norm = dynamo.get_decompositions([_NORM])[_NORM]
+
+
+def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: Any) -> Any:
+    """Decompose a batch normalisation whose weights have another dtype, as with autocast."""
+    # What it saves for its gradient has another dtype in a graph than when it is run.
+    return NotImplemented if weight is None or weight.dtype is x.dtype else _norm(x, weight, *args)
+
+
 # The minifier, TORCHDYNAMO_REPRO_AFTER="aot", between AOTAutograd and this backend.
 
 
 def _warn_of_minifier(options: Any) -> None:
     """Warn if the minifier is on, and its scripts would call the backend without its options."""
-    if options and repros.config.repro_after is not None and repros.backend_name() in (NAME, f"{NAME}_debug"):
+    if options and dynamo.config.repro_after is not None and dynamo.backend_name() in (NAME, f"{NAME}_debug"):
         warnings.warn(
-            f"TORCHDYNAMO_REPRO_AFTER={repros.config.repro_after!r}: the minifier's scripts call the backend "
-            f"{repros.backend_name()!r} by name, without these options. To keep them, register a function that calls "
+            f"TORCHDYNAMO_REPRO_AFTER={dynamo.config.repro_after!r}: the minifier's scripts call the backend "
+            f"{dynamo.backend_name()!r} by name, without these options. To keep them, register a function that calls "
             "exir_lowering.dynamo.backend with them, and compile with its name.",
             stacklevel=4,
         )
@@ -257,9 +276,9 @@ def _warn_of_minifier(options: Any) -> None:
 
 def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
     """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on."""
-    if repros.config.repro_after != "aot":
+    if dynamo.config.repro_after != "aot":
         return compile_graph
-    backend = repros.backend_name()
+    backend = dynamo.backend_name()
 
     def compile_watched(module: GraphModule, inputs: Sequence[Any]) -> Boxed:
         try:
@@ -268,26 +287,26 @@ def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
             let_through(error)
             # Unless an error of ours is raised to the user, another backend takes the graph.
             if raises or not isinstance(error, (NotLowered, LoweringError)):
-                with outside_tracing():
+                with dynamo.outside_tracing():
                     _write_script(module, inputs, backend)
             raise
-        return boxed(partial(_run_watched, module, compiled, backend))
+        return dynamo.boxed(partial(_run_watched, module, compiled, backend))
 
     return compile_watched
 
 
 def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inputs: list[Any]) -> Any:
     """Execute a compiled graph of AOTAutograd's, and write a script if that fails or is not accurate."""
-    if repros.config.repro_after != "aot":
+    if dynamo.config.repro_after != "aot":
         return compiled(inputs)
-    level = repros.config.repro_level
-    with repros.config.patch(repro_after=None):
+    level = dynamo.config.repro_level
+    with dynamo.config.patch(repro_after=None):
         if level == 3:  # before a call that may end the process
-            repros.write_launcher(module, inputs, backend)
+            dynamo.write_launcher(module, inputs, backend)
         if level == 4:
-            if not repros.same_results(module, compiled, inputs):
-                repros.write_launcher(module, inputs, backend, accuracy=True)
-                raise repros.AccuracyError("Bad accuracy detected")
+            if not dynamo.same_results(module, compiled, inputs):
+                dynamo.write_launcher(module, inputs, backend, accuracy=True)
+                raise dynamo.AccuracyError("Bad accuracy detected")
             return compiled(inputs)
         kept = list(inputs)  # the call empties the list
         try:
@@ -299,7 +318,7 @@ def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inpu
 
 
 def _write_script(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
-    if repros.config.repro_level == 1:
-        repros.write_repro(module, inputs, backend)
+    if dynamo.config.repro_level == 1:
+        dynamo.write_repro(module, inputs, backend)
     else:
-        repros.write_launcher(module, inputs, backend)
+        dynamo.write_launcher(module, inputs, backend)

@@ -10,15 +10,12 @@ from typing import Any
 from torch.fx import Graph, GraphModule
 
 from exir_lowering._upstream.dynamo import GraphCompileReason, call_compiled, eager, ending, outside_tracing
-from exir_lowering.dynamo.attempts import list_candidates
-from exir_lowering.dynamo.capture import NotLowered
-from exir_lowering.dynamo.compiled import Boxed
+from exir_lowering.dynamo.compiled import Boxed, find_executor
 from exir_lowering.dynamo.compiler import NAME, Function, try_each, warn_of_mode
 from exir_lowering.dynamo.graph import GraphCompiler, Modules, Weights, capture_all
-from exir_lowering.dynamo.logs import Fallback, Kind, Log
+from exir_lowering.dynamo.logs import Fallback, Kind, Log, NotLowered
 from exir_lowering.dynamo.lowering import plan_graphs
-from exir_lowering.dynamo.options import read_options
-from exir_lowering.dynamo.partition_calls import find_executor
+from exir_lowering.dynamo.options import list_candidates, read_options
 from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.graphs.sources import Frame
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -254,8 +251,7 @@ class _Planner(Function):
 
 
 _HEADERS = ("opcode", "name", "target", "args", "kwargs")
-_PADDING = 2
-"""By how much a column is at least wider than its header."""
+_PADDING = 2  # by how much a column is at least wider than its header
 
 
 def to_table(graph: Graph) -> str:

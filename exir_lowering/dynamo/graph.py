@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Interpreter, Node, map_arg
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
-from exir_lowering._upstream.fakes import FakeTensor
-from exir_lowering.dynamo.attempts import Attempt
-from exir_lowering.dynamo.capture import Captured, NotLowered, UnboundedSizes, capture
+from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
+from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.programs import pytree
+from exir_lowering._upstream.tensors import version
+from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.compiled import Boxed
-from exir_lowering.dynamo.logs import Kind, Log
+from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
+from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
-from exir_lowering.dynamo.watched_weights import Mark, Watched
 from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.checksums import checksum
 
-Modules = Mapping[str, GraphModule]
-"""Graphs that are compiled together, by method."""
+Modules = Mapping[str, GraphModule]  # graphs that are compiled together, by method
 
 Weights = Mapping[int, torch.Tensor]
 """The weights that may be baked into the first graph, by the number of the input that each is."""
@@ -136,3 +146,221 @@ def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:
         return function(args)
 
     return boxed(run)
+
+
+_SMALL = 1 << 16  # bytes up to which the whole content is compared with a copy, which is faster than a checksum
+
+_WHOLE, _SAMPLED = 4096, 16
+"""Bytes up to which a sample is the whole content, and how many words of 8 bytes it has beyond, over the weight."""
+
+_WORTH = 100  # calls between two changes of weights for which it is worth to compile again, but for the first change
+
+
+class Mark:
+    """What a weight, an input of a graph, was when it was packed; its memory is kept as long as the weight is.
+
+    AOTAutograd passes parameters and buffers as inputs. Some backends take an operator only if its weights are
+    constants, since they pack them into the payload, which is valid as long as nobody writes a weight in any way.
+    """
+
+    def __init__(self, position: int, weight: torch.Tensor, how: Check) -> None:
+        own = weight.detach()
+        self.position, self._address, self._version = position, own.data_ptr(), version(own)
+        held: list[Any] = [own, None if how == "frozen" else _comparison(own, whole=how == "content")]
+        self._held = held  # the memory, and what compares its content; None if it may be written
+        self._lives = weakref.ref(weight, lambda _: held.clear())
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Return whether the inputs of a call have the weight as it was."""
+        given, held = args[self.position], tuple(self._held)
+        if not held or given.data_ptr() != self._address:
+            return False
+        if given.shape != held[0].shape or given.stride() != held[0].stride():
+            return False
+        unchanged = held[1]
+        return unchanged is None or (version(given) == self._version and unchanged())
+
+
+def _comparison(weight: torch.Tensor, *, whole: bool) -> Callable[[], bool]:
+    """Return what compares a weight's content with what it is now; writes by other libraries are not counted."""
+    storage = weight.untyped_storage()
+    if whole and weight.nbytes <= _SMALL and weight.is_contiguous():
+        memory = weight.reshape(-1).view(torch.uint8)
+        copy = memory.clone()
+        return lambda: torch.equal(memory, copy)
+    if whole:
+        known = checksum(storage)
+        return lambda: checksum(storage) == known
+    sample = _sample(weight)
+    content = sample.tobytes()
+    return lambda: sample.tobytes() == content
+
+
+def _sample(weight: torch.Tensor) -> np.ndarray:
+    """Return a view of some of a weight's memory, in steps that no row of a matrix is likely to have."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()
+    if weight.is_contiguous():
+        start = weight.storage_offset() * weight.element_size()
+        memory = memory[start : start + weight.nbytes]
+    if len(memory) <= _WHOLE:
+        return memory
+    count = len(memory) // 8
+    return memory[: 8 * count].view(np.int64)[:: (count // _SAMPLED) | 1]
+
+
+class Watched:
+    """A function with weights as constants, compiled again when one has changed; if that is often, with inputs."""
+
+    def __init__(
+        self,
+        marks: Sequence[Mark],
+        function: Boxed,
+        again: Callable[[Sequence[Any] | None], tuple[Sequence[Mark], Boxed]],  # None: weights as inputs
+    ) -> None:
+        self._current: tuple[Sequence[Mark], Boxed] = (tuple(marks), function)
+        self._again = again
+        self._served = 0
+        self._changed = False
+        self._lock = threading.RLock()
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Execute the function, with the weights as they are now."""
+        marks, function = self._current
+        for each in marks:
+            if not each.holds(args):
+                function = self._renew(args)
+                break
+        self._served += 1
+        return function(args)
+
+    def _renew(self, args: Sequence[Any]) -> Boxed:
+        with self._lock:
+            if not all(each.holds(args) for each in self._current[0]):  # unless another thread has done it
+                worth = _WORTH if self._changed else 2
+                self._current = self._again(args if self._served >= worth else None)
+                self._served, self._changed = 0, True
+            return self._current[1]
+
+
+MOST = 16  # for how many sets of sizes a graph is kept; the one that was not used for the longest time goes
+
+
+class Specialized:
+    """A function that is compiled for each set of sizes of its inputs when it occurs; its backend has to know them."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        compile_for: Callable[[Sequence[Any], bool], Boxed],  # the second argument: whether it is the first time
+        weights: Mapping[int, torch.Tensor],  # by the numbers of the inputs
+    ) -> None:
+        self._compile = compile_for
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._symbolic = [position for position, node in enumerate(placeholders) if _is_symbolic(node.meta.get("val"))]
+        self._known: OrderedDict[tuple[Any, ...], Boxed] = OrderedDict()
+        self._lock = threading.RLock()
+        # Compiled for the sizes with which the graph was traced at once, what cannot be compiled shows now.
+        traced = [weights.get(number, _example(node.meta.get("val"))) for number, node in enumerate(placeholders)]
+        self._add(self._key(traced), traced)
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Execute the graph, compiled for the sizes of these inputs."""
+        key = self._key(args)
+        function = self._known.get(key)
+        if function is None:
+            return self._add(key, args)(args)
+        with suppress(KeyError):  # another thread may have let it go
+            self._known.move_to_end(key)
+        return function(args)
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        given = (args[position] for position in self._symbolic)
+        return tuple((tuple(v.shape), v.stride()) if isinstance(v, torch.Tensor) else v for v in given)
+
+    def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Boxed:
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._compile(args, not self._known)
+            self._known.move_to_end(key)
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
+            return self._known[key]
+
+
+def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
+    """Return a graph with the sizes of some inputs; numbers have placeholders too, and are constants in it."""
+    # Without nested graphs, it is made without torch's tracer: while that runs, torch lets no other thread call a
+    # compiled function.
+    if any(isinstance(inner, GraphModule) for inner in module.children()):
+        with locks.conversion(), torch.no_grad(), preserve_node_meta():
+            args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+            traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*args)
+        return traced
+    with torch.no_grad():
+        return _Specializer(module).run(args)
+
+
+class _Specializer:
+    """Copies a graph, with the values that its nodes have for the sizes of some inputs."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module, self._mode, self._graph = module, FakeTensorMode(), Graph()
+        self._values: dict[Node, Any] = {}
+        self._copies: dict[Node, Any] = {}
+
+    def run(self, args: Sequence[Any]) -> GraphModule:
+        inputs = iter(args)
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                given = next(inputs)
+                self._add(node, self._fake(given))
+                if not isinstance(given, torch.Tensor):
+                    self._copies[node] = given
+            elif node.op == "get_attr":
+                self._add(node, self._fake(graphs.attribute(self._module, str(node.target))))
+            elif node.op == "output":
+                self._graph.output(map_arg(node.args[0], self._copies.__getitem__))
+            else:
+                self._call(node)
+        return GraphModule(self._module, self._graph)
+
+    def _fake(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        return self._mode.from_tensor(value.detach())
+
+    def _add(self, node: Node, value: Any) -> None:
+        self._values[node] = value
+        copied = self._copies[node] = self._graph.node_copy(node, self._copies.__getitem__)
+        copied.meta["val"] = value
+
+    def _call(self, node: Node) -> None:
+        """Copy a call, unless what it returns is a number now."""
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        with self._mode:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = pytree.tree_map(self._fake, value)  # the state of a random generator is none
+        made = any(True for _ in measures.tensors(value))
+        if made or (value is None and any(isinstance(self._copies[operand], Node) for operand in node.all_input_nodes)):
+            self._add(node, value)
+        else:
+            self._values[node] = self._copies[node] = value
+
+
+def has_symbolic_sizes(module: GraphModule) -> bool:
+    """Return whether a graph takes values whose sizes are not known."""
+    return any(_is_symbolic(node.meta.get("val")) for node in module.graph.nodes if node.op == "placeholder")
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    return isinstance(value, SYMBOLS)
+
+
+def _example(value: Any) -> Any:
+    """Return a value of the sizes with which a graph was traced; what is in it does not matter."""
+    if isinstance(value, torch.Tensor):
+        sizes, strides = ([size_hint(number) for number in numbers] for numbers in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype)
+    return size_hint(value) if isinstance(value, torch.SymInt) else value

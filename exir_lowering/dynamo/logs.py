@@ -10,16 +10,27 @@ from typing import Literal
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.plans.lowering_plan import Report
+
+
+class NotLowered(Exception):
+    """A graph, or a part of it, is left to PyTorch: `reason` says why, in a clause. No `node`: the whole graph."""
+
+    def __init__(self, reason: str, node: Node | None = None) -> None:
+        where = graphs.source_code(node).rstrip(".") if node is not None else ""
+        super().__init__(f"{reason}. {where}" if where else reason)
+        self.reason, self.node = reason, node
+
+
+class UnboundedSizes(NotLowered):
+    """A partition has symbolic sizes, and what executes it has to know them."""
 
 
 class FallbackWarning(UserWarning):
     """A graph from torch.compile is not run as requested."""
 
 
-MOST = 32
-"""How many lowerings of one graph of Dynamo's, and how many fallbacks, are reported."""
+MOST = 32  # how many lowerings of one graph of Dynamo's, and how many fallbacks, are reported
 
 Kind = Literal["inference", "forward", "backward"]
 

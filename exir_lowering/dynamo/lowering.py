@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.dynamo import outside_tracing
-from exir_lowering._upstream.schemas import is_overload
-from exir_lowering.dynamo.attempts import Attempt
-from exir_lowering.dynamo.capture import Captured, NotLowered
-from exir_lowering.dynamo.compiled import Boxed, compile_graph
-from exir_lowering.dynamo.decompositions import restore_pools
-from exir_lowering.dynamo.higher_order import has_host_calls
-from exir_lowering.dynamo.logs import Kind
+from exir_lowering._upstream.operators import is_overload
+from exir_lowering.dynamo.capture import Captured
+from exir_lowering.dynamo.compiled import Boxed, compile_graph, is_hosted
+from exir_lowering.dynamo.in_pytorch import Order, has_host_calls, list_random, order_of, restore_order
+from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
-from exir_lowering.dynamo.options import requires_coverage
-from exir_lowering.dynamo.partition_calls import is_hosted
+from exir_lowering.dynamo.options import Attempt, requires_coverage
 from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
-from exir_lowering.dynamo.random_numbers import Order, list_random, order_of, restore_order
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -33,8 +32,7 @@ from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
 
-Partitioners = Mapping[str, Sequence[Partitioner]]
-"""By method, in priority order."""
+Partitioners = Mapping[str, Sequence[Partitioner]]  # by method, in priority order
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def _prepare(
     programs = _programs(captured)
     chosen = {name: _choose(name, program, attempt) for name, program in programs.items()}
     for name, program in programs.items():
-        restore_pools(program, chosen[name])
+        _restore_pools(program, chosen[name])
     given = attempt.options.lowering
     session = Session(_options(kind, programs.values(), given))
     whole = given.edge_compile_config is not None  # which says itself what is decomposed
@@ -153,8 +151,8 @@ def _count_delegated(
     """Return how many operators the partitioners take, and of how many."""
     programs = _programs(captured)
     # What is not worth it with weights as constants is neither with weights as inputs, and should say so.
-    asked = {name: [*map(asked_of_forms, partitioners[name])] for name in programs}
-    methods = plan(programs, asked, options=options).methods
+    chosen = {name: [*map(asked_of_forms, partitioners[name])] for name in programs}
+    methods = plan(programs, chosen, options=options).methods
     return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
 
@@ -177,3 +175,35 @@ def _lower(
 
 def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
     return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
+
+
+_POOL, _WITH_INDICES = torch.ops.aten.max_pool2d.default, torch.ops.aten.max_pool2d_with_indices.default
+
+
+def _restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> None:
+    """Replace max poolings whose indices nobody reads by plain ones, if a partitioner wants these whole.
+
+    AOTAutograd always decomposes max pooling into one with indices.
+    """
+    pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and _reads_values_only(node)]
+    if not pools or not any(_wants_pools(partitioner, program) for partitioner in partitioners):
+        return
+    for pool in pools:
+        for value in [*pool.users]:
+            # It keeps its name, by which it may be returned.
+            value.target, value.args, value.kwargs = _POOL, pool.args, pool.kwargs
+            value.meta = {**pool.meta, **value.meta}
+        program.graph.erase_node(pool)
+
+
+def _reads_values_only(pool: Node) -> bool:
+    return bool(pool.users) and all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)
+
+
+def _wants_pools(partitioner: Partitioner, program: ExportedProgram) -> bool:
+    try:
+        wanted, _ = partitioner.ops_to_not_decompose(program)
+    except Exception as error:  # it stays as it is: nothing is decomposed here, so it need not know an answer
+        let_through(error)
+        return False
+    return _POOL in (wanted or ())

@@ -22,49 +22,45 @@ from exir_lowering.graphs import debug_handles
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.reads import PROVENANCE
-from exir_lowering.steps.cache.canonical_programs import describe_program
-from exir_lowering.steps.cache.keys import NoKeyError, make_key
-from exir_lowering.steps.cached_preprocess import preprocess_cached
+from exir_lowering.steps.cache.keys import NoKeyError, describe_program, make_key
+from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.session import Session
 
 
 @dataclass(eq=False)
-class Kept:
-    """Something that is kept while it is in use."""
+class Cached:
+    """A value that is cached while it is in use."""
 
     value: Any
-    with_it: tuple[Any, ...] = ()  # what must live as long, such as the object whose identity is in its key
+    alive: tuple[Any, ...] = ()  # what must live as long, such as the object whose identity is in its key
 
 
 class MemoryStore:
     """Values by key, each made once while the one before is in use."""
 
     def __init__(self) -> None:
-        self._kept: weakref.WeakValueDictionary[Hashable, Kept] = weakref.WeakValueDictionary()
+        self._entries: weakref.WeakValueDictionary[Hashable, Cached] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
-    def read(self, key: Hashable) -> Kept | None:
-        """Return what is kept for a key, None if nothing is."""
-        return self._kept.get(key)
+    def read(self, key: Hashable) -> Cached | None:
+        """Return what is cached for a key, None if nothing is."""
+        return self._entries.get(key)
 
-    def write(self, key: Hashable, kept: Kept) -> Kept:
-        """Keep a value for a key; return the one that is kept, which another thread may have made."""
+    def write(self, key: Hashable, made: Cached) -> Cached:
+        """Cache a value for a key; return the one that is cached, which another thread may have made."""
         with self._lock:
-            return self._kept.setdefault(key, kept)
+            return self._entries.setdefault(key, made)
 
     def clear(self) -> bool:
-        """Find nothing again of what is kept, which stays with who uses it; return whether there was something."""
+        """Find nothing again of what is cached, which stays with who uses it; return whether there was something."""
         with self._lock:
-            found = len(self._kept) > 0
-            self._kept.clear()
+            found = len(self._entries) > 0
+            self._entries.clear()
             return found
 
 
-RESULTS = MemoryStore()
-"""What backends returned for partitions."""
-
-HANDLES = MemoryStore()
-"""What delegates compiled payloads to."""
+RESULTS = MemoryStore()  # what backends returned for partitions
+HANDLES = MemoryStore()  # what delegates compiled payloads to
 
 
 def forget() -> None:
@@ -78,23 +74,23 @@ class Once:
 
     def __init__(self, backends: Mapping[str, Any]) -> None:
         self.backends = backends  # by id, before the installed ones
-        self.used: list[Kept] = []  # to be kept as long as what is compiled
+        self.used: list[Cached] = []  # to be kept as long as what is compiled
 
     def preprocess(self, group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
         """Lower a group as `preprocess_cached` does, those partitions that are new in one call."""
         given = self.backends.get(group.backend_id, getattr(backend, "details", type(backend)))
         tasks = [_make_task(partition, given, session) for partition in group.partitions]
-        kept = {task.key: RESULTS.read(task.key) for task in tasks}
+        cached = {task.key: RESULTS.read(task.key) for task in tasks}
         new: dict[Hashable, _Task] = {}
         for task in tasks:
-            if kept[task.key] is None:
+            if cached[task.key] is None:
                 new.setdefault(task.key, task)
         if new:
             for task, lowered in zip(new.values(), _lower([*new.values()], group, backend, session), strict=True):
-                kept[task.key] = RESULTS.write(task.key, Kept(lowered.result, (given,)))
-        found = {key: one for key, one in kept.items() if one is not None}
+                cached[task.key] = RESULTS.write(task.key, Cached(lowered.result, (given,)))
+        found = {key: one for key, one in cached.items() if one is not None}
         self.used.extend(found.values())
-        return [task.own(found[task.key].value) for task in tasks]
+        return [task.restore(found[task.key].value) for task in tasks]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +102,7 @@ class _Task:
     program: ExportedProgram  # what the backend gets: it says nothing of origins, and its debug handles are numbered
     handles: Mapping[int, int] | None  # the number by handle; None if the handles were left as they are
 
-    def own(self, result: Any) -> LoweredPartition:
+    def restore(self, result: Any) -> LoweredPartition:
         """Return the partition with a result, whose table has the partition's own handles."""
         if self.handles is not None and result.debug_handle_map is not None:
             result = debug_handles.put_back(result, self.handles)

@@ -16,18 +16,15 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.schemas import returns_view
-from exir_lowering.dynamo.aliases import on_host
-from exir_lowering.dynamo.higher_order import is_host_call
-from exir_lowering.dynamo.random_numbers import is_random
+from exir_lowering._upstream.operators import on_host, returns_view
+from exir_lowering.dynamo.in_pytorch import is_host_call, is_random
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
 from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plugins.backend import ExplainedResult
 from exir_lowering.plugins.costs import CostModel, cost_of
 
-_COST = "cost"
-"""The code of what is refused since it would not pay."""
+_COST = "cost"  # the code of what is refused since it would not pay
 
 _OPERATOR, _VIEW = 2.5e-6, 1e-6
 """Seconds of each call of an operator in PyTorch, besides its work, and of one that returns a view."""
@@ -44,11 +41,8 @@ _RANDOM = (
     "it draws random numbers; PyTorch draws them in the model's order, so that a seed gives the same results",
 )
 
-Refusal = tuple[str, str]
-"""The code and the reason for which a node goes back to the host."""
-
-Tagged = Mapping[str, Sequence[Node]]
-"""All tagged nodes, by tag."""
+Refusal = tuple[str, str]  # the code and the reason for which a node goes back to the host
+Tagged = Mapping[str, Sequence[Node]]  # all tagged nodes, by tag
 
 
 class LessPartitioner(Partitioner):  # type: ignore[misc]

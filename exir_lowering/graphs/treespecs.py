@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from exir_lowering._upstream.trees import (
+from exir_lowering._upstream.programs import (
     context_reader,
     find_registered_type,
     namedtuple_context,

@@ -41,13 +41,10 @@ def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
                 f"bundled_inputs[{name!r}]: got {type(calls).__name__}, expected a list of calls, each a tuple of "
                 "positional arguments or a dict of arguments by name."
             )
-        bound[name] = tuple(_bind(conventions[name], call) for call in calls)
+        one = conventions[name]
+        leaves = (one.bind((), call) if isinstance(call, dict) else one.bind(call, {}) for call in calls)
+        bound[name] = tuple(map(_copy, leaves))
     return bound
-
-
-def _bind(convention: Convention, call: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
-    leaves = convention.bind((), call) if isinstance(call, dict) else convention.bind(call, {})
-    return _copy(leaves)
 
 
 def _copy(leaves: Sequence[Any]) -> list[Any]:

@@ -14,11 +14,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import treespecs
-from exir_lowering.lowered_module import json_values
 from exir_lowering.runtime.inputs import show
 
 
@@ -29,8 +27,7 @@ class Fixed:
     value: bool | int | float | str | None
 
 
-Leaf = Fixed | None
-"""What export fixed a value to; None for one that is given or computed."""
+Leaf = Fixed | None  # what export fixed a value to; None for one that is given or computed
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +57,10 @@ class Convention:
         parameters, labels, start = [], [], 0
         for number, (name, spec) in enumerate(self._parameters()):
             kind = Parameter.POSITIONAL_OR_KEYWORD if number < len(self.positional) else Parameter.KEYWORD_ONLY
-            own = self.inputs[start : start + spec.num_leaves]
+            leaves = self.inputs[start : start + spec.num_leaves]
             start += spec.num_leaves
-            fixed = [leaf.value for leaf in own if leaf is not None]
-            default = _nest(self.method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
+            fixed = [leaf.value for leaf in leaves if leaf is not None]
+            default = _nest(self.method, "arguments", fixed, spec) if len(fixed) == len(leaves) else Parameter.empty
             parameters.append(Parameter(name, kind, default=default))
             labels += [f"argument {name!r}{path}" for path in _paths(spec)]
         # A parameter that is fixed may come before one that is not.
@@ -175,95 +172,6 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
         tuple(map(_leaf, outputs)),
         tuple(positions[str(spec.target)] for spec in mutations),
     )
-
-
-def to_json(convention: Convention) -> dict[str, Any]:
-    """Return a convention as JSON; InputError if torch.utils._pytree cannot serialize a type in a structure."""
-    return {
-        "name": convention.method,
-        "positional": list(convention.positional),
-        "keywords": list(convention.keywords),
-        "in_spec": _dump(convention.method, "arguments", convention.in_spec),
-        "out_spec": _dump(convention.method, "outputs", convention.out_spec),
-        "inputs": [_leaf_json(leaf) for leaf in convention.inputs],
-        "outputs": [_leaf_json(leaf) for leaf in convention.outputs],
-        "written": list(convention.written),
-    }
-
-
-def from_json(json: Mapping[str, Any]) -> Convention:
-    """Return what `to_json` converted; InputError for an unknown type, for other JSON as `values.decode`."""
-    method = json["name"]
-    if not isinstance(method, str):
-        raise TypeError(f"{method!r} is not the name of a method")
-    specs = [_load(method, json[part]) for part in ("in_spec", "out_spec")]
-    parts = specs[0].children()
-    if specs[0].type is not tuple or [part.type for part in parts] != [tuple, dict]:
-        raise ValueError("the arguments of a method are a tuple and a dict")
-    if list(parts[1].context) != json["keywords"]:
-        raise ValueError("its arguments by name are not its keyword parameters")
-    inputs, outputs = (tuple(map(_read_leaf, json[part])) for part in ("inputs", "outputs"))
-    positional, keywords = (_names(json[part]) for part in ("positional", "keywords"))
-    written = json.get("written", [])
-    if not isinstance(written, list) or len(set(written)) != len(written):
-        raise ValueError(f"it writes into inputs {written!r}")
-    return Convention(method, positional, keywords, specs[0], specs[1], inputs, outputs, tuple(written))
-
-
-def _load(method: str, text: Any) -> Any:
-    try:
-        return treespecs.loads(text)
-    except treespecs.UnknownTypeError as error:
-        raise InputError(
-            f"Method {method!r} takes or returns a type that is not known here: {error} Import the module that "
-            "registers it with torch.utils._pytree, then load the file."
-        ) from None
-    except InputError as error:
-        raise ValueError(f"the structure of method {method!r} cannot be read: {error}") from None
-
-
-def _names(given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{given!r} is not a list of parameter names")
-    return tuple(given)
-
-
-def _read_leaf(json: Any) -> Leaf:
-    if json is None:
-        return None
-    (content,) = json
-    value = json_values.decode(content, json_values.Tensors(()))
-    if value is not None and type(value) not in (bool, int, float, str):
-        raise TypeError(f"a fixed value is a {type(value).__name__}")
-    return Fixed(value)
-
-
-def _dump(method: str, what: str, spec: Any) -> str:
-    reason = "it changes when it is written and read back"
-    try:
-        text: str = pytree.treespec_dumps(spec)
-        if treespecs.loads(text) == spec:
-            return text
-    except Exception as error:
-        let_through(error)
-        reason = f"{type(error).__name__}: {error}"
-    types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
-    raise InputError(
-        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be "
-        f"serialized: {reason}. Register the type with serialized_type_name, to_dumpable_context and "
-        "from_dumpable_context, or use lists, tuples and dicts with str keys."
-    )
-
-
-def _types(spec: Any) -> list[type]:
-    own = [spec.type] if isinstance(spec.type, type) else []
-    if isinstance(spec.context, type):  # of a named tuple
-        own.append(spec.context)
-    return own + [kind for child in spec.children() for kind in _types(child)]
-
-
-def _leaf_json(leaf: Leaf) -> Any:
-    return None if leaf is None else [json_values.encode("a fixed value", leaf.value, [])]
 
 
 def _leaf(argument: Any) -> Leaf:

@@ -19,16 +19,14 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.delegates import with_original
-from exir_lowering._upstream.programs import DelegatedProgram
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import DelegatedProgram, pytree
 from exir_lowering.errors import BackendUnavailableWarning, InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.runners import Engine, open_available
-from exir_lowering.lowered_module.source import Source
+from exir_lowering.lowered_module.runners import Engine, Source, open_available
 from exir_lowering.model import State
 from exir_lowering.plugins import availability
 from exir_lowering.pte.assembling import RESERVED
@@ -96,7 +94,7 @@ class OriginalRunner:
 
     def __init__(self, programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
         self._programs, self._states = programs, states
-        self._own: Mapping[str, ExportedProgram] | None = None
+        self._separate: Mapping[str, ExportedProgram] | None = None
         self._modules: dict[str, Any] = {}
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
@@ -104,9 +102,9 @@ class OriginalRunner:
         name = convention.method
         if name not in self._modules:
             with locks.conversion(), converting([self._programs[name]], gradients=False):
-                if self._own is None:
-                    self._own = with_own_state(self._programs, self._states)
-                self._modules[name] = self._own[name].module()
+                if self._separate is None:
+                    self._separate = with_own_state(self._programs, self._states)
+                self._modules[name] = self._separate[name].module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         for index in convention.written:
             if isinstance(given[index], torch.Tensor):

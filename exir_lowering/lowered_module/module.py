@@ -18,8 +18,7 @@ from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Runner
-from exir_lowering.lowered_module.source import Source, data_paths, debug_beside
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Runner, Source, data_paths, debug_beside
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE

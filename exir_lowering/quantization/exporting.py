@@ -19,8 +19,7 @@ from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.verification.sizes import bounds_of, shape_of
 
-Place = tuple[str, int]
-"""Which operand of which node something is."""
+Place = tuple[str, int]  # which operand of which node something is
 
 
 def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:

@@ -40,12 +40,12 @@ def find_layers(prepared: GraphModule) -> Layers:
     """Return the layers of a graph with observers."""
     found, names, reading, writing = [], {}, set(), set()
     for node in prepared.graph.nodes:
-        asked: Any = node.meta.get("quantization_annotation")
-        if node.op != "call_function" or asked is None:
+        annotation: Any = node.meta.get("quantization_annotation")
+        if node.op != "call_function" or annotation is None:
             continue
-        if asked.output_qspec is not None:
+        if annotation.output_qspec is not None:
             writing.add(node.name)
-        if not asked.input_qspec_map:
+        if not annotation.input_qspec_map:
             continue
         reading.add(node.name)
         weights = {}
@@ -54,8 +54,8 @@ def find_layers(prepared: GraphModule) -> Layers:
             if isinstance(source, Node) and source.op == "get_attr":
                 names[node.name, index] = str(source.target)
                 weights[index] = graphs.attribute(prepared, str(source.target))
-        if any(hasattr(spec, "dtype") for spec in asked.input_qspec_map.values()):
-            output = _following(node) if asked.output_qspec is None else node
+        if any(hasattr(spec, "dtype") for spec in annotation.input_qspec_map.values()):
+            output = _following(node) if annotation.output_qspec is None else node
             path, operator = graphs.module_stack(node), graphs.operator_name(node)
             found.append(Layer(node.name, output.name, path, operator, weights))
     return Layers(tuple(found), names, frozenset(reading), frozenset(writing))
@@ -64,9 +64,9 @@ def find_layers(prepared: GraphModule) -> Layers:
 def _following(node: Node) -> Node:
     """Return the activation that is computed with an operator, or the operator."""
     user = next(iter(node.users))
-    asked: Any = user.meta.get("quantization_annotation")
-    alone = len(node.users) == 1 and asked is not None and asked.output_qspec is not None
-    return user if alone and not asked.input_qspec_map else node
+    annotation: Any = user.meta.get("quantization_annotation")
+    alone = len(node.users) == 1 and annotation is not None and annotation.output_qspec is not None
+    return user if alone and not annotation.input_qspec_map else node
 
 
 class Run(eager.Run):

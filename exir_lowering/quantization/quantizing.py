@@ -30,14 +30,9 @@ from exir_lowering.verification.eager import copied
 from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.subjects import bind_call
 
-Call = list[Any]
-"""The values of a call, flat."""
-
-Watch = Callable[[int, Node, Any], None]
-"""Is given each operator of a call, by the call's number, with its value."""
-
-LAYER_CALLS = 4
-"""How many calls the layers are measured in: each is run once more for each layer."""
+Call = list[Any]  # the values of a call, flat
+Watch = Callable[[int, Node, Any], None]  # is given each operator of a call, by the call's number, with its value
+LAYER_CALLS = 4  # how many calls the layers are measured in: each is run once more for each layer
 
 _TOLERANCE = Tolerance(None, True, torch.float32)
 

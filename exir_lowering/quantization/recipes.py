@@ -15,8 +15,7 @@ from exir_lowering import graphs
 from exir_lowering.errors import InputError
 from exir_lowering.errors.wording import did_you_mean
 
-RECIPES = ("xnnpack-int8",)
-"""What there is: ExecuTorch's `XNNPACKQuantizer`, symmetric weights."""
+RECIPES = ("xnnpack-int8",)  # what there is: ExecuTorch's `XNNPACKQuantizer`, symmetric weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,7 @@ def _is_whole(node: Node) -> bool:
     return node.op == "call_function" and isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
-_MASKING = 1e30
-"""From this magnitude on a constant is there to mask: nothing else is left in a range that holds it."""
+_MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing else is left in a range that holds it
 
 
 def _can_be(node: Node) -> bool:

@@ -15,8 +15,7 @@ from exir_lowering.plans.formatting import many, size
 from exir_lowering.pte.printing import Shown, make_table, render
 from exir_lowering.verification.results import as_json
 
-VERSION = 1
-"""Incremented when a field of the JSON changes its meaning or is removed."""
+VERSION = 1  # incremented when a field of the JSON changes its meaning or is removed
 
 
 @dataclass(frozen=True, slots=True)

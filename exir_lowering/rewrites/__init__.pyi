@@ -1,11 +1,7 @@
-from .common_subexpressions import CommonSubexpressions as CommonSubexpressions
+from .attention import GroupedAttention as GroupedAttention, SafeSoftmax as SafeSoftmax
 from .constants import Constants as Constants
-from .grouped_attention import GroupedAttention as GroupedAttention
-from .identity import Identity as Identity
-from .layer_norm import LayerNorm as LayerNorm
-from .pooling import Pooling as Pooling
-from .reductions import Reductions as Reductions
+from .reductions import LayerNorm as LayerNorm, Pooling as Pooling, Reductions as Reductions
+from .redundant import CommonSubexpressions as CommonSubexpressions, Identity as Identity
 from .safe import SAFE as SAFE
-from .safe_softmax import SafeSoftmax as SafeSoftmax
 from .scalar_operands import ScalarOperands as ScalarOperands
 from .wide_depthwise import WideDepthwise as WideDepthwise

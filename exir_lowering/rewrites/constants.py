@@ -11,14 +11,9 @@ from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.node_facts import MOVEMENTS, call_key, calls, is_quantisation, static_shape, tensor_of
 
-_GROWTH = 1 << 18
-"""Bytes by which every method may grow."""
-
-_SHARE = 50
-"""The part of its weights by which a method may grow besides: one of so many."""
-
-_CONE = 256
-"""How many nodes are looked at, to find the constants that one replaces."""
+_GROWTH = 1 << 18  # bytes by which every method may grow
+_SHARE = 50  # the part of its weights by which a method may grow besides: one of so many
+_CONE = 256  # how many nodes are looked at, to find the constants that one replaces
 
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bool),

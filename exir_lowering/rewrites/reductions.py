@@ -1,19 +1,29 @@
-"""Means over the last dimensions, in the form of a global average pooling, which is the one that backends take."""
+"""Means in forms that backends take: over last dimensions, those of a layer normalisation, and those of pooling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.node_facts import is_contiguous, is_float32, tensor_of
+from exir_lowering.rewrites.node_facts import (
+    calls,
+    is_contiguous,
+    is_float32,
+    pair,
+    same_layout,
+    static_shape,
+    tensor_of,
+)
 
 _MEAN, _VIEW = "aten.mean.dim", "aten.view_copy.default"
-_POOLED = 4
-"""The rank of a tensor whose last two dimensions are pooled."""
+_POOLED = 4  # the rank of a tensor whose last two dimensions are pooled
 
 
 class Reductions(Rewrite):
@@ -72,3 +82,150 @@ def _sizes(shape: Sequence[int]) -> list[int] | None:
     """Return sizes, -1 for one that is known only at runtime; None if a view cannot be made of them."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     return None if sizes.count(-1) > 1 or 0 in sizes else sizes
+
+
+_NORM = "aten.native_layer_norm.default"
+_SUB, _MUL, _ADD = "aten.sub.Tensor", "aten.mul.Tensor", "aten.add.Tensor"
+
+
+class LayerNorm(Rewrite):
+    """Replaces a layer normalisation by `d * rsqrt(mean(d * d) + eps) * weight + bias`, where `d` is `x - mean(x)`.
+
+    That is its definition. The variance is computed in two passes, which is as exact as the operator's kernels, one of
+    which subtracts the square of the mean from the mean of the squares: the error is that of rounding `x`. So a row
+    that is constant but for rounding becomes noise, if the noise is large compared to the root of `eps`. A row with a
+    NaN or an infinity becomes NaN, as in the operator. Where the squares of a row overflow, from 1e18 on, there is no
+    result to be equal to: kernels give 0 or NaN, before weight and bias, and the same kernel both, as the elements lie;
+    the arithmetic gives 0, and NaN where a sum overflows.
+
+    Of float32 only, contiguous, over last dimensions of known sizes; the mean and the deviation, which the operator
+    returns too, must not be used. For the other sizes see `Reductions`.
+    """
+
+    name = "layer-norm"
+    operators = ("getitem",)
+    exactness = "tolerance"
+    when = "taken"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the arithmetic for the first result of a layer normalisation."""
+        norm = node.args[0]
+        if not calls(norm, _NORM) or node.args[1] != 0 or any(user.args[1] != 0 for user in norm.users):
+            return None
+        operand, dims = norm.args[:2]
+        if not isinstance(operand, Node) or not isinstance(dims, (list, tuple)) or not dims:
+            return None
+        if not is_float32(operand, node):
+            return None
+        mean = mean_of_rows(operand, len(dims), True, scope)
+        if mean is None:
+            return None
+        deviation = scope.call(_SUB, operand, mean, like=operand)
+        square = scope.call(_MUL, deviation, deviation, like=operand)
+        variance = mean_of_rows(square, len(dims), True, scope)
+        if variance is None:
+            return None
+        eps = scope.constant(torch.tensor(graphs.argument(norm, "eps"), dtype=torch.float32))
+        scale = scope.call("aten.rsqrt.default", scope.call(_ADD, variance, eps, like=mean), like=mean)
+        normal = scope.call(_MUL, deviation, scale, like=operand)
+        for operator, argument in ((_MUL, "weight"), (_ADD, "bias")):
+            parameter = graphs.argument(norm, argument)
+            if parameter is not None:
+                normal = scope.call(operator, normal, parameter, like=operand)
+        return normal
+
+
+_POOL = "aten.avg_pool2d.default"
+
+
+class Pooling(Rewrite):
+    """Removes `ceil_mode=True` from average pooling.
+
+    `ceil_mode` adds windows at the end that reach beyond the padded input.
+
+    * If there are none, that is if the result has the same size without it, the same windows are averaged: the same
+      bits, for every input and dtype. With a stride of 1 this holds for every size, also if it is not known.
+    * If there is one window only, and it covers the whole input, the result is the mean over the last two dimensions,
+      within rounding: kernels sum in another order, and infinities and NaN come out as in any sum. What a sum is
+      divided by has to be the number of elements: it is with `count_include_pad=False`, without padding (what of a
+      window lies beyond the padded input is not counted), and with that `divisor_override`. Only for float32 and
+      float64: kernels differ in how they sum half precision, and means of integers are not defined.
+
+    A window larger than the input is not just a question of form: kernels walk through all of it.
+    """
+
+    name = "pooling"
+    operators = (_POOL,)
+    exactness = "tolerance"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return a pooling without `ceil_mode`, or a mean, for one with it."""
+        if not graphs.argument(node, "ceil_mode") or not isinstance(node.args[0], Node):
+            return None
+        axes = _axes(node)
+        if axes is None:
+            return None
+        if all(axis.same_windows() for axis in axes):
+            windows = zip(*((axis.kernel, axis.stride, axis.padding) for axis in axes), strict=True)
+            counted = graphs.argument(node, "count_include_pad") is not False
+            divisor = graphs.argument(node, "divisor_override")
+            rest = () if divisor is None else (divisor,)  # partitioners do not know None there
+            return scope.call(_POOL, node.args[0], *map(list, windows), False, counted, *rest, like=node)
+        return _mean(node, axes, scope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Windows along one dimension; a size that is known only at runtime is None."""
+
+    size: int | None
+    results: int | None
+    kernel: int
+    stride: int
+    padding: int
+
+    def same_windows(self) -> bool:
+        """Return whether the result is as long without `ceil_mode`."""
+        if self.stride == 1:
+            return True
+        if self.size is None:
+            return False
+        rest = self.size + 2 * self.padding - self.kernel
+        return rest >= 0 and rest // self.stride + 1 == self.results
+
+    def one_window(self) -> bool:
+        """Return whether there is one window, and it covers the whole input."""
+        return self.results == 1 and self.size is not None and 0 < self.size <= self.kernel - self.padding
+
+
+def _axes(node: Node) -> list[_Axis] | None:
+    """Return the windows along the last two dimensions."""
+    value, result = tensor_of(node.args[0]), tensor_of(node)
+    if value is None or result is None:
+        return None
+    kernel = pair(graphs.argument(node, "kernel_size"))
+    stride = pair(graphs.argument(node, "stride") or kernel)
+    padding = pair(graphs.argument(node, "padding") or 0)
+    if kernel is None or stride is None or padding is None:
+        return None
+    found = zip(value.shape[-2:], result.shape[-2:], kernel, stride, padding, strict=True)
+    return [_Axis(_known(size), _known(results), *window) for size, results, *window in found]
+
+
+def _known(size: Any) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _mean(node: Node, axes: list[_Axis], scope: Scope) -> Node | None:
+    """Return the mean over everything that the one window covers."""
+    value = tensor_of(node)
+    if value is None or value.dtype not in (torch.float32, torch.float64):
+        return None
+    if not all(axis.one_window() for axis in axes):
+        return None
+    elements = (axes[0].size or 0) * (axes[1].size or 0)
+    padded = any(axis.padding for axis in axes) and graphs.argument(node, "count_include_pad") is not False
+    if (graphs.argument(node, "divisor_override") or (0 if padded else elements)) != elements:
+        return None
+    mean = scope.call(_MEAN, node.args[0], [-1, -2], True)
+    return mean if static_shape(node) is not None and same_layout(mean, node) else None

@@ -12,8 +12,7 @@ from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.node_facts import is_contiguous, is_float32
 
-_EXACT = 1 << 53
-"""Up to this size, an integer is the same as a double."""
+_EXACT = 1 << 53  # up to this size, an integer is the same as a double
 
 
 class ScalarOperands(Rewrite):

@@ -1,4 +1,7 @@
-"""What callers may pass, brought into one form: a program and a list of partitioners for each method."""
+"""What callers may pass, brought into one form: a program and a list of partitioners for each method.
+
+Methods of one family have names such as `forward@npu`; the manifest says which methods of a file are in one.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from exir_lowering.errors.wording import did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
-from exir_lowering.pte.manifest import BUCKET, Bucket, split
-from exir_lowering.steps import families
+from exir_lowering.pte import manifest
+from exir_lowering.pte.manifest import BUCKET, Bucket, Line, split
 
 EDGE_DIALECT = "EDGE"
 
@@ -46,8 +49,7 @@ def check_program(who: str, value: Any) -> ExportedProgram:
     raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")
 
 
-Passes = list[Any] | FxPassManager
-"""What runs over one method: passes in order, or a pass manager."""
+Passes = list[Any] | FxPassManager  # what runs over one method: passes in order, or a pass manager
 
 _PassesLike = Sequence[Callable[[GraphModule], Any]] | FxPassManager
 TransformPasses = _PassesLike | Mapping[str, _PassesLike] | None
@@ -79,13 +81,13 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
     given = {} if transform_passes is None else transform_passes
     passes = _by_method("transform_passes", given, methods, _passes)
     requested = []
-    for tag, wanted in families.read_variants(partitioners, variants).items():
+    for tag, wanted in _read_variants(partitioners, variants).items():
         chosen = list_partitioners(wanted, methods, f"variants[{tag!r}]" if tag else "partitioners")
         requested += [
             RequestedMethod(f"{name}@{tag}" if tag else name, program, tuple(chosen[name]), passes.get(name) or None)
             for name, program in methods.items()
         ]
-    families.check_families({method.name for method in requested}, constant_methods)
+    _check_families({method.name for method in requested}, constant_methods)
     buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
     return Request(tuple(requested), constant_methods, buckets)
 
@@ -219,3 +221,50 @@ def find_operator(who: str, name: str) -> Any:
             return found
     hint = did_you_mean(name, graphs.known_operators())
     raise InputError(f"{who} {name!r}: torch has no such operator.{hint} Expected a name such as aten.add.Tensor.")
+
+
+def _read_variants(partitioners: Any, variants: Any) -> dict[str, Any]:
+    """Return what each variant is lowered for, by its name in order of preference; "" if there are no variants."""
+    if variants is None:
+        return {"": partitioners}
+    if partitioners is not None:
+        raise InputError("lower: got partitioners and variants; each variant names its own partitioners.")
+    if not isinstance(variants, Mapping) or not variants:
+        raise InputError(
+            f"variants: got {variants!r}, expected a mapping from names to partitioners, such as "
+            '{"npu": [npu, "xnnpack"], "cpu": "xnnpack"}.'
+        )
+    for name in variants:
+        if not isinstance(name, str) or not name.isprintable() or not name or not set(name).isdisjoint(" @=/"):
+            raise InputError(
+                f'variants: got the name {name!r}, expected one such as "npu", which is put behind those of methods: '
+                'forward@npu. It has no spaces, "@", "=" or "/".'
+            )
+    return dict(variants)
+
+
+def _check_families(methods: Collection[str], constant_methods: Collection[str]) -> None:
+    """Check the names of methods that belong to families; raise an InputError for one that nothing could choose."""
+    for name in methods:
+        family, tags = split(name)
+        if tags and not (family and all(tags)):
+            raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
+        for other in (family, manifest.METHOD) if tags else ():
+            if other in methods or other in constant_methods:
+                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
+
+
+def describe_families(programs: Mapping[str, ExportedProgram], buckets: Mapping[str, Any]) -> dict[str, str]:
+    """Return the constant method that is the manifest of lowered programs, by its name; {} if none is in a family."""
+    lines = []
+    for name, program in programs.items():
+        if not split(name)[0]:
+            continue
+        found = (getattr(owner, target).backend_id for _, owner, target in graphs.delegates(program.graph_module))
+        lines.append(Line(name, tuple(dict.fromkeys(found)), buckets[name] or Bucket()))
+        for backend in lines[-1].backends:
+            if not backend.isprintable() or " " in backend:
+                raise InputError(
+                    f"Method {name!r} is for the backend {backend!r}: ids in a manifest have no spaces. Rename it."
+                )
+    return {manifest.METHOD: manifest.encode(lines)} if lines else {}

@@ -35,7 +35,7 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
-from exir_lowering.steps.cached_edge import convert_cached
+from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.session import Session
@@ -209,13 +209,14 @@ def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> No
 
 
 def _run_passes(
-    name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
+    name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, requested: EdgeCompileConfig
 ) -> ExportedProgram:
     """Run passes, which may change the program, and check that the result is valid and no tensor was written to.
 
-    `config`, None for what was given in Edge dialect, has what partitioners keep whole; `asked` is the caller's.
+    `config`, None for what was given in Edge dialect, has what partitioners keep whole; `requested` is the caller's.
     """
-    tensors = _tensors(program)
+    named = {**program.state_dict, **program.constants}.items()
+    tensors = {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
     try:
         result = transform(program, passes)
@@ -232,17 +233,11 @@ def _run_passes(
             "constants instead."
         )
     invalid = None
-    if config is not None and checks_validity(asked):
-        invalid = edge_errors.explain_invalid(name, result, config, asked)
+    if config is not None and checks_validity(requested):
+        invalid = edge_errors.explain_invalid(name, result, config, requested)
     if invalid is not None:
         raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
     return result
-
-
-def _tensors(program: ExportedProgram) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return the tensors of a program by name, each with how often it has been written to."""
-    named = {**program.state_dict, **program.constants}.items()
-    return {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
 
 
 def _names(passes: Passes) -> list[str]:

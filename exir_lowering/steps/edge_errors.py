@@ -27,16 +27,12 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.errors.wording import few
 from exir_lowering.graphs.copies import private_copy
 
-Found = tuple[tuple[str, ...], Node]
-"""A node, and the path of the graph that holds it."""
+Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it
 
 _ROLES = {"__ret": "result", "__ret_0": "result"}
 
-_LISTED = 20
-"""How many operators a message lists before it only counts the rest."""
-
-_NAMES = 3
-"""How many nodes of one operator a message names."""
+_LISTED = 20  # how many operators a message lists before it only counts the rest
+_NAMES = 3  # how many nodes of one operator a message names
 
 
 def explain_conversion(
@@ -62,7 +58,7 @@ def explain_conversion(
 
 
 def explain_invalid(
-    name: str, program: ExportedProgram, config: EdgeCompileConfig, asked: EdgeCompileConfig
+    name: str, program: ExportedProgram, config: EdgeCompileConfig, requested: EdgeCompileConfig
 ) -> InputError | None:
     """Return what makes a program invalid Edge dialect, None if nothing; `config` has what partitioners keep whole."""
     foreign = _refused_operators(program, with_allowed(config, ()))
@@ -75,7 +71,7 @@ def explain_invalid(
         lines += ["Operators that are not in the Core ATen operator set:", *_list_places(foreign)]
     if rest is not None:
         lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs rejects it: {rest}"]
-    helps = with_allowed(asked, targets, checked=rest is None)
+    helps = with_allowed(requested, targets, checked=rest is None)
     lines.append(
         f"What to do: {'allow the operators' if rest is None else 'disable the check'} with "
         f"LoweringOptions(edge_compile_config={_find_written(helps)}), or rewrite these lines of the model with other "

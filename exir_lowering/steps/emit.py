@@ -18,34 +18,37 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import comparing_contents
-from exir_lowering._upstream.delegates import forgetting_delegates
+from exir_lowering._upstream.delegates import add_named_data, forgetting_delegates, named_data
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError, InvariantError
+from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
-from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition
+from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition
 from exir_lowering.options import LoweringOptions, MemoryPlanner, read_size
 from exir_lowering.plans.lowering_plan import LoweringPlan, Report, require_memory
 from exir_lowering.plans.planned import LaterMemory, MethodPlan, PlannedMemory
+from exir_lowering.plugins import registry
 from exir_lowering.pte import manifest, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.pte.provenance import KEY, Provenance
-from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
+from exir_lowering.steps import edge_errors, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
+from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import complete
 from exir_lowering.steps.recipes import Replacing
+from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
 
-_SHOWN = 8
-"""How many of the largest entries `print(artifact)` shows."""
+_SHOWN = 8  # how many of the largest entries `print(artifact)` shows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,7 +231,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         check_inputs(name, program)
     copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
     if options.keep_originals:
-        originals.attach(copies)
+        _attach_originals(copies)
     _import_kernels(copies)
     replacing = Replacing(lowered, {} if only_plan else copies)
     if options.external_weights is not None:
@@ -254,7 +257,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
     require_memory(memory, lowered.require_memory)
     if options.keep_originals:
-        originals.check_numbers(programs, manager)
+        _check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
     known = replacing.complete(copies, manager, emitted.values)
     sealing.share(manager, config, replacing.origins)
@@ -380,3 +383,43 @@ def _write_record(record: Any, file: BinaryIO) -> None:
             f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
             f"{reason}. Emit without etrecord=True; the debug information next to the .pte file does not need it."
         ) from error
+
+
+def _attach_originals(programs: Mapping[str, ExportedProgram]) -> None:
+    """Add its original graph to each delegate of private copies, for the backend `reference`, but not to such ones."""
+    sites = {
+        (method, number): (path, module, name)
+        for method, program in programs.items()
+        for number, (path, module, name) in enumerate(graphs.delegates(program.graph_module))
+        if getattr(module, name).backend_id != ORIGINALS
+    }
+    partitions = []
+    for (method, number), (path, module, name) in sites.items():
+        original = graphs.copy_program(getattr(module, name).original_module)
+        site = CallSite(method, path, name, (), ())
+        partitions.append(Partition(original_key(method, number), method, "", ORIGINALS, (), original, site))
+    if not partitions:
+        return
+    try:
+        session = Session(LoweringOptions(check_weights=False))
+        kept = preprocess(BackendGroup(ORIGINALS, tuple(partitions)), registry.find_backend(ORIGINALS), session)
+    except LoweringError as error:
+        raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
+    for (_, module, name), lowered in zip(sites.values(), kept, strict=True):
+        graph = named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
+        weights = lowered.result.data_store_output
+        setattr(module, name, add_named_data(getattr(module, name), weights, graph))
+
+
+def _check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:
+    """Check that a file numbers its delegates as the originals are numbered: passes may have changed the calls."""
+    plans = {plan.name: plan for plan in manager.executorch_program.execution_plan}
+    for method, program in programs.items():
+        expected = [getattr(module, name).backend_id for _, module, name in graphs.delegates(program.graph_module)]
+        emitted = [delegate.id for delegate in plans[method].delegates]
+        if emitted != expected:
+            raise InputError(
+                f"keep_originals: method {method!r} was emitted with the delegates {emitted}, expected {expected}: a "
+                "pass of the config changed the calls, so the kept graphs would belong to other delegates. Remove "
+                "keep_originals or the pass."
+            )

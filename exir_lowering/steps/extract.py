@@ -25,9 +25,13 @@ from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import NestedGraph, debug_handles, quotient
 from exir_lowering.graphs.quotient import Piece, Unit
 from exir_lowering.model import CallSite, ExtractedMethod, Partition, Rejection, TaggedMethod
-from exir_lowering.steps import ownership
-from exir_lowering.steps.ownership import Ownership
-from exir_lowering.steps.partition_builder import PartitionBuilder, copy_node
+from exir_lowering.steps.partition_builder import (
+    Ownership,
+    PartitionBuilder,
+    copy_node,
+    nested_ownership,
+    top_ownership,
+)
 
 _PENDING = "pending_partition"
 """The key of LoweredBackendModule.meta under which a delegate that is not yet lowered names its partition."""
@@ -141,9 +145,9 @@ class _GraphSweep:
         units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
         if self.path:
-            self.owned = ownership.nested_graph(piece_of, self.lifted)
+            self.owned = nested_ownership(piece_of, self.lifted)
         else:
-            self.owned = ownership.top_graph(self.method.program, piece_of, self.lifted, self.method.shared)
+            self.owned = top_ownership(self.method.program, piece_of, self.lifted, self.method.shared)
         pieces = Counter(unit.piece[0] for unit in units if unit.piece is not None)
         for node in nodes:
             if node.op == "placeholder":

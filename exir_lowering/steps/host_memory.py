@@ -23,16 +23,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.edge_operators import CLONE, CLONE_IN_ORDER, VIEWS
+from exir_lowering._upstream.edge import CLONE, CLONE_IN_ORDER, VIEWS
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import wrapped_operator
-from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
-_CHANNELS_LAST = [0, 2, 3, 1]
-"""The one order beside the contiguous one that ExecuTorch's operators can make."""
+_CHANNELS_LAST = [0, 2, 3, 1]  # the one order beside the contiguous one that ExecuTorch's operators can make
 
 _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -110,10 +108,10 @@ class _Contiguous:
 
     def _compute(self, node: Node) -> None:
         changed = any(operand in self._given for operand in node.all_input_nodes)
-        asked: Any = node.kwargs.get("dim_order")
-        if asked is not None and asked != _order(node.meta["val"]):
+        requested: Any = node.kwargs.get("dim_order")
+        if requested is not None and requested != _order(node.meta["val"]):
             # Channels last with one channel: ExecuTorch plans another order, which its kernel refuses.
-            node.update_kwarg("dim_order", sorted(asked))
+            node.update_kwarg("dim_order", sorted(requested))
             changed = True
         if not _is_elementwise(node):
             for operand in filter(_has_other_order, list(node.all_input_nodes)):

@@ -26,8 +26,7 @@ from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBac
 from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
 
-_LISTED = 6
-"""How many nodes a message names before it only counts the rest."""
+_LISTED = 6  # how many nodes a message names before it only counts the rest
 
 
 def preprocess(
@@ -190,21 +189,21 @@ def _weights(group: BackendGroup) -> dict[str, Any]:
     return weights
 
 
-def _check_results(backend_id: str, backend: Backend, asked: Mapping[str, list[Partition]], results: Any) -> None:
+def _check_results(backend_id: str, backend: Backend, requested: Mapping[str, list[Partition]], results: Any) -> None:
     who = f"Backend {backend_id!r}: preprocess_all"
     if not isinstance(results, Mapping):
         raise BackendContractError(
             f"{who} returned {type(results).__name__}, expected a dict with a list of PreprocessResult per method."
         )
-    missing, strange = sorted(set(asked) - set(results)), sorted(map(str, set(results) - set(asked)))
+    missing, strange = sorted(set(requested) - set(results)), sorted(map(str, set(results) - set(requested)))
     if missing or strange:
         raise BackendContractError(
-            f"{who} returned results for methods {sorted(map(str, results))}, expected {sorted(asked)}"
+            f"{who} returned results for methods {sorted(map(str, results))}, expected {sorted(requested)}"
             + (f"; missing: {missing}" if missing else "")
             + (f"; not requested: {strange}" if strange else "")
             + "."
         )
-    for method, partitions in asked.items():
+    for method, partitions in requested.items():
         given = results[method]
         if not isinstance(given, (list, tuple)) or len(given) != len(partitions):
             count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__

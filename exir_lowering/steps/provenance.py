@@ -18,14 +18,13 @@ import torch
 import xxhash
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
-from exir_lowering._upstream.programs import bounds_of
+from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
@@ -39,12 +38,10 @@ _VERSIONS = ("exir-lowering", "executorch", "torch")
 _OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner", "refit")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
-_FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
-"""In which other orders of dimensions backends keep a weight of four."""
+_FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))  # in which other orders of dimensions backends keep a weight of four
 
 _OPERATORS = (type(torch.ops.aten.add.Tensor), type(torch.ops.aten.add))
-_HEAD = 64
-"""The number of bytes at the start by which weights are looked up."""
+_HEAD = 64  # the number of bytes at the start by which weights are looked up
 
 _UNBOUNDED = 1 << 31
 
@@ -151,11 +148,8 @@ def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...
     return tuple(found)
 
 
-def _user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            yield spec.arg.name, nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
+def _user_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
+    return [(node.name, node.meta.get("val")) for node in graphs.user_inputs(program)]
 
 
 def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[NamedValue]:
@@ -226,7 +220,8 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
             forms = _forms(delegate.original_module) if contents else {}
             for key, content in contents.items():
                 alike = forms.get((len(content), content[:_HEAD]), ())
-                name = next((name for name, form in alike if _has(form, content)), None)
+                wanted = np.frombuffer(content, np.uint8)
+                name = next((name for name, form in alike if np.array_equal(_bytes(form.reshape(-1)), wanted)), None)
                 if name is not None:
                     found[key] = name
     return found
@@ -250,10 +245,6 @@ def _head(value: torch.Tensor) -> bytes:
     count = -(-_HEAD // value.element_size())
     rows = value if not value.dim() else value[: -(-count // max(1, value[0].numel()))]
     return _bytes(rows.reshape(-1)[:count]).tobytes()[:_HEAD]
-
-
-def _has(value: torch.Tensor, content: bytes) -> bool:
-    return np.array_equal(_bytes(value.reshape(-1)), np.frombuffer(content, np.uint8))
 
 
 def _bytes(flat: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -20,9 +20,9 @@ from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import Apart
 from exir_lowering._upstream.delegates import named_data_in_memory, with_result
 from exir_lowering._upstream.emission import GivenValue, cord_pieces, data_file_contents, pte_contents
+from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.recording import Recording, View
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering._upstream.trees import pytree
 from exir_lowering.graphs.serialized.plain import NotSerialisableError, PlainWriter
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions

@@ -23,14 +23,9 @@ from exir_lowering.graphs.measures import value_bytes
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition, RefusedPartition
 
 _Place = tuple[str, str, str]
-_Places = tuple[_Place, ...]
-"""A method, a backend, and an operator of the method."""
-
-_Lower = Callable[[BackendGroup], list[LoweredPartition]]
-"""Lowers a group, or raises a BackendFailure."""
-
-_Weights = Sequence[dict[Node, int]]
-"""The weights that each operator of a partition reads, with their bytes."""
+_Places = tuple[_Place, ...]  # a method, a backend, and an operator of the method
+_Lower = Callable[[BackendGroup], list[LoweredPartition]]  # lowers a group, or raises a BackendFailure
+_Weights = Sequence[dict[Node, int]]  # the weights that each operator of a partition reads, with their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +119,12 @@ class Recovery:
 
     def _note(self, backend_id: str, failure: BackendFailure) -> None:
         """Note how large partitions may be, if the backend says it; of what it says at different times, the least."""
-        said, known = failure.__cause__, self._limits[backend_id]
-        if isinstance(said, PartitionTooLargeError):
-            size = math.inf if said.bytes is None else said.bytes
-            self._limits[backend_id] = _Limits(min(known.operators, said.operators or math.inf), min(known.bytes, size))
+        cause, known = failure.__cause__, self._limits[backend_id]
+        if isinstance(cause, PartitionTooLargeError):
+            size = math.inf if cause.bytes is None else cause.bytes
+            self._limits[backend_id] = _Limits(
+                min(known.operators, cause.operators or math.inf), min(known.bytes, size)
+            )
 
     def _cut(self, partition: Partition, places: _Places, weights: _Weights) -> None:
         """Cut a partition: into the pieces that work, if it was put together of these, else into new ones."""

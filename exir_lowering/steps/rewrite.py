@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+import torch
+from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.errors import InputError
-from exir_lowering.graphs import collector
+from exir_lowering.errors import InputError, RewriteContractError, let_through
+from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
+from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import bound_together
-from exir_lowering.model import EdgeMethod, State
+from exir_lowering.graphs.sources import is_part_of_linear
+from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
 from exir_lowering.plugins.costs import CostModel
-from exir_lowering.plugins.rewrite import Rewrite
+from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
 from exir_lowering.steps.recipes import replaceable
 from exir_lowering.steps.rewriting.editor import Editor
-from exir_lowering.steps.rewriting.probing import choose
-from exir_lowering.steps.rewriting.walk import Walk
+from exir_lowering.steps.rewriting.probing import Candidate, choose, would_remove
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
 
@@ -45,17 +48,12 @@ def rewrite(
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return what is assumed of each method's inputs."""
-    inputs = {method.name: _input_names(method.program) for method in methods}
+    inputs = {method.name: [node.name for node in graphs.user_inputs(method.program)] for method in methods}
     unknown = sorted(set(assume).difference(*inputs.values()))
     if unknown:
         known = "; ".join(f"{name}: {', '.join(found) or 'no inputs'}" for name, found in inputs.items())
         raise InputError(f"LoweringOptions(assume=...): no method has an input {unknown[0]!r}; they have {known}.")
     return {name: {key: assume[key] for key in found if key in assume} for name, found in inputs.items()}
-
-
-def _input_names(program: ExportedProgram) -> list[str]:
-    specs = program.graph_signature.input_specs
-    return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +116,170 @@ def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, settings:
         walk.run(forms.accept(candidates, chosen))
     walk.done += forms.done
     walk.refused |= forms.refused
+
+
+_log = logging.getLogger(__name__)
+
+_OURS = "exir_lowering.rewrites."  # the modules of rewrites that users did not write, and cannot mend
+_DEPTH = 16  # how often what a rewrite made may be rewritten again before that is an error
+
+
+class Walk:
+    """The rewriting of one method: what was changed, and what was left alone, and why."""
+
+    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite]) -> None:
+        self.method, self.editor = method, editor
+        self.done: list[Rewriting] = []
+        self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
+        self._by_operator = _by_operator(rewrites)
+        self._depth: dict[Node, int] = {}
+
+    def run(self, nodes: Iterable[Node]) -> None:
+        """Rewrite nodes, in the graph's order, and what is made of them.
+
+        Raise RewriteContractError if a rewrite raised, or did something other than name an equal value.
+        """
+        for node in nodes:
+            pending = deque([node])
+            while pending:
+                current = pending.popleft()
+                if current.op == "call_function" and current not in self.editor.gone:
+                    pending.extendleft(reversed(self._visit(current)))
+
+    def _visit(self, node: Node) -> list[Node]:
+        """Rewrite one node; return the nodes that were made."""
+        depth = self._depth.get(node, 0)
+        for rewrite in self.interested(node):
+            new = self.propose(rewrite, node)
+            if new is None:
+                continue
+            if depth == _DEPTH:
+                raise RewriteContractError(
+                    f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node "
+                    f"{node.name}, changes what rewrites made of a node {_DEPTH} times in a row: they undo each other, "
+                    "or one never ends. Return None for nodes that are right already."
+                )
+            made = self.commit(rewrite, node, new, self.editor.made)
+            self._depth.update(dict.fromkeys(made, depth + 1))
+            return made
+        return []
+
+    def propose_forms(self) -> list[Candidate]:
+        """Return what the rewrites would make of the graph's nodes, as nodes beside those that would be replaced."""
+        candidates = []
+        for node in list(self.editor.graph.nodes):
+            for rewrite in self.interested(node) if node.op == "call_function" else ():
+                new = self.propose(rewrite, node)
+                if new is not None:
+                    made = tuple(self.editor.made)
+                    old = would_remove(node, made, only_computes)
+                    if new in made:
+                        candidates.append(Candidate(rewrite, node, new, made, old))
+                        break
+                    self.editor.discard()
+        return candidates
+
+    def accept(self, candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[Node]:
+        """Replace nodes by the chosen candidates and remove the others; return the nodes that were added."""
+        added: list[Node] = []
+        wanted = set(chosen)
+        for candidate in candidates:
+            if candidate in wanted and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
+                added += self.commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
+            else:
+                self.editor.discard(candidate.made)
+        return added
+
+    def interested(self, node: Node) -> Sequence[Rewrite]:
+        """Return the rewrites that look at a node; none at parts of a linear layer, by which backends find it."""
+        if is_part_of_linear(node):
+            return ()
+        found = self._by_operator.get(graphs.operator_name(node), ())
+        return found or self._by_operator.get("*", ())
+
+    def propose(self, rewrite: Rewrite, node: Node) -> Node | None:
+        """Return the node by which a rewrite would replace a node, perhaps one of `editor.made`; None if there is none.
+
+        Raise RewriteContractError if it raised, or its answer is invalid; a rewrite of this package is left out then.
+        """
+        try:
+            return self._ask(rewrite, node)
+        except RewriteContractError as error:
+            if not type(rewrite).__module__.startswith(_OURS):
+                raise
+            _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
+            reason = str(error).removesuffix(".")
+            self._refuse(rewrite, node, Doubt(node, reason, "This is a defect of exir-lowering: please report it."))
+            self.editor.discard()
+            return None
+
+    def _ask(self, rewrite: Rewrite, node: Node) -> Node | None:
+        who = f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
+        try:
+            answer = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
+        except Exception as error:
+            let_through(error)
+            raise RewriteContractError(f"{who} raised {type(error).__name__}: {error}") from error
+        if isinstance(answer, Doubt):
+            self._refuse(rewrite, node, answer)
+        elif answer is not None:
+            _check(who, node, answer, self.editor)
+            if answer is not node and self.editor.may_replace(node, answer):
+                return answer
+        self.editor.discard()
+        return None
+
+    def commit(self, rewrite: Rewrite, node: Node, new: Node, made: Sequence[Node]) -> list[Node]:
+        """Let a node replace another one; return what was made for it and is needed."""
+        source = graphs.source_line(node)
+        self.editor.made = list(made)
+        removed = self.editor.replace(node, new)
+        self.editor.discard(made)
+        needed = [one for one in made if self.editor.exists(one)]
+        saved = sum(map(_written, removed)) - sum(map(_written, needed))
+        names, operators = tuple(one.name for one in removed), tuple(map(graphs.operator_name, removed))
+        new_names = tuple(one.name for one in needed)
+        self.done.append(Rewriting(self.method, rewrite.name, names, operators, new_names, new.name, saved, source))
+        return needed
+
+    def _refuse(self, rewrite: Rewrite, node: Node, doubt: Doubt) -> None:
+        self.refused[rewrite.name, node] = RefusedRewrite(
+            self.method,
+            rewrite.name,
+            node.name,
+            graphs.operator_name(node),
+            doubt.reason,
+            doubt.advice,
+            graphs.source_line(node),
+        )
+
+
+def _by_operator(rewrites: Sequence[Rewrite]) -> Mapping[str, tuple[Rewrite, ...]]:
+    """Return the rewrites by the operators that they look at, in their order; those for all are under each."""
+    names = dict.fromkeys(name for rewrite in rewrites for name in rewrite.operators)
+    return {
+        name: tuple(rewrite for rewrite in rewrites if name in rewrite.operators or "*" in rewrite.operators)
+        for name in (*names, "*")
+    }
+
+
+def _check(who: str, node: Node, new: object, editor: Editor) -> None:
+    """Check that a node can have the value of another one."""
+    if not isinstance(new, Node) or new.graph is not node.graph or new in editor.gone:
+        raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
+    if new is not node and not new < node:
+        raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
+    if any(node in one.all_input_nodes for one in editor.made):
+        raise RewriteContractError(f"{who} replaced it by {new.name}, which depends on it. Use its operands instead.")
+    old_value, new_value = node.meta.get("val"), new.meta.get("val")
+    if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
+        if type(old_value) is not type(new_value):
+            raise RewriteContractError(f"{who} replaced a {type(old_value)} by a {type(new_value)}.")
+        return
+    old, got = (f"{value.dtype} {list(value.shape)}" for value in (old_value, new_value))
+    if old != got:
+        raise RewriteContractError(f"{who} replaced a tensor {old} by {new.name}, a tensor {got}.")
+
+
+def _written(node: Node) -> int:
+    return 0 if graphs.is_getitem(node) else measures.value_bytes(node)

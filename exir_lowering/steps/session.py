@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgres
 
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import Times
-from exir_lowering.steps.cache.using import Cache
+from exir_lowering.steps.cache.store import Cache
 
 T = TypeVar("T")
 

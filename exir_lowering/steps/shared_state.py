@@ -28,11 +28,8 @@ ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
 """What is shared: "auto" what was one memory, True what has one name, names what they name, False nothing."""
 
 _MEMORY = 2
-_DATA_FILE = "constant_tag"
-"""The key of node.meta under which ExecuTorch finds the data file of a constant."""
-
-_READ_BEHIND = 64
-"""XNNPACK reads that far behind a tensor."""
+_DATA_FILE = "constant_tag"  # the key of node.meta under which ExecuTorch finds the data file of a constant
+_READ_BEHIND = 64  # XNNPACK reads that far behind a tensor
 
 _KEEPS = (
     "keeps it, but the runtime shares only state that it holds itself. Leave state on the host: own_state=False for "

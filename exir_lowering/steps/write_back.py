@@ -24,16 +24,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.edge_operators import (
-    ADD_NUMBER,
-    CLONE,
-    CLONE_IN_ORDER,
-    INDEX_PUT,
-    INDEX_PUT_IN_PLACE,
-    LESS,
-    VIEWS,
-    WHERE,
-)
+from exir_lowering._upstream import edge
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering._upstream.programs import fake_mode_of
@@ -177,7 +168,7 @@ class _Ending:
     def shared(self, place: int) -> frozenset[Node]:
         """Return the inputs that are written and whose memory a result may share."""
         value = self._values[place]
-        if place not in self.targets and value.target in VIEWS:
+        if place not in self.targets and value.target in edge.VIEWS:
             return frozenset()  # ExecuTorch copies views that are returned
         return self._origins.get(value, frozenset())
 
@@ -192,7 +183,7 @@ class _Ending:
         """Let a result be a copy."""
         value = self._values[place]
         if value not in self._copies:
-            self._copies[value] = self._add(CLONE, (value,), dict(value.meta))
+            self._copies[value] = self._add(edge.CLONE, (value,), dict(value.meta))
         self._values[place] = self._copies[value]
 
     def write(self, place: int) -> None:
@@ -201,7 +192,7 @@ class _Ending:
         new, old = value.meta.get("val"), target.meta.get("val")
         if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) and not _same_order(new, old):
             meta = {**value.meta, "val": new.new_empty_strided(old.shape, old.stride())}
-            value = self._add(CLONE_IN_ORDER, (value,), meta, dim_order=list(old.dim_order()))
+            value = self._add(edge.CLONE_IN_ORDER, (value,), meta, dim_order=list(old.dim_order()))
         self._values[place] = self._add(torch.ops.aten.copy_.default, (target, value), {"val": old})
 
     def _add(self, operator: Any, arguments: tuple[Node, ...], meta: dict[str, Any], **options: Any) -> Node:
@@ -230,7 +221,7 @@ def _list_origins(module: GraphModule, inputs: Iterable[Node]) -> dict[Node, fro
             continue
         if graphs.calls_graphs(module, node):
             operands = node.all_input_nodes  # a branch may return what it is given
-        elif is_view(node.target) or node.target in VIEWS or graphs.is_getitem(node) or graphs.is_mutating(node):
+        elif is_view(node.target) or node.target in edge.VIEWS or graphs.is_getitem(node) or graphs.is_mutating(node):
             operands = [node.args[0]]
         else:
             continue
@@ -277,8 +268,8 @@ def _keep_overwritten(program: ExportedProgram) -> None:
     base_of: dict[Node, Node] = {}
     last: dict[Node, int] = {}
     for node in nodes:
-        base_of[node] = base_of[node.args[0]] if node.target in VIEWS else node
-        for operand in node.all_input_nodes if node.target not in VIEWS else ():
+        base_of[node] = base_of[node.args[0]] if node.target in edge.VIEWS else node
+        for operand in node.all_input_nodes if node.target not in edge.VIEWS else ():
             last[base_of[operand]] = place[node]
     ending = _Ending(program)
     taken = {target: ending.value(written) for written, target in ending.targets.items()}
@@ -289,7 +280,7 @@ def _keep_overwritten(program: ExportedProgram) -> None:
             result_of = _overwritten_number(call, result) if isinstance(result, Node) else None
             if last[base] > place[call] or (base.op == "placeholder" and result_of != number):
                 with program.graph.inserting_before(call):
-                    copied = program.graph.call_function(CLONE, (given,))
+                    copied = program.graph.call_function(edge.CLONE, (given,))
                 copied.meta = dict(given.meta)
                 call.replace_input_with(given, copied)
 
@@ -317,7 +308,11 @@ def _write_rows(program: ExportedProgram) -> None:
     place = {node: number for number, node in enumerate(program.graph.nodes)}
     counted: dict[tuple[Node, int], Node] = {}
     for result, spec in zip(list(results), signature.output_specs, strict=True):
-        if spec.kind is not OutputKind.BUFFER_MUTATION or not isinstance(result, Node) or result.target != INDEX_PUT:
+        if (
+            spec.kind is not OutputKind.BUFFER_MUTATION
+            or not isinstance(result, Node)
+            or result.target != edge.INDEX_PUT
+        ):
             continue
         state = result.args[0]
         if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
@@ -326,10 +321,10 @@ def _write_rows(program: ExportedProgram) -> None:
             continue
         with program.graph.inserting_before(result):
             arguments = [state, _from_the_start(result, counted), *result.args[2:]]
-            written = program.graph.call_function(INDEX_PUT_IN_PLACE, tuple(arguments), result.kwargs)
+            written = program.graph.call_function(edge.INDEX_PUT_IN_PLACE, tuple(arguments), result.kwargs)
         written.meta = dict(result.meta)
         for user in list(result.users):
-            if user.target in VIEWS:  # ExecuTorch plans their memory with that of their operand, as if it were new
+            if user.target in edge.VIEWS:  # ExecuTorch plans their memory with that of their operand, as if it were new
                 user.replace_input_with(result, state)
         result.replace_all_uses_with(written)
         program.graph.erase_node(result)
@@ -362,11 +357,11 @@ def _from_the_start(write: Node, counted: dict[tuple[Node, int], Node]) -> list[
     (dim,) = (number for number, index in enumerate(indices) if index is not None)
     index, size = indices[dim], state.meta["val"].shape[dim]
     if (index, size) not in counted:
-        calls = ((LESS, (index, 0)), (ADD_NUMBER, (index, size)))
+        calls = ((edge.LESS, (index, 0)), (edge.ADD_NUMBER, (index, size)))
         before = next(node for node in index.graph.nodes if node > index and node.op not in ("placeholder", "get_attr"))
         with index.graph.inserting_before(before):
             negative, moved = (_add(operator, arguments, write) for operator, arguments in calls)
-            counted[index, size] = _add(WHERE, (negative, moved, index), write)
+            counted[index, size] = _add(edge.WHERE, (negative, moved, index), write)
     return [*indices[:dim], counted[index, size], *indices[dim + 1 :]]
 
 
@@ -386,4 +381,4 @@ def _is_last_use(state: Node, write: Node, place: dict[Node, int]) -> bool:
 def _copies(node: Node) -> bool:
     """Return whether the results of a node have memory of their own: delegates and nested graphs may alias inputs."""
     name = graphs.operator_name(node)
-    return name.startswith("aten.") and node.op == "call_function" and node.target not in VIEWS
+    return name.startswith("aten.") and node.op == "call_function" and node.target not in edge.VIEWS

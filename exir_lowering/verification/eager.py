@@ -13,8 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.operators import list_arguments
-from exir_lowering._upstream.schemas import is_composite, is_overload
+from exir_lowering._upstream.operators import is_composite, is_overload, list_arguments
 from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.pte.format import program_signatures

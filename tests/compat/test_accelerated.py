@@ -14,7 +14,7 @@ from executorch.exir import EdgeProgramManager, to_edge, to_edge_transform_and_l
 from executorch.exir.program import _program
 
 from exir_lowering import compat
-from exir_lowering._upstream.acceleration import accelerating, memory
+from exir_lowering._upstream.acceleration import accelerating, current
 
 PLACES = [
     *((EdgeProgramManager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")),
@@ -66,12 +66,12 @@ def test_the_patch_is_taken_back() -> None:
 
     class Pass:
         def __call__(self, module: torch.fx.GraphModule) -> None:
-            seen.append(memory.current() is not None)
+            seen.append(current() is not None)
 
     edge = to_edge(torch.export.export(Seen(), (torch.ones(2),)))
     for accelerate in (True, False):
         with compat.patch_executorch(accelerate=accelerate):
             edge.transform([Pass()])
-            assert memory.current() is None
+            assert current() is None
         assert [getattr(*place) for place in PLACES] == BEFORE
     assert seen == [True, False]

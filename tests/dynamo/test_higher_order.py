@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from exir_lowering.dynamo import higher_order, reports
+from exir_lowering.dynamo import in_pytorch, reports
 
 __all__ = ["clean"]
 
@@ -104,14 +104,14 @@ def test_inference_equals_eager_and_sees_weights(call: Any, partitioners: str, d
 
 def test_the_report_lists_what_stays_and_it_ends_with_the_function() -> None:
     gc.collect()
-    before = len(higher_order._calls)
+    before = len(in_pytorch._calls)
     called = compiled(Model(looped), partitioners="reference")
     with torch.no_grad():
         called(torch.randn(3, 4))
     (method,) = reports()[0].reports[0][1].methods
     assert [node.operator for node in method.host].count("exir_lowering_dynamo.in_pytorch.default") == 2
-    assert len(higher_order._calls) == before + 2
+    assert len(in_pytorch._calls) == before + 2
     del called
     torch._dynamo.reset()
     gc.collect()
-    assert len(higher_order._calls) == before
+    assert len(in_pytorch._calls) == before

@@ -7,7 +7,7 @@ import torch
 from compile_support import assert_near, clean, compiled
 from torch import nn
 
-from exir_lowering.dynamo import logs, reports, watched_weights
+from exir_lowering.dynamo import graph, logs, reports
 
 __all__ = ["clean"]
 
@@ -23,7 +23,7 @@ def test_what_dynamo_starts_anew_is_reported_once() -> None:
 
 
 def test_a_graph_that_is_lowered_again_and_again_has_a_bounded_number_of_reports(monkeypatch: Any) -> None:
-    monkeypatch.setattr(watched_weights, "_WORTH", 2)
+    monkeypatch.setattr(graph, "_WORTH", 2)
     monkeypatch.setattr(logs, "MOST", 6)
     model = nn.Linear(2, 2)
     function, x = compiled(model, partitioners="xnnpack"), torch.randn(2, 2)

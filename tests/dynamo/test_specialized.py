@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from exir_lowering import lower
 from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import FallbackWarning, backend, reports
-from exir_lowering.dynamo.specialized import MOST
+from exir_lowering.dynamo.graph import MOST
 
 __all__ = ["clean"]
 

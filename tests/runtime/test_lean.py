@@ -22,7 +22,7 @@ from torch import nn
 from torch.export import export
 
 import exir_lowering
-from exir_lowering._upstream import executorch_operators, installed, runtime
+from exir_lowering._upstream import installed, operators, runtime
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.pte import inference
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, NULL, STRING, TENSOR, MemoryLayout
@@ -125,10 +125,10 @@ def test_the_wrapper_does_nothing_else_beside_the_extension() -> None:
     assert digest[:16] == "4235d1a2c445ddd8"
 
 
-@pytest.mark.parametrize(("name", "overload"), sorted(executorch_operators._parsed()))
+@pytest.mark.parametrize(("name", "overload"), sorted(operators._parsed()))
 def test_schemas_are_those_that_the_compiler_registers(name: str, overload: str) -> None:
     schema = torch._C._get_schema(name, overload)
-    assert str(executorch_operators.schema(name, overload)) == str(schema)
+    assert str(operators.executorch_schema(name, overload)) == str(schema)
 
 
 @pytest.mark.parametrize("order", [None, [0, 1, 2, 3], [0, 2, 3, 1], [3, 2, 1, 0]])

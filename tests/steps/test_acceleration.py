@@ -32,8 +32,8 @@ from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream import locks, replacing
-from exir_lowering._upstream.acceleration import accelerating, memory
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating, current
 
 PLAIN = LoweringOptions(accelerate=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -53,7 +53,7 @@ BEFORE = [getattr(owner, name) for owner, name in REPLACED]
 
 
 def is_restored() -> bool:
-    return [getattr(owner, name) for owner, name in REPLACED] == BEFORE and memory.current() is None
+    return [getattr(owner, name) for owner, name in REPLACED] == BEFORE and current() is None
 
 
 class Small(torch.nn.Module):
@@ -130,10 +130,10 @@ def test_everything_is_restored() -> None:
     with accelerating():
         assert all(one is not getattr(*place) for one, place in zip(BEFORE, REPLACED, strict=True))
         with accelerating():
-            outer = memory.current()
-        assert memory.current() is outer is not None
+            outer = current()
+        assert current() is outer is not None
         with accelerating(False):
-            assert memory.current() is None
+            assert current() is None
     assert is_restored()
     with pytest.raises(KeyError), accelerating():
         raise KeyError
@@ -142,7 +142,7 @@ def test_everything_is_restored() -> None:
 
 def test_another_thread_is_not_accelerated() -> None:
     with accelerating(), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(memory.current).result() is None
+        assert pool.submit(current).result() is None
         module = pool.submit(lambda: symbolic_trace(torch.nn.ReLU())).result()
         assert "_code" in vars(module)
 
@@ -210,7 +210,7 @@ def test_an_interrupt_after_any_call_of_entering_and_leaving_changes_nothing(oth
         calls = itertools.count()
 
         def interrupt(frame: FrameType, event: str, _: object, at: int = number, calls: Iterator[int] = calls) -> None:
-            ours = frame.f_code.co_filename in (locks.__file__, replacing.__file__)
+            ours = frame.f_code.co_filename == locks.__file__
             # What comes at the very start of __exit__, or as a generator goes on there, cannot be caught in Python.
             looks = event == "c_return" or (event == "call" and frame.f_code.co_name not in ("__exit__", "during"))
             if ours and looks and next(calls) == at:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream.acceleration import accelerating, memory, results, settling
+from exir_lowering._upstream.acceleration import accelerating, current, results
 
 
 class Small(torch.nn.Module):
@@ -63,7 +63,7 @@ def test_a_settled_graph_has_the_values_of_a_traced_one() -> None:
         if node.op == "call_function":
             node.meta["val"] = torch.zeros(1)
     with accelerating():
-        assert settling.settle(program.graph_module, memory.current())
+        assert results.settle(program.graph_module, current())
     assert values(program.graph_module) == expected
 
 
@@ -71,7 +71,7 @@ def test_a_value_that_is_right_is_kept() -> None:
     module = ExportPass()(edge().graph_module).graph_module
     before = {node: node.meta["val"] for node in module.graph.nodes if node.op == "call_function"}
     with accelerating():
-        assert settling.settle(module, memory.current())
+        assert results.settle(module, current())
     assert all(node.meta["val"] is value for node, value in before.items())
 
 
@@ -87,8 +87,8 @@ def test_symbolic_sizes_and_writes_are_left_to_tracing() -> None:
     with writing.graph.inserting_after(node):
         writing.graph.call_function(torch.ops.aten.copy_.default, (node, node))
     with accelerating():
-        assert not settling.settle(dynamic, memory.current())
-        assert not settling.settle(writing, memory.current())
+        assert not results.settle(dynamic, current())
+        assert not results.settle(writing, current())
 
 
 def test_a_delegate_returns_what_its_program_does() -> None:
@@ -105,7 +105,7 @@ def test_a_delegate_returns_what_its_program_does() -> None:
         mode = args[0].fake_mode
         with torch.no_grad(), accelerating():
             args = [arg.detach() for arg in args]
-            found = results.results_of(delegate, args, mode, memory.current())
+            found = results.results_of(delegate, args, mode, current())
         with torch.no_grad(), mode:
             mode.allow_non_fake_inputs = True
             expected = delegate.original_module.module()(*args)

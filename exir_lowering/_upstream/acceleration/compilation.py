@@ -16,13 +16,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
 from torch.fx.graph import _PyTreeCodeGen
 
-from exir_lowering._upstream.acceleration.memory import current, working
-from exir_lowering._upstream.replacing import during
+from exir_lowering._upstream.acceleration import current, working
+from exir_lowering._upstream.locks import during
 
 _compile = GraphModule.recompile
 
-_MADE = ("_code", "_lineno_map", "_prologue_start")
-"""The attributes that compiling gives a module."""
+_MADE = ("_code", "_lineno_map", "_prologue_start")  # the attributes that compiling gives a module
 
 _NEEDING = ("forward", "__reduce__", "__reduce_package__", *_MADE)
 """The attributes for which a module has to be compiled. Pickling reads `__dict__` before it compiles."""

@@ -17,7 +17,7 @@ from torch.export import ExportGraphSignature, graph_signature
 # The class that describes where a node came from; it copies the description that the other node has.
 from torch.fx import traceback
 
-from exir_lowering._upstream.acceleration.memory import current
+from exir_lowering._upstream.acceleration import current
 
 
 def histories() -> list[tuple[Any, str, Any]]:
@@ -83,8 +83,7 @@ _TABLES = (
 _PARTS = ("InputSpec", "OutputSpec", "TensorArgument", "SymIntArgument", "SymFloatArgument", "SymBoolArgument")
 """The classes of what the tables are made from: their objects can be changed."""
 
-_MOST = 1000
-"""How many tables are kept at most."""
+_MOST = 1000  # how many tables are kept at most
 
 
 class _Changes:
@@ -150,7 +149,7 @@ class _Collected:
     def _state(self) -> Any:
         """Return what the answer depends on: the kernels of the dispatcher, and those in Python."""
         registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
-        names = tuple((name, tuple(_names(name))) for name in torch.ops._dir)
+        names = tuple((name, tuple(getattr(getattr(torch.ops, name, None), "_dir", ()))) for name in torch.ops._dir)
         if self._packets[0] != names:
             found = (getattr(getattr(torch.ops, space), name) for space, known in names for name in known)
             self._packets = (names, [packet for packet in found if isinstance(packet, torch._ops.OpOverloadPacket)])
@@ -161,10 +160,6 @@ class _Collected:
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         in_python = tuple(id(each) for each in self._operators[1] if composite in each.py_kernels)
         return registered, names, overloads, in_python
-
-
-def _names(namespace: str) -> list[str]:
-    return getattr(getattr(torch.ops, namespace, None), "_dir", [])
 
 
 _COLLECTED = _Collected()

@@ -5,6 +5,10 @@ like follows from the operator and from what its inputs are like: see `likeness`
 symbolic sizes and constants whose elements tracing knows have more to them. The value noted on the node in the graph is
 not trusted: a pass may have changed the node and left it to tracing to correct the value. Each node gets a separate
 value.
+
+Passes of XNNPACK end with retracing the graph, although most nodes have their value already, all but those that the
+pass has inserted. There (`settle`), a node's value is compared with what the operator computes, and is replaced if it
+is something else. What cannot be compared is left to tracing.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -20,16 +25,16 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 # The base of all passes that trace; one method computes a node's value and creates the node.
-from executorch.exir.pass_base import ProxyValue, _ExportPassBase
-
-# Traces with torch's kernels in Python, as passes do.
-from torch._dispatch.python import enable_python_dispatcher
+# The base of all passes that trace.
+from executorch.exir.pass_base import ExportPass, ProxyValue, _ExportPassBase
+from torch._dispatch.python import enable_python_dispatcher  # traces with torch's kernels in Python, as passes do
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import OutputKind
-from torch.fx import Interpreter, Node, map_arg
+from torch.fx import GraphModule, Interpreter, Node, map_arg
+from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.acceleration.memory import Work, current
+from exir_lowering._upstream.acceleration import Work, current
 from exir_lowering._upstream.likeness import Form, Likeness
 from exir_lowering.errors.interrupts import let_through
 
@@ -213,3 +218,75 @@ def _without_gradients(form: Any) -> Form:
     if _tensor(form).requires_grad:
         raise UnknownFormError
     return form  # type: ignore[no-any-return]
+
+
+_OVERRIDES = (
+    *(name for name in vars(_ExportPassBase) if name.startswith("call_")),
+    *("__call__", "ExportInterpreter", "ExportTracer", "_fx", "inputs", "on_attr", "output", "placeholder"),
+)
+"""What a pass would override to do something while it traces; most do their work in `call`, before."""
+
+
+def settling() -> list[tuple[Any, str, Any]]:
+    """Return what brings a graph up to date in place where a pass of XNNPACK that is known would trace it."""
+    return [(_ExportPassBase, "call", _settling(_ExportPassBase.call))]
+
+
+@lru_cache(maxsize=8)  # whether a pass is known is remembered for its functions
+def _settling(calling: Any) -> Any:
+    @wraps(calling)  # it is recognised by its source
+    def call(self: Any, graph_module: GraphModule) -> Any:
+        work = current()
+        if work is not None and work.running is type(self) and _only_traces(type(self)) and settle(graph_module, work):
+            return PassResult(graph_module, True)
+        return calling(self, graph_module)
+
+    return call
+
+
+def _only_traces(kind: Any) -> bool:
+    """Return whether a pass does nothing but trace when it traces."""
+    return all(getattr(kind, name, None) is getattr(ExportPass, name, None) for name in _OVERRIDES)
+
+
+def settle(module: GraphModule, work: Work) -> bool:
+    """Give each node of a graph the value that tracing would give it; False if that needs tracing."""
+    nodes = list(module.graph.nodes)
+    mode = next((mode for mode in map(mode_of, nodes) if mode is not None), None)
+    if mode is None:
+        return False
+    forms: dict[Node, Any] = {}
+    try:
+        for node in nodes:
+            if node.op == "placeholder":
+                forms[node] = form_in(mode, node.meta.get("val"))
+            elif node.op == "call_function":
+                forms[node] = _settle_node(node, forms, mode, work)
+            elif node.op == "output":
+                node.meta["val"] = map_arg(node.args[0], _value)
+            else:
+                return False
+    except UnknownFormError:
+        return False
+    return True
+
+
+def _settle_node(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work) -> Any:
+    form = infer(node, forms, mode, work, _value)
+    if form != _noted_form(node, mode):
+        if node.target is operator.getitem:
+            node.meta["val"] = _value(node.args[0])[node.args[1]]
+        else:
+            node.meta["val"] = compute(node, mode, _value)
+    return form
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _noted_form(node: Node, mode: FakeTensorMode) -> Any:
+    try:
+        return form_in(mode, node.meta.get("val"))
+    except UnknownFormError:
+        return None

@@ -19,15 +19,14 @@ from importlib.metadata import version
 from types import FunctionType
 from typing import Any
 
-# The bases of all passes that trace.
-from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from executorch.exir.pass_base import ExportPass, _ExportPassBase  # the bases of all passes that trace
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration.memory import Work, current
-from exir_lowering._upstream.acceleration.settling import settle
-from exir_lowering._upstream.replacing import original_of
+from exir_lowering._upstream.acceleration import Work, current
+from exir_lowering._upstream.acceleration.results import settle
+from exir_lowering._upstream.locks import original_of
 from exir_lowering.errors.interrupts import let_through
 
 _PASSES = "executorch.backends.xnnpack._passes"

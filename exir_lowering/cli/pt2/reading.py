@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering._upstream import exported_files
 from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, SCHEMA_MAJOR, dtype_of
-from exir_lowering._upstream.trees import list_registered_types
+from exir_lowering._upstream.programs import list_registered_types
 from exir_lowering.cli.pt2 import program
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
 from exir_lowering.errors import InputError, let_through

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.sizes import expression
+from exir_lowering._upstream.fakes import expression
 from exir_lowering.graphs.ranges import doubts
 from exir_lowering.graphs.ranges.intervals import INF, Doubt, limits
 from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, name_of, rank_of, shape_of

@@ -18,8 +18,8 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
+from exir_lowering._upstream.fakes import expression, grows, smallest
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering._upstream.sizes import expression, grows, smallest
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name

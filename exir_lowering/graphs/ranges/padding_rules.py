@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from exir_lowering._upstream.sizes import expression
+from exir_lowering._upstream.fakes import expression
 from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import Range, point, total
 from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, rank_of, shape_of

@@ -28,9 +28,14 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.programs import DelegatedProgram, assemble_program, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.programs import (
+    DelegatedProgram,
+    assemble_program,
+    guards_code_of,
+    lazy_graph_module,
+    pytree,
+)
 from exir_lowering._upstream.serializing import is_flat, make_verifier, verifier_facts
-from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.arguments import MetadataReader, MetadataWriter, ValueReader, ValueWriter

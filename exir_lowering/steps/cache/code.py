@@ -38,8 +38,7 @@ from types import (
 from typing import Any, cast
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.steps.cache.canonical_values import Forms, Storages
-from exir_lowering.steps.cache.keys import NoKeyError
+from exir_lowering.steps.cache.keys import Forms, NoKeyError, Storages
 
 _INSTALLED = tuple(
     {
@@ -78,11 +77,11 @@ def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list
     except Exception as error:  # of objects that do not answer what they are asked, or refer to themselves
         let_through(error)
         try:
-            said = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
         except Exception as another:
             let_through(another)
-            said = type(error).__name__
-        raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {said}") from None
+            text = type(error).__name__
+        raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {text}") from None
 
 
 def _is_installed(file: str | None) -> bool:
@@ -96,7 +95,7 @@ class _Code:
         self._package = package
         self._forms = Forms(Storages(), named=True)
         self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no identity is that of something else later
+        self._alive: list[Any] = []  # so that no identity is that of something else later
         self._waiting: list[tuple[Any, str]] = []
 
     def describe(self, kind: type, settings: dict[str, Any]) -> list[str]:
@@ -170,7 +169,7 @@ class _Code:
         return f"module {module.__name__}({','.join(inside)})"
 
     def _number(self, value: Any) -> int:
-        self._kept.append(value)
+        self._alive.append(value)
         return self._numbers.setdefault(id(value), len(self._numbers))
 
     def _import(self, name: str, where: str) -> str:
@@ -291,8 +290,7 @@ def _ordered(values: Collection[Any], where: str) -> list[Any]:
 
 _TEXTUAL: tuple[Any, ...] = (str, bytes, int, float, complex)
 _PLAIN: tuple[Any, ...] = (*_TEXTUAL, list, tuple, set, frozenset, dict)
-_NUMBERED = (list, dict, set)
-"""What can hold itself."""
+_NUMBERED = (list, dict, set)  # what can hold itself
 
 _BUILT_IN = (
     *(BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType, type(object.__init__), type(object().__str__)),

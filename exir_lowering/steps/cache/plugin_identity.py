@@ -19,9 +19,8 @@ import torch
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import edge_requests, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
-from exir_lowering.steps.cache.canonical_values import Forms, Storages
 from exir_lowering.steps.cache.code import attributes, describe_code
-from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
+from exir_lowering.steps.cache.keys import FORMAT, Forms, NoKeyError, Storages
 
 _OWN = ("torch", "executorch", "exir-lowering")
 _STARTED = time.time()

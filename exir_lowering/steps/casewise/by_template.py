@@ -13,9 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import is_kept_apart, take_calling_convention
+from exir_lowering._upstream.operators import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
-from exir_lowering._upstream.retracing import COPIED_META, source_of
-from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
+from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
@@ -31,8 +31,7 @@ from exir_lowering.steps.casewise.value_keys import (
     require_gradients,
 )
 
-_ROUNDS = 12
-"""How often values may change what later calls look like, before a graph counts as not covered."""
+_ROUNDS = 12  # how often values may change what later calls look like, before a graph counts as not covered
 
 
 class Plain(NamedTuple):

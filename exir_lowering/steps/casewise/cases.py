@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.schemas import is_built_in
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.operators import is_built_in
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, renew
 
 

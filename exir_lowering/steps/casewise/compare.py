@@ -23,8 +23,7 @@ from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import attribute, origins
 
 MISSING = "missing"
-_SHOWN = 10
-"""How many differences an error names."""
+_SHOWN = 10  # how many differences an error names
 
 READ = (
     *("val", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"),
@@ -35,8 +34,7 @@ READ = (
 _UNBACKED = re.compile(r"\b(?:u|zuf)\d+\b")
 _CHANGING = re.compile(r"(?<=<eval_with_key>)\.\d+|(?<= at )0x[0-9a-f]+")
 
-Lines = dict[str, tuple[str, str]]
-"""By what it is, the type and the text of each fact about something."""
+Lines = dict[str, tuple[str, str]]  # by what it is, the type and the text of each fact about something
 
 
 def list_differences(ours: ExportedProgram, theirs: ExportedProgram, *, limit: int = 100) -> list[str]:

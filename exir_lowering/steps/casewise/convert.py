@@ -11,21 +11,7 @@ from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.conversion import (
-    ASSERT_METADATA,
-    can_preserve_directly,
-    contains_any,
-    default_table,
-    edge_verifier,
-    finish_edge,
-    generate_edge_program,
-    preservable,
-    remove_unused_parameters_pass,
-    restore_preserved,
-    set_preserved_apart,
-    set_verifier,
-    verify_signature,
-)
+from exir_lowering._upstream import conversion
 from exir_lowering._upstream.edge import allow
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering.graphs.copies import has_symbols, private_copy
@@ -55,7 +41,7 @@ class Conversion:
         program = self._decompose("functionalization", program, {})
         preserved: list[Any] = []
         if not partitioners:
-            table = default_table()
+            table = conversion.default_table()
             for op in self._config.preserve_ops:
                 table.pop(op, None)
             program = self._decompose("decomposition", program, table)
@@ -81,33 +67,33 @@ class Conversion:
     def _decompose_for(self, partitioner: Any, program: ExportedProgram) -> tuple[ExportedProgram, list[Any]]:
         """Decompose what a partitioner does not keep whole; return which operators it keeps."""
         wanted, _ = partitioner.ops_to_not_decompose(program)
-        table = default_table()
-        if can_preserve_directly(partitioner, program):
+        table = conversion.default_table()
+        if conversion.can_preserve_directly(partitioner, program):
             kept = [op for op in wanted if table.pop(op, None) is not None]
-            if contains_any(program.graph_module, table):
+            if conversion.contains_any(program.graph_module, table):
                 program = self._decompose("decomposition", program, table)
             return program, kept
-        for op in preservable(wanted):
+        for op in conversion.preservable(wanted):
             table.pop(op, None)
         program = self._decompose("decomposition", program, table)
-        found = set_preserved_apart(self._name, program, {self._name: [partitioner]}) or []
-        program = self._decompose("decomposition of what is not preserved", program, default_table())
-        restore_preserved(program)
+        found = conversion.set_preserved_apart(self._name, program, {self._name: [partitioner]}) or []
+        program = self._decompose("decomposition of what is not preserved", program, conversion.default_table())
+        conversion.restore_preserved(program)
         return program, list(found)
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
-        program = remove_unused_parameters_pass(program)
+        program = conversion.remove_unused_parameters_pass(program)
         try:
             graph_module = to_edge_operators(_trial(program).graph_module, self._config)
         except Uncovered as reason:
             self.uncovered += (f"Edge operators: {reason}",)
-            return generate_edge_program(self._config, program, preserved)
-        verifier = edge_verifier(self._config, preserved)
+            return conversion.generate_edge_program(self._config, program, preserved)
+        verifier = conversion.edge_verifier(self._config, preserved)
         edge = with_graph(program, graph_module)
-        set_verifier(edge, verifier)
-        edge = finish_edge(edge)
+        conversion.set_verifier(edge, verifier)
+        edge = conversion.finish_edge(edge)
         verifier()(_one_of_each(edge.graph_module))
-        verify_signature(edge)
+        conversion.verify_signature(edge)
         return edge
 
 
@@ -125,7 +111,8 @@ def _one_of_each(graph_module: GraphModule) -> GraphModule:
 def _trial(program: ExportedProgram) -> ExportedProgram:
     """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing."""
     changed = any(
-        node.op == "get_attr" or is_mutable(node) or node.target is ASSERT_METADATA for node in program.graph.nodes
+        node.op == "get_attr" or is_mutable(node) or node.target is conversion.ASSERT_METADATA
+        for node in program.graph.nodes
     )
     if not changed and not has_symbols(program):
         return program
@@ -137,10 +124,16 @@ def _trial(program: ExportedProgram) -> ExportedProgram:
 def _drop_metadata_asserts(program: ExportedProgram) -> None:
     """Remove asserts on metadata, but those that alone keep what they look at: decomposing would drop random calls."""
     for module in program.graph_module.modules():
-        if isinstance(module, GraphModule) and any(node.target is ASSERT_METADATA for node in module.graph.nodes):
+        if isinstance(module, GraphModule) and any(
+            node.target is conversion.ASSERT_METADATA for node in module.graph.nodes
+        ):
             read = _list_read(module.graph)
             for node in list(module.graph.nodes):
-                if node.target is ASSERT_METADATA and not node.users and read.issuperset(node.all_input_nodes):
+                if (
+                    node.target is conversion.ASSERT_METADATA
+                    and not node.users
+                    and read.issuperset(node.all_input_nodes)
+                ):
                     module.graph.erase_node(node)
 
 
@@ -148,7 +141,7 @@ def _list_read(graph: Graph) -> set[Node]:
     """Return the nodes that a graph is left with without asserts about metadata, when what nothing reads is removed."""
     read: set[Node] = set()
     for node in reversed(graph.nodes):
-        kept = node.is_impure(impure_random=False) and node.target is not ASSERT_METADATA
+        kept = node.is_impure(impure_random=False) and node.target is not conversion.ASSERT_METADATA
         if node in read or (kept and not is_mutable(node)):  # nothing may read what is written
             read.add(node)
             read.update(node.all_input_nodes)

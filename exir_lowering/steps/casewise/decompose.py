@@ -22,24 +22,9 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import (
-    SYMBOLIC_OPERATORS,
-    Verifier,
-    add_sizes,
-    has_order_of_torch,
-    split_table,
-    updated_signature,
-)
+from exir_lowering._upstream import conversion, operators
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode
 from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
-from exir_lowering._upstream.schemas import (
-    has_effects,
-    is_composite,
-    is_overload,
-    kernels_in_python,
-    returned_types,
-    writes,
-)
 from exir_lowering._upstream.tensors import version
 from exir_lowering.steps.casewise.by_template import Plain, Stage, rewrite
 from exir_lowering.steps.casewise.cases import Case
@@ -57,11 +42,10 @@ _TRACED_APART = frozenset(
 )
 """Operators that tracing itself treats in a way of its own."""
 
-_COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not is_overload(op)) - {operator.getitem}
+_COMPUTING = frozenset(op for op in conversion.SYMBOLIC_OPERATORS if not operators.is_overload(op)) - {operator.getitem}
 """The functions that compute sizes from sizes."""
 
-_MAKING_SIZES = _COMPUTING | {_ATEN.sym_size.int}
-"""The targets of the nodes whose results are sizes."""
+_MAKING_SIZES = _COMPUTING | {_ATEN.sym_size.int}  # the targets of the nodes whose results are sizes
 
 
 class Decomposition(Stage):
@@ -74,7 +58,7 @@ class Decomposition(Stage):
     def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
         """Describe the stage, by a table as for `run_decompositions` and the calls whose histories name it already."""
         self._table, self._inlined = dict(table), inlined
-        self._whole, self._in_python = split_table(table)
+        self._whole, self._in_python = conversion.split_table(table)
         self.key = _one_of_equals(("decompose", frozenset((op, _identity(do)) for op, do in self._table.items())))
         self._plain: dict[Any, bool] = {}
 
@@ -90,13 +74,13 @@ class Decomposition(Stage):
     def _traced_as_it_is(self, target: Any) -> bool:
         if target is operator.getitem:
             return True
-        if not is_overload(target) or target in self._in_python or target in _TRACED_APART:
+        if not operators.is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        if writes(target) or returned_types(target) != {"Tensor"} or has_effects(target):
+        if operators.writes(target) or operators.returned_types(target) != {"Tensor"} or conversion.has_effects(target):
             return False
-        if is_composite(target):
+        if operators.is_composite(target):
             return target in self._whole
-        return not kernels_in_python(target)
+        return not operators.kernels_in_python(target)
 
     def continues_history(self, node: Node) -> bool:
         """Return whether a call was taken from a nested graph: torch ascribes it to the call of that graph."""
@@ -111,7 +95,7 @@ class Decomposition(Stage):
         super().check(target)
         if torch.Tag.data_dependent_output in target.tags:
             raise Uncovered(f"{target}, whose result depends on data")
-        if has_effects(target):
+        if conversion.has_effects(target):
             raise Uncovered(f"{target}, which has effects")
 
     def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
@@ -133,7 +117,7 @@ class Decomposition(Stage):
             state_dict={},
             constants={},
             range_constraints={},
-            verifiers=[Verifier],
+            verifiers=[conversion.Verifier],
         )
         decomposed: GraphModule = program.run_decompositions(dict(self._table)).graph_module
         return decomposed
@@ -142,7 +126,7 @@ class Decomposition(Stage):
 def _written(case: Case, template: Template) -> frozenset[int]:
     """Return the elements of a composite operator's result that it writes in place, if it is decomposed."""
     target, mode = case.node.target, next((v.fake_mode for v in case.values if isinstance(v, FakeTensor)), None)
-    if mode is None or not is_composite(target) or any(node.target is target for node in template.nodes):
+    if mode is None or not operators.is_composite(target) or any(node.target is target for node in template.nodes):
         return frozenset()
     value_of = dict(zip(case.operands, (renew(value, None) for value in case.values), strict=True)).__getitem__
     result = evaluate(case.node, target, value_of, mode, gradients=False)
@@ -198,7 +182,7 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     _settle_writes(program.graph, mode)
     _fold_numbers(program.graph)
     if not _has_all_sizes(program.graph):
-        add_sizes(program.graph_module, mode.shape_env)
+        conversion.add_sizes(program.graph_module, mode.shape_env)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table, inlined)))
 
 
@@ -231,7 +215,7 @@ def _has_all_sizes(graph: Graph) -> bool:
 
 
 def _check_program(program: ExportedProgram) -> None:
-    if has_order_of_torch():
+    if conversion.has_order_of_torch():
         raise Uncovered("torch puts nodes in an order of its own")
     if any(entry.signature is not None for entry in program.module_call_graph if entry.fqn):
         raise Uncovered("signatures of submodules are kept")
@@ -253,12 +237,12 @@ def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedP
     """Return a program with another graph, whose inputs and outputs are those of the old one, in the same order."""
     return assemble_program(
         graph_module=graph_module,
-        signature=updated_signature(program.graph_signature, graph_module),
+        signature=conversion.updated_signature(program.graph_signature, graph_module),
         state_dict=program.state_dict,
         constants=program.constants,
         range_constraints=program.range_constraints,
         module_call_graph=program.module_call_graph,
         example_inputs=program.example_inputs,
-        verifiers=[Verifier],
+        verifiers=[conversion.Verifier],
         guards_code=guards_code_of(program),
     )

@@ -9,28 +9,20 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream import pins
-from exir_lowering._upstream.conversion import (
-    ASSERT_METADATA,
-    DEQUANTIZE,
-    DIM_ORDER_OPERATORS,
-    QUANTIZE,
-    SYMBOLIC_OPERATORS,
-    aten_to_edge,
-    dialect_passes,
-    eliminate_dq_q,
-    should_lower_to_edge,
-    skips_dim_order,
-    view_copy_of,
-)
-from exir_lowering._upstream.operators import list_arguments
+from exir_lowering._upstream import conversion, pins
+from exir_lowering._upstream.operators import is_overload, list_arguments, writes
 from exir_lowering._upstream.programs import lazy_graph_module
-from exir_lowering._upstream.schemas import is_overload, writes
 from exir_lowering.steps.casewise.by_template import Plain, Stage, rewrite
 
 _ATEN = torch.ops.aten
 _LOOKED_AT = frozenset(
-    {ASSERT_METADATA, torch.ops.aten._unsafe_view.default, _ATEN.cat.default, _ATEN.slice_copy.Tensor, _ATEN.to.dtype}
+    {
+        conversion.ASSERT_METADATA,
+        torch.ops.aten._unsafe_view.default,
+        _ATEN.cat.default,
+        _ATEN.slice_copy.Tensor,
+        _ATEN.to.dtype,
+    }
 )
 """Operators that a pass treats by name."""
 
@@ -55,7 +47,7 @@ class Dialect(Stage):
         self._plain: dict[Any, Plain | None] = {}
         self._by_name = pins.is_on("Edge operators by name")
         # What unknown passes do is remembered for nobody else: they may be others the next time.
-        self.key = ("edge", skips_dim_order(config), None if self._by_name else object())
+        self.key = ("edge", conversion.skips_dim_order(config), None if self._by_name else object())
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""
@@ -74,7 +66,7 @@ class Dialect(Stage):
     def apply(self, graph: Graph) -> GraphModule:
         """Convert cases by ExecuTorch's passes."""
         converted: GraphModule = lazy_graph_module({}, graph)
-        for step in dialect_passes(self._config):
+        for step in conversion.dialect_passes(self._config):
             converted = step(converted).graph_module
         return converted
 
@@ -82,16 +74,16 @@ class Dialect(Stage):
 def _replaced_only(target: Any) -> Plain | None:
     """Return the Edge operator of one that passes only replace, whatever its operands are."""
     if not is_overload(target):
-        return Plain(target, same=True) if target in SYMBOLIC_OPERATORS else None
+        return Plain(target, same=True) if target in conversion.SYMBOLIC_OPERATORS else None
     if target in _LOOKED_AT or writes(target):
         return None
     copying: Any = target
     if target.is_view or any(argument.aliased for argument in list_arguments(target)):
-        copying = view_copy_of(target)
+        copying = conversion.view_copy_of(target)
         if copying is None or copying in _LOOKED_AT:
             return None
-    edge = aten_to_edge(copying) if should_lower_to_edge(copying) else copying
-    return None if edge in DIM_ORDER_OPERATORS else Plain(edge, same=copying is target)
+    edge = conversion.aten_to_edge(copying) if conversion.should_lower_to_edge(copying) else copying
+    return None if edge in conversion.DIM_ORDER_OPERATORS else Plain(edge, same=copying is target)
 
 
 def _has_number_for_tensor(node: Node) -> bool:
@@ -125,7 +117,9 @@ def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> G
 
 def _fold_requantized(graph_module: GraphModule) -> None:
     """Remove pairs that dequantize and quantize again with the same parameters: the one thing that spans two calls."""
-    pairs = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target in DEQUANTIZE]
-    if any(user.target in QUANTIZE for node in pairs for user in node.users):
-        eliminate_dq_q(graph_module, pairs)
+    pairs = [
+        node for node in graph_module.graph.nodes if node.op == "call_function" and node.target in conversion.DEQUANTIZE
+    ]
+    if any(user.target in conversion.QUANTIZE for node in pairs for user in node.users):
+        conversion.eliminate_dq_q(graph_module, pairs)
         graph_module.graph.eliminate_dead_code()

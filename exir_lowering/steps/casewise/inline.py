@@ -15,9 +15,8 @@ from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.operators import is_view, written_arguments
-from exir_lowering._upstream.retracing import COPIED_META, source_of
-from exir_lowering._upstream.schemas import is_composite
+from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
+from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.value_keys import storages_of
 

@@ -10,9 +10,8 @@ from networkx.utils import UnionFind
 from torch.fx import Graph, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.operators import list_arguments
-from exir_lowering._upstream.schemas import is_composite, is_overload, returns_what_it_overwrites, writes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.calls import tensors
@@ -62,12 +61,12 @@ class _Aliases:
         """Yield the operands whose memory a node's result may be in."""
         if node.op != "call_function":
             return
-        if not is_overload(node.target):
+        if not operators.is_overload(node.target):
             yield from node.all_input_nodes
-        elif is_composite(node.target):  # it may return what it is given, whatever it declares
+        elif operators.is_composite(node.target):  # it may return what it is given, whatever it declares
             yield from (node.all_input_nodes[index] for index in self._found(node).shared)
         else:
-            for argument in list_arguments(node.target):
+            for argument in operators.list_arguments(node.target):
                 if argument.aliased:
                     yield from _nodes(graphs.argument(node, argument.name))
 
@@ -84,13 +83,13 @@ class _Aliases:
 
     def untouched_by(self, node: Node) -> bool:
         """Return whether an in-place operator writes nothing."""
-        return is_composite(node.target) and self._found(node, gradients=False).untouched
+        return operators.is_composite(node.target) and self._found(node, gradients=False).untouched
 
     def is_view(self, node: Node) -> bool:
         """Return whether a node's result is another tensor in the memory of an operand."""
         if node.op != "call_function" or is_mutable(node):
             return False
-        return self._found(node).is_view if is_composite(node.target) else not self.is_new(node)
+        return self._found(node).is_view if operators.is_composite(node.target) else not self.is_new(node)
 
     def is_new(self, node: Node) -> bool:
         """Return whether a node's result is in separate memory."""
@@ -111,7 +110,7 @@ def _nodes(value: Any) -> Iterator[Node]:
 
 def written_operand(node: Node) -> Node | None:
     """Return the one operand that an operator overwrites and returns; None if it does not, or does more."""
-    if not is_overload(node.target) or not returns_what_it_overwrites(node.target):
+    if not operators.is_overload(node.target) or not operators.returns_what_it_overwrites(node.target):
         return None
     return node.args[0] if node.args and isinstance(node.args[0], Node) else None
 
@@ -142,7 +141,7 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
 
 def is_mutable(node: Node) -> bool:
     """Return whether a node's operator writes into an operand."""
-    return node.op == "call_function" and writes(node.target)
+    return node.op == "call_function" and operators.writes(node.target)
 
 
 def _list_versions(node: Node) -> list[Node] | None:

@@ -13,12 +13,11 @@ from torch.fx.node import map_aggregate, map_arg
 
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.schemas import packet_name
+from exir_lowering._upstream.operators import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, outlast
 
-_FROM_TRACING = ("original_aten", "custom")
-"""The metadata that tracing itself gives to nodes."""
+_FROM_TRACING = ("original_aten", "custom")  # the metadata that tracing itself gives to nodes
 
 
 @dataclass(frozen=True, slots=True)

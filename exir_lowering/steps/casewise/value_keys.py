@@ -12,9 +12,9 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, make_fake, storage_of
 from exir_lowering._upstream.likeness import SYMBOLS, Likeness
-from exir_lowering._upstream.retracing import decomposed_call, enable_python_dispatcher
-from exir_lowering._upstream.schemas import is_composite
-from exir_lowering._upstream.trees import pytree
+from exir_lowering._upstream.operators import is_composite
+from exir_lowering._upstream.programs import pytree
+from exir_lowering._upstream.tracing import decomposed_call, enable_python_dispatcher
 from exir_lowering.graphs.operators.calls import tensors
 
 
@@ -35,8 +35,7 @@ def describe_arguments(arguments: Any, number: Callable[[Node], int]) -> Hashabl
     return Likeness(Uncovered, other).describe(arguments)
 
 
-_REMEMBERED = 20_000
-"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
+_REMEMBERED = 20_000  # how many cases of earlier programs a process remembers; one takes a few kilobytes
 
 
 class Memory(OrderedDict[Hashable, Any]):
@@ -56,8 +55,7 @@ class Memory(OrderedDict[Hashable, Any]):
             self.popitem(last=False)
 
 
-MEMORY = Memory()
-"""What this process knows of cases without symbols; those with symbols belong to one program."""
+MEMORY = Memory()  # what this process knows of cases without symbols; those with symbols belong to one program
 
 
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:

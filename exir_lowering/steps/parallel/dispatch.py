@@ -30,8 +30,7 @@ A backend copies what it packs, so a machine whose workers are all here needs ab
 model's.
 """
 
-_MOST_AT_ONCE = 256
-"""How many tasks a given executor has at once; it does not say how many workers there are."""
+_MOST_AT_ONCE = 256  # how many tasks a given executor has at once; it does not say how many workers there are
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The parts of the step rewrite: editing a graph, walking it, and asking partitioners about new forms."""
+"""The parts of the step rewrite: editing a graph, and asking partitioners about new forms."""

@@ -14,22 +14,20 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import switches
-from exir_lowering._upstream.edge_operators import edge_operator
+from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.retracing import enable_python_dispatcher
+from exir_lowering._upstream.tracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
 from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered, describe_arguments, outlast, renew
 
-_OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})
-"""Keys of node.meta that describe one node only."""
+_OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
 
 _INPUTS = (InputKind.USER_INPUT, InputKind.CUSTOM_OBJ)
 
-_SHARED_BYTES = 1 << 16
-"""Up to this size, constants are compared by content."""
+_SHARED_BYTES = 1 << 16  # up to this size, constants are compared by content
 
 
 class Editor:

@@ -113,11 +113,10 @@ class _Probe:
 
     def ask(self, method: str, partitioners: Sequence[Partitioner]) -> dict[str, str]:
         """Return the backend of each node that a partitioner takes, by name; LoweringError if one fails on it."""
-        signature = ExportGraphSignature(self._specs, self._outputs)
         targets = {str(spec.target) for spec in self._specs}
         program = assemble_program(
             graph_module=lazy_graph_module({}, self._graph),
-            signature=signature,
+            signature=ExportGraphSignature(self._specs, self._outputs),
             state_dict={name: value for name, value in self._program.state_dict.items() if name in targets},
             constants={name: value for name, value in self._program.constants.items() if name in targets},
             range_constraints=dict(self._program.range_constraints),

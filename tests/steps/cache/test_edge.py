@@ -24,7 +24,7 @@ from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner, Sup
 from exir_lowering.plans.lowering_plan import CacheUse
 from exir_lowering.steps.arguments import read_request
 from exir_lowering.steps.cache.store import Store
-from exir_lowering.steps.cached_edge import convert_cached
+from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
 

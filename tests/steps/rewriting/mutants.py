@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Node
 
-from exir_lowering._upstream.edge_operators import edge_operator
+from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.graphs import is_getitem, operator_name
 from exir_lowering.graphs.copies import private_copy

@@ -1,21 +1,22 @@
-"""Operators that return what they are given: copies that change nothing, and views that cancel each other."""
+"""Values that are there already: what copies, and views that cancel each other, are given; what is computed twice."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.node_facts import is_contiguous, same_layout
+from exir_lowering.rewrites.node_facts import call_key, is_contiguous, is_quantisation, same_layout
 
 _RESHAPES = ("aten.view_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 """Operators that keep the elements and their order."""
 
-_VIEWS = (*_RESHAPES, "aten.expand_copy.default")
-"""Operators that do if the result has as many elements."""
+_VIEWS = (*_RESHAPES, "aten.expand_copy.default")  # operators that do if the result has as many elements
 
 _COPIES = (
     "aten.alias_copy.default",
@@ -88,3 +89,36 @@ def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
     if len(operand.users) > 1 or not is_contiguous(base):
         return None
     return scope.call("aten.view_copy.default", base, node.args[1], like=node)
+
+
+class CommonSubexpressions(Rewrite):
+    """Replaces a call by an earlier one of the same operator with the same arguments.
+
+    Operators that are random, or not known to have no effect, are left alone; so are those of quantisation, which torch
+    duplicates because a backend fuses each pattern with separate dequantised operands. As operands are rewritten first,
+    equal chains become one from their beginning to their end. Source: local value numbering, Cocke and Schwartz, 1970.
+    """
+
+    name = "common-subexpressions"
+    operators = ("*",)
+    exactness = "bits"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return an earlier node that is equal to a node."""
+        if not only_computes(node) or is_quantisation(node):
+            return None
+        key = call_key(node)
+        if key is None:
+            return None
+        first: Node | None = scope.memory.get(key)
+        if first is not None and scope.exists(first) and first < node:  # forms that backends take are added later
+            return first if _sizes(first) == _sizes(node) else None
+        scope.memory[key] = node
+        return None
+
+
+def _sizes(node: Node) -> str:
+    """Return what sizes a result has, or is: two calls have symbols of their own for those that depend on data."""
+    given = node.meta.get("val")
+    values = given if isinstance(given, (list, tuple)) else [given]
+    return str([list(value.shape) if isinstance(value, torch.Tensor) else value for value in values])

@@ -1,16 +1,19 @@
-"""Calls of higher-order operators that are not lowered: graphs of regions are inlined, the others stay in PyTorch.
+"""What stays in PyTorch: operators that draw random numbers, and calls of higher-order operators.
 
-Such a call is one operator of the program that is lowered. The line knows only its tensors, as for any custom operator;
-the compiled graph has the call in its place. So what is before and after it is lowered, and nothing is taken together
-across it that could not be.
+Random numbers are drawn in the order of the graph, so that a seed gives the same.
+
+Of the higher-order calls that are not lowered, graphs of regions are inlined. Any other one is one operator of the
+program that is lowered. The line knows only its tensors, as for any custom operator; the compiled graph has the call in
+its place. So what is before and after it is lowered, and nothing is taken together across it that could not be.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -19,35 +22,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.operators import wrapped_operator
-from exir_lowering._upstream.schemas import higher_order_name
-from exir_lowering.dynamo.random_numbers import is_random
+from exir_lowering._upstream.operators import higher_order_name, wrapped_operator
+from exir_lowering.graphs.order import topological
 
-Path = tuple[int, ...]
-"""Where a value is in what a call returns: the numbers by which it is taken, one after the other."""
+Path = tuple[int, ...]  # where a value is in what a call returns: the numbers by which it is taken, one after the other
 
 
-@dataclass(frozen=True, eq=False)
-class HostCall:
-    """A call of a higher-order operator, as a function of its operands that returns what is used of its results."""
-
-    name: str
-    run: Callable[..., list[Any]]
-
-    @property
-    def __name__(self) -> str:
-        return self.name
-
-    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any], name: str = "") -> list[Any]:
-        """Call the operator."""
-        return self.run(*tensors, *numbers)
-
-
-def stand_in(call: HostCall, *, random: bool) -> tuple[Any, str]:
-    """Return the operator that stands for a call, and its last argument: a name, known for as long as the call is."""
-    name = f"{call.__name__} {uuid.uuid4().hex}"
-    _calls[name] = call
-    return _OPERATORS[random], name
+HostCall = Callable[..., list[Any]]
+"""A call of a higher-order operator, as a function of its tensors, numbers and name: what is used of its results."""
 
 
 def is_host_call(node: Node) -> bool:
@@ -89,15 +71,13 @@ _OPERATORS = {
 """What stands for calls; by whether they draw random numbers."""
 
 
-LOWERED = frozenset({"cond"})
-"""Higher-order operators that are lowered."""
+LOWERED = frozenset({"cond"})  # higher-order operators that are lowered
 
 _INLINED = "invoke_subgraph"
 
 _RANDOM = frozenset({"run_and_save_rng_state", "run_with_rng_state"})
 
-_ORDERED = frozenset({"with_effects"})
-"""Operators whose calls do something beside returning results."""
+_ORDERED = frozenset({"with_effects"})  # operators whose calls do something beside returning results
 
 
 def replace_calls(module: GraphModule) -> GraphModule:
@@ -222,7 +202,9 @@ class _Replacer:
         used = list(_used(node))
         call = _make_call(module, node, (*tensors, *numbers), held, [path for _, path in used])
         self.made.append(call)
-        target, name = stand_in(call, random=call.__name__ in _RANDOM or is_random(node))
+        name = f"{call.__name__} {uuid.uuid4().hex}"
+        _calls[name] = call
+        target = _OPERATORS[call.__name__ in _RANDOM or is_random(node)]
         made = self.graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
         made.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
         for position, (value, _) in enumerate(used):
@@ -244,4 +226,65 @@ def _make_call(
         [reduce(lambda value, at: graph.call_function(operator.getitem, (value, at)), path, made) for path in paths]
     )
     root = {str(one.target): graphs.attribute(module, str(one.target)) for one in held}
-    return HostCall(str(higher_order_name(node.target)), GraphModule(root, graph).forward)
+    run = GraphModule(root, graph).forward
+
+    def call(tensors: Sequence[Any], numbers: Sequence[Any], name: str = "") -> list[Any]:
+        return run(*tensors, *numbers)  # type: ignore[no-any-return]
+
+    call.__name__ = str(higher_order_name(node.target))
+    return call
+
+
+Order = Mapping[tuple[str, ...], Sequence[str]]
+"""The nodes that draw random numbers, by the path of their graph, in the order in which they run."""
+
+
+def is_random(node: Node) -> bool:
+    """Return whether a node draws random numbers, itself or in a graph that it calls."""
+    if node.op != "call_function":
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(wrapped_operator(node.target), "tags", ()):
+        return True
+    owner = node.graph.owning_module
+    return owner is not None and any(list_random(nested.module) for nested in graphs.nested_graphs(owner, node))
+
+
+def list_random(module: GraphModule) -> list[str]:
+    """Return the operators that draw random numbers, in the order in which they stand."""
+    return [graphs.operator_name(node) for _, node in graphs.every_node(module) if is_random(node)]
+
+
+def order_of(module: GraphModule) -> dict[tuple[str, ...], list[str]]:
+    """Return in which order the random numbers of a graph, and of the graphs nested in it, are drawn."""
+    return {path: _random_names(inner) for path, inner in graphs.walk(module)}
+
+
+def restore_order(module: GraphModule, order: Order) -> bool:
+    """Move nodes of a lowered graph so that random numbers are drawn in an order; return whether that can be done."""
+    return all(_restore(inner, order.get(path, ())) for path, inner in graphs.walk(module))
+
+
+def _restore(module: GraphModule, names: Sequence[str]) -> bool:
+    if _random_names(module) == list(names):
+        return True
+    nodes = list(module.graph.nodes)
+    numbers = {node: number for number, node in enumerate(nodes)}
+    by_name = {node.name: number for node, number in numbers.items()}
+    if not all(name in by_name for name in names):
+        return False
+    successors = [[numbers[user] for user in node.users] for node in nodes]
+    for before, after in itertools.pairwise(names):
+        successors[by_name[before]].append(by_name[after])
+    chosen = topological(successors)
+    if len(chosen) != len(nodes):
+        return False
+    last = module.graph.output_node()
+    for number in chosen:
+        if nodes[number] is not last:
+            last.prepend(nodes[number])
+    module.recompile()
+    return True
+
+
+def _random_names(module: GraphModule) -> list[str]:
+    return [node.name for node in module.graph.nodes if is_random(node)]
