@@ -69,7 +69,9 @@ def plan_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> L
         return LoweringPlan(())
     with outside_tracing():
         session, captured, chosen = _prepare(kind, captured, attempt)
-        return plan(_programs(captured), chosen, options=_free(session.options))
+        planned = plan(_programs(captured), chosen, options=_free(session.options))
+    # PyTorch allocates what it runs: nothing plans its memory.
+    return replace(planned, methods=tuple(replace(method, _memory=None) for method in planned.methods))
 
 
 def _programs(captured: Iterable[Captured]) -> dict[str, ExportedProgram]:
