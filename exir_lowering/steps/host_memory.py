@@ -42,7 +42,9 @@ def check_inputs(method: str, program: ExportedProgram) -> None:
         value: Any = node.meta.get("val") if node.name in given else None
         strides = [size_hint(stride) for stride in value.stride()] if isinstance(value, torch.Tensor) else []
         order = sorted(range(len(strides)), key=lambda dim: -strides[dim])  # as ExecuTorch writes it
-        if order not in ([*range(len(order))], _CHANNELS_LAST, [0, 2, 3, 4, 1]) and 0 not in strides:
+        placed = [dim for dim in order if size_hint(value.shape[dim]) != 1]  # the others may lie anywhere
+        last = [dim for dim in (0, 2, 3, 4, 1) if dim in placed and len(order) in (4, 5)]
+        if placed not in (sorted(placed), last) and 0 not in strides:
             raise InputError(
                 f"Method {method!r} was exported with an example input {node.name!r} of shape {[*value.shape]} whose "
                 f"dimensions lie in memory in the order {order}. ExecuTorch's runtime takes contiguous inputs and, of "

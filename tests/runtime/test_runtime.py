@@ -186,6 +186,13 @@ class TestLayout:
         with pytest.raises(InputError, match=r"'x' of shape \[4, 3\] .* in the order \[1, 0\]"):
             lower(export(Double(), (torch.randn(3, 4).t(),))).emit()
 
+    @pytest.mark.parametrize(("shape", "stride"), [((2, 1, 4, 5), (20, 1, 5, 1)), ((1, 2, 3), (1, 3, 1))])
+    def test_dimensions_of_size_one_may_lie_anywhere(self, shape, stride):
+        """As in gray images that are channels last."""
+        x = torch.empty_strided(shape, stride).normal_()
+        (result,) = load(lower(export(Double(), (x,))).emit().buffer).run("forward", x)
+        torch.testing.assert_close(result, x * 2)
+
     def test_sizes_of_one_and_scalars(self):
         for shape in ((), (1,), (1, 1, 4, 1)):
             x = torch.randn(shape)
