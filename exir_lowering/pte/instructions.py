@@ -11,6 +11,8 @@ outputs it returns.
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -208,35 +210,39 @@ def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:
 
 
 def _find_results(body: Body) -> None:
-    """Find the kinds of the values that instructions make; they may depend on what other instructions make."""
-    found, before = body.results, None
-    while before != found:
-        before = dict(found)
-        for code, target, arguments in body.instructions():
-            if code == MOVE:
-                source, moved_to = arguments
-                _add(body, moved_to, body.kinds(source))
-            elif code in (KERNEL, DELEGATE):
-                _add_results(body, body.signatures[target] if code == KERNEL else None, arguments)
+    """Find the kinds of the values that instructions make, in rounds: they may depend on what later ones make."""
+    instructions, readers = [*body.instructions()], defaultdict[int, list[int]](list)
+    for number, (code, target, arguments) in enumerate(instructions):
+        called = body.signatures[target] if code == KERNEL else None
+        for index in arguments[: 1 if code == MOVE else len(called.types) if called else 0]:
+            readers[index].append(number)
+    count = len(instructions)
+    waiting = [*range(count)]  # a heap; in each round only those that read what changed
+    while waiting:
+        turn, number = divmod(heapq.heappop(waiting), count)
+        for index, kinds in _results(body, *instructions[number]):
+            for reader in readers[index] if _add(body, index, kinds) else ():
+                heapq.heappush(waiting, reader + count * (turn + (reader <= number)))
 
 
-def _add_results(body: Body, called: Signature | None, arguments: Sequence[int]) -> None:
-    if called is None:
-        for index in arguments:
-            if body.values[index].kind == K.NULL:
-                _add(body, index, ANYTHING)
-    elif not called.written:
+def _results(body: Body, code: int, target: int, arguments: Sequence[int]) -> Iterator[tuple[int, Kinds]]:
+    """Yield what an instruction makes, with its kinds as far as they are known."""
+    called = body.signatures[target] if code == KERNEL else None
+    if code == MOVE:
+        yield arguments[1], body.kinds(arguments[0])
+    elif called is not None and not called.written:
         given = arguments[: len(called.types)]
         for index in arguments[len(given) : len(given) + called.results]:
-            _add(body, index, called.returned or _infer_results(body, given))
+            yield index, called.returned or _infer_results(body, given)
+    elif called is None and code in (KERNEL, DELEGATE):
+        yield from ((index, ANYTHING) for index in arguments if body.values[index].kind == K.NULL)
 
 
-def _add(body: Body, index: int, kinds: Kinds) -> None:
+def _add(body: Body, index: int, kinds: Kinds) -> bool:
+    """Add kinds to what a value can be; return whether that is news."""
     before = body.results.get(index)
-    if before is None or not kinds:
-        body.results[index] = kinds
-    elif before:
-        body.results[index] = before | kinds
+    body.results[index] = kinds if before is None or not kinds else before and before | kinds
+    return body.results[index] != before
 
 
 def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
