@@ -7,7 +7,7 @@ of its arguments. Such an operator stays on the host, and the plan says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -25,19 +25,19 @@ _LAYERS = ("addmm", "linear", "convolution")
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
 
-def mend(config: Any, together: Mapping[str, Any]) -> None:
-    """Leave out of a configuration of ExecuTorch's partitioner what is wrong, given those it is partitioned with."""
+def mend(config: Any, together: Collection[str]) -> None:
+    """Leave out of a configuration of ExecuTorch's partitioner what is wrong, given what it may be partitioned with."""
     if config.target_name == "convolution.default":
         config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
     refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
     if config.target_name == "_softmax.default":
         taken = frozenset(name.partition(".")[0] for name in together)
         refusals = (*refusals, partial(_refuse_last_dimension, taken=taken))
-    config.check_constraints = partial(_check, config.check_constraints, refusals, together)
+    config.check_constraints = partial(_check, config.check_constraints, refusals)
 
 
 def _check(
-    check: Callable[..., bool], refusals: tuple[_Refusal, ...], together: Mapping[str, Any], node: Node, program: Any
+    check: Callable[[Node, ExportedProgram], bool], refusals: tuple[_Refusal, ...], node: Node, program: ExportedProgram
 ) -> bool:
     from executorch.exir.backend.utils import WhyNoPartition
 
@@ -45,8 +45,6 @@ def _check(
     if node.graph is not program.graph or not check(node, program):
         return False
     reason = next(filter(None, (refuse(node) for refuse in refusals)), None)
-    if reason is None and _is_copy(node):
-        reason = _refuse_copy(node, lambda user: _is_taken(user, together, program))
     if reason is not None:
         WhyNoPartition(logging.getLogger(__name__))(node, reason)
     return reason is None
@@ -65,24 +63,8 @@ def _is_copy(node: Node) -> bool:
     return node.op == "call_function" and _name(node) in ("clone", "_clone_dim_order")
 
 
-def _is_taken(node: Node, together: Mapping[str, Any], program: ExportedProgram) -> bool:
-    """Return whether an operator goes to XNNPACK, beside others that do."""
-    config = together.get(graphs.operator_name(node).partition(".")[2]) if node.op == "call_function" else None
-    return _quantises(node) or (config is not None and bool(config.check_constraints(node, program)))
-
-
-def _list_readers(copied: Node) -> list[Node]:
-    """Return what reads a copy, or a copy of it."""
-    found = list(copied.users)
-    for user in found:
-        found.extend(user.users if _is_copy(user) else ())
-    return [user for user in found if not _is_copy(user)]
-
-
-def _refuse_copy(node: Node, taken: Callable[[Node], bool]) -> str | None:
-    """Refuse a copy that leaves its partition, of what is read elsewhere too."""
-    if all(map(taken, _list_readers(node))):
-        return None
+def _refuse_copy(node: Node) -> str | None:
+    """Refuse a copy of an input, and of what is read elsewhere too: where partitions end is not known yet."""
     shared, source = False, node
     while _is_copy(source):
         (source,) = source.all_input_nodes
@@ -254,6 +236,8 @@ _refuse_factors = _unless(
 _refuse_single_image = _unless(_is_image, "the input has to have four dimensions")
 
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
+    "clone.default": (_refuse_copy,),
+    "_clone_dim_order.default": (_refuse_copy,),
     "addmm.default": (_refuse_factors, _refuse_shared_bias, partial(_refuse_bias, bias="self", weight="mat2")),
     "bmm.default": (_refuse_layer,),
     "linear.default": (

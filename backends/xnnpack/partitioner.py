@@ -75,7 +75,7 @@ def xnnpack(
     )
     chosen = partitioner.target_partitioner_configs
     for name, config in chosen.items():
-        mend(config, together={name: config} if per_op_mode else chosen)
+        mend(config, together=(name,) if per_op_mode else chosen)
     made: Partitioner = partitioner
     return made
 
