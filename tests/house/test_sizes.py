@@ -28,19 +28,19 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1439,
     "exir_lowering/plans": 2386,
     "exir_lowering/plugins": 2371,
-    "exir_lowering/pte": 4756,
+    "exir_lowering/pte": 4762,
     "exir_lowering/quantization": 887,
     "exir_lowering/refitting": 422,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3800,
-    "exir_lowering/steps": 6157,
+    "exir_lowering/steps": 6159,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1985,
     "exir_lowering/steps/parallel": 582,
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2687,
     "partitioners": 3969,
-    "backends": 2524,
+    "backends": 2508,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
