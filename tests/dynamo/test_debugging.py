@@ -174,6 +174,7 @@ def test_explain_returns_graphs_plans_and_graph_breaks() -> None:
     (planned,) = second.plans
     assert (planned.attempt, planned.kind) == ("exir_lowering", "inference")
     (method,) = planned.plan.methods
+    assert method.memory is None  # PyTorch allocates what it runs
     assert [partition.operators for partition in method.partitions] == [{"aten.mul.Tensor": 2}]
     sources = {node.operator: node.source for node in first.plans[0].plan.methods[0].host}
     assert "x = a / (torch.abs(a) + 1)" in sources["aten.abs.default"]
