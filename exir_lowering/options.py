@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from executorch.exir import EdgeCompileConfig
 
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.costs import CostModel

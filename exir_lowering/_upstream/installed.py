@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 bridged: set[str] = set()
 """Ids under which Python delegates are registered in the runtime, which has no backends of its own for them."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from exir_lowering._upstream.locks import original_of
 from exir_lowering._upstream.pinned import DIGESTS, FEATURES as FEATURES, Feature as Feature
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""

@@ -27,8 +27,7 @@ from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, so
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles
-from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle, let_through
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate

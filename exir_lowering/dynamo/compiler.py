@@ -26,8 +26,7 @@ from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log, NotLowered
 from exir_lowering.dynamo.options import Attempt, Candidate, list_candidates, read_options, requires_coverage
-from exir_lowering.errors import InputError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, LoweringError, let_through
 
 NAME = "exir_lowering"
 

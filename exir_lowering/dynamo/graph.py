@@ -28,8 +28,7 @@ from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.errors import BackendFailure, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendFailure, LoweringError, let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.checksums import checksum
 

@@ -21,7 +21,7 @@ from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import Attempt, requires_coverage
 from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan

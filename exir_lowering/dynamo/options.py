@@ -13,8 +13,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.partitioning import ForBackend
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, Partitioner, PartitionerLike

@@ -13,7 +13,7 @@ from torch.utils import flop_counter
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.likeness import SYMBOLS as SYMBOLS
 from exir_lowering._upstream.operators import operator_packet
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs import is_delegate_call, is_getitem
 from exir_lowering.graphs.operators.calls import tensors as tensors
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.inspection import memory
 from exir_lowering.inspection.report import (
     ByteRange,

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from exir_lowering.errors.wording import few
+from exir_lowering.errors import few
 from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import make_table, printable, render
 

@@ -20,8 +20,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.delegates import with_original
 from exir_lowering._upstream.programs import DelegatedProgram, pytree
-from exir_lowering.errors import BackendUnavailableWarning, InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableWarning, InputError, let_through
 from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule

@@ -12,9 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean, let_through
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases, Record

@@ -16,8 +16,7 @@ import torch
 
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module.convention import Convention, Fixed, Leaf
 from exir_lowering.pte.digests import XXH3

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from exir_lowering._upstream import installed
-from exir_lowering.errors import BackendFailure, BackendUnavailableWarning, LoweringError, UnknownPluginError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import (
+    BackendFailure,
+    BackendUnavailableWarning,
+    LoweringError,
+    UnknownPluginError,
+    let_through,
+)
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 

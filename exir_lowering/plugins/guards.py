@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from exir_lowering._upstream.locks import conversion as conversion_lock
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 __all__ = ["conversion_lock", "let_through"]

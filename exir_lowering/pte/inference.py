@@ -17,7 +17,7 @@ import torch
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.pte import quantized
 from exir_lowering.pte.flatbuffer import CorruptError

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 if TYPE_CHECKING:
     from rich.console import OverflowMethod, RenderableType

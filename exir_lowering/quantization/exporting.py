@@ -13,8 +13,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import known_size
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.verification.sizes import bounds_of, shape_of

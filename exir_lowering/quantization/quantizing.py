@@ -18,8 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.lowered_module import convention
 from exir_lowering.quantization.exporting import export, open_module, tidy
 from exir_lowering.quantization.layers import Layers, Run, find_layers, in_float

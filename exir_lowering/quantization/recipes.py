@@ -12,8 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 
 RECIPES = ("xnnpack-int8",)  # what there is: ExecuTorch's `XNNPACKQuantizer`, symmetric weights
 

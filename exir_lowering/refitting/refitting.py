@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.tensors import KINDS
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.errors.wording import did_you_mean, few
+from exir_lowering.errors import InputError, did_you_mean, few, let_through
 from exir_lowering.pte import container, digests, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX
 from exir_lowering.pte.digests import Seal

@@ -18,8 +18,8 @@ from exir_lowering.errors import (
     BackendUnavailableError,
     LoweringError,
     find_named_handle,
+    let_through,
 )
-from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec

@@ -17,10 +17,10 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     InputError,
     LoweringError,
+    few,
     find_named_handle,
+    let_through,
 )
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.errors.wording import few
 from exir_lowering.graphs import sources
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing

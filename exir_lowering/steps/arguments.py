@@ -20,8 +20,7 @@ from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import manager_contents
-from exir_lowering.errors import InputError
-from exir_lowering.errors.wording import did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites

@@ -28,8 +28,7 @@ from exir_lowering._upstream.edge import (
 )
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, let_through
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions

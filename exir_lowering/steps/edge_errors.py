@@ -22,9 +22,7 @@ from exir_lowering._upstream import edge, installed
 from exir_lowering._upstream.edge import checks_validity, lacks_out_variant, note_mistyped, out_variant, with_allowed
 from exir_lowering._upstream.fakes import memory_of
 from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.errors.wording import few
+from exir_lowering.errors import InputError, few, let_through
 from exir_lowering.graphs.copies import private_copy
 
 Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it

@@ -22,8 +22,7 @@ from exir_lowering._upstream.delegates import add_named_data, forgetting_delegat
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError, InvariantError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, InvariantError, LoweringError, let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition

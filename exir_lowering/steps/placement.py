@@ -17,8 +17,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_entries, place_named_data
 from exir_lowering._upstream.emission import named_data_pieces
-from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, let_through
 from exir_lowering.pte.printing import make_table
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"

@@ -15,9 +15,14 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering._upstream.tensors import is_readable
-from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.errors.wording import few
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    LoweringError,
+    few,
+    find_named_handle,
+    let_through,
+)
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.weights import WeightStore

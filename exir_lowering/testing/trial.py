@@ -23,8 +23,8 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     InvariantError,
     LoweringError,
+    let_through,
 )
-from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, measures
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.bundled import tolerance

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.acceleration import Work, current
 from exir_lowering._upstream.likeness import Form, Likeness
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 
 class UnknownFormError(Exception):

@@ -27,7 +27,7 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration import Work, current
 from exir_lowering._upstream.acceleration.results import settle
 from exir_lowering._upstream.locks import original_of
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 
 _PASSES = "executorch.backends.xnnpack._passes"
 

@@ -9,7 +9,7 @@ import torch
 
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import Operator
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators import checks as operator_checks
 from exir_lowering.graphs.operators.budget import bytes_of
 

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
 from exir_lowering._upstream.tensors import is_dense
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from exir_lowering._upstream.fakes import expression, grows, smallest
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.analysis import ValueRanges

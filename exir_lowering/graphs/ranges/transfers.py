@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, meet, point, settle, whole
 

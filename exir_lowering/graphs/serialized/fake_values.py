@@ -13,7 +13,7 @@ import torch
 
 from exir_lowering._upstream import serializing
 from exir_lowering._upstream.serializing import int_oo, sympy_functions
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.graphs.serialized.plain import NotSerialisableError, pick
 from exir_lowering.graphs.serialized.tensors import DTYPES, TensorReader, TensorWriter, name_dtype
 

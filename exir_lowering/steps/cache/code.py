@@ -37,7 +37,7 @@ from types import (
 )
 from typing import Any, cast
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.steps.cache.keys import Forms, NoKeyError, Storages
 
 _INSTALLED = tuple(

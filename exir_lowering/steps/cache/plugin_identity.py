@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.plugins import edge_requests, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
 from exir_lowering.steps.cache.code import attributes, describe_code

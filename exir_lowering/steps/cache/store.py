@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exir_lowering.errors import CacheWarning, InputError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import CacheWarning, InputError, let_through
 from exir_lowering.plans.lowering_plan import CacheUse
 from exir_lowering.steps.cache.keys import FORMAT, Key, Storages
 

@@ -17,7 +17,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
 from exir_lowering._upstream.tracing import COPIED_META, source_of
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import let_through
 from exir_lowering.steps.casewise.value_keys import storages_of
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled

@@ -25,8 +25,7 @@ import torch
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, let_through
 from exir_lowering.graphs.serialized import NotSerialisableError, decode, encode
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
