@@ -10,7 +10,7 @@ import griffe
 GIVEN = re.compile(r"_with_arguments_of\((\w+)\)")
 """The decorator of `exir_lowering/testing/api.py`: a function has the signature of the one that gets its arguments."""
 
-PRIVATE = ("runtime.program.LoadedProgram", "verification.culprit.Culprit")
+PRIVATE = ("runtime.program.LoadedProgram", "verification.results.Culprit")
 """Public data classes with private fields; nobody makes them but this package."""
 
 

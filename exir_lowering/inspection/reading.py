@@ -27,15 +27,7 @@ from exir_lowering.inspection.report import (
     Stored,
 )
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import (
-    assembling,
-    container,
-    digests,
-    files,
-    format as file_format,
-    manifest,
-    provenance,
-)
+from exir_lowering.pte import assembling, container, digests, files, format as file_format, manifest, provenance
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug

@@ -1,4 +1,4 @@
-"""How the views write numbers and shorten long texts."""
+"""How the views write numbers, shorten long texts, and name operators, modules and places in the source."""
 
 from __future__ import annotations
 

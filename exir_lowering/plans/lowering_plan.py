@@ -1,4 +1,4 @@
-"""A plan of all methods, and the ways to show it."""
+"""A plan of all methods, what options require of it, and the report of a lowering: a plan with sizes and times."""
 
 from __future__ import annotations
 

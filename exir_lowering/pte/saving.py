@@ -1,4 +1,4 @@
-"""Write files that belong together so that a failure, or the end of the process, leaves nothing half-written.
+"""Write files together, so that no failure or end of the process leaves one half-written; and temporary folders.
 
 Each file is written beside its target under a name of its own (`.model.pte.1a2b3c4d.tmp`), made durable, and moved once
 all are complete; the file that refers to the others goes last. Data files that replace others of the same name are new
@@ -13,10 +13,10 @@ Large content goes to the disk while it is written, and leaves the system's cach
 anyway, and a cache that grows by gigabytes costs more than writing them (measured in a virtual machine: 12.9 s of CPU
 for 5 GB, 1.3 s without), and takes the place of what other programs keep there.
 
-A folder has a file that its process keeps locked. The system frees the lock when the process ends, in any way. What
-is removed later is certain to be left behind by this package: a folder of this user that nobody else can open, with our
-name and such a file, which names this machine and which nobody has locked. Links are not followed, and a folder with
-anything but files in it stays.
+A temporary folder has a file that its process keeps locked. The system frees the lock when the process ends, in any
+way. What is removed later is certain to be left behind by this package: a folder of this user that nobody else can
+open, with our name and such a file, which names this machine and which nobody has locked. Links are not followed, and a
+folder with anything but files in it stays.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from exir_lowering.errors import InputError, let_through
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is removed later
+except ImportError:  # Windows: no open file can be removed, and nothing is removed later
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX = "exir-lowering-"
@@ -138,11 +138,6 @@ def _open(path: str, flags: int, stack: contextlib.ExitStack, folder: int | None
     stack.callback(os.close, opened)
     return opened
 
-
-try:
-    import fcntl
-except ImportError:  # Windows, where an open file cannot be removed
-    fcntl = None  # type: ignore[assignment]
 
 _TOKEN = 4
 _ENDING = ".tmp"

@@ -1,4 +1,4 @@
-"""What the engines have in common, which execute the methods of a `LoadedProgram`."""
+"""What the engines have in common, which execute the methods of a `LoadedProgram`, and traces of what they ran."""
 
 from __future__ import annotations
 

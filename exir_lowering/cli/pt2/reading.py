@@ -1,4 +1,4 @@
-"""Reading a `.pt2` file."""
+"""Read a `.pt2` file: the archive, its tensors and examples, and the program."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def _index(at: Positions, node: Node) -> Pads:
     return found
 
 
-# -- sums: reductions, products of matrices, attention -----------------------------------------------------------------
+# -- reductions, softmax, normalisation --------------------------------------------------------------------------------
 
 _FAR = 1000.0
 """Of two numbers that are so far apart, a softmax makes zero of the smaller one, in any type."""
