@@ -28,8 +28,9 @@ from exir_lowering.model import (
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions, read_size
-from exir_lowering.plans.lowering_plan import LoweringPlan, Report, require_coverage
+from exir_lowering.plans.lowering_plan import LoweringPlan, require_coverage
 from exir_lowering.plans.planning import plan_method
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.costs import planning_with

@@ -21,7 +21,7 @@ from torch import Tensor
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
-from exir_lowering.plans.lowering_plan import Times
+from exir_lowering.plans.report import Times
 from exir_lowering.pte.printing import make_table
 from exir_lowering.runtime import load
 from exir_lowering.steps.session import Progress

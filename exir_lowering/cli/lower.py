@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.model import RefusedPartition
-    from exir_lowering.plans.lowering_plan import Report
+    from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 

@@ -25,7 +25,7 @@ from exir_lowering.errors import BackendFailure, InputError, LoweringError, Part
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
-from exir_lowering.plans.lowering_plan import Report
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.native.engine import serving

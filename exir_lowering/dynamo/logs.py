@@ -10,7 +10,7 @@ from typing import Literal
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.plans.lowering_plan import Report
+from exir_lowering.plans.report import Report
 
 
 class NotLowered(Exception):

@@ -25,7 +25,8 @@ from exir_lowering.errors import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
-from exir_lowering.plans.lowering_plan import LoweringPlan, Report
+from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.steps.arguments import RequestedMethod

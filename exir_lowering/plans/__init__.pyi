@@ -1,4 +1,4 @@
-from .lowering_plan import LoweringPlan as LoweringPlan, Report as Report
+from .lowering_plan import LoweringPlan as LoweringPlan
 from .planned import (
     Advice as Advice,
     HostCost as HostCost,
@@ -12,4 +12,5 @@ from .planned import (
     RefusedMerge as RefusedMerge,
     Unchanged as Unchanged,
 )
+from .report import Report as Report
 from .views import to_dot as to_dot, to_html as to_html, to_json as to_json, to_text as to_text

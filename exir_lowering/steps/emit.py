@@ -27,8 +27,9 @@ from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition
 from exir_lowering.options import LoweringOptions, MemoryPlanner, read_size
-from exir_lowering.plans.lowering_plan import LoweringPlan, Report, require_memory
+from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, MethodPlan, PlannedMemory
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
 from exir_lowering.pte import manifest, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug

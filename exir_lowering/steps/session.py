@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, TextColumn, TimeElapsedColumn
 
 from exir_lowering.options import LoweringOptions
-from exir_lowering.plans.lowering_plan import Times
+from exir_lowering.plans.report import Times
 from exir_lowering.steps.cache.store import Cache
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram, export
 
 from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, graphs, lower
 from exir_lowering.partitioners import SupportPartitioner, ops
-from exir_lowering.plans.lowering_plan import CacheUse
+from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins import PROVENANCE
 from exir_lowering.steps.casewise.compare import list_differences
 

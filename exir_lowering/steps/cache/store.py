@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from exir_lowering.errors import CacheWarning, InputError, let_through
-from exir_lowering.plans.lowering_plan import CacheUse
+from exir_lowering.plans.report import CacheUse
 from exir_lowering.steps.cache.keys import FORMAT, Key, Storages
 
 DEFAULT_LIMIT = 8 << 30  # how many bytes a store keeps by default

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram, export
 from exir_lowering import LoweredMethods, LoweringOptions, Partitioner, PartitionResult, lower
 from exir_lowering.backends.xnnpack import xnnpack
 from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner, SupportPartitioner, deny, ops
-from exir_lowering.plans.lowering_plan import CacheUse
+from exir_lowering.plans.report import CacheUse
 from exir_lowering.steps.arguments import read_request
 from exir_lowering.steps.cache.store import Store
 from exir_lowering.steps.cached import convert_cached
