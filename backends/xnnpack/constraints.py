@@ -16,12 +16,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.backends.xnnpack.payload.shared_weights import base_name as _name
 from exir_lowering.graphs import measures
 
 _Refusal = Callable[[Node], "str | None"]
 """Returns why XNNPACK cannot be given an operator; None if it can."""
 
-_LAYERS = ("addmm", "linear", "convolution")
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
 
@@ -84,31 +84,23 @@ def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:
     return None
 
 
-def _refuse_shared_bias(node: Node) -> str | None:
-    """Refuse a layer whose bias is rounded for others, or would be for it: ExecuTorch's preprocess has one of each."""
-    bias, scales = graphs.argument(node, "self" if _name(node) == "addmm" else "bias"), _bias_scales(node)
-    for user in bias.users if isinstance(bias, Node) else ():
-        if _bias_scales(user) != scales and (user < node or _name(user) not in _LAYERS):
-            return f"{user.name} reads its bias too, which ExecuTorch's preprocess rounds for one of them only"
-    return None
-
-
-def _bias_scales(node: Node) -> tuple[Any, Any] | None:
-    """Return the scales of the input and the weight of a layer that is quantised statically, by which its bias is."""
-    if _name(node) not in _LAYERS:
-        return None
-    first = 1 if _name(node) == "addmm" else 0  # after the bias
-    layer: list[Any] = list(node.args[first : first + 2])
-    if not all(isinstance(each, Node) and _name(each).startswith("dequantize") for each in layer):
-        return None
-    given, weight = (each.args[1] for each in layer)
-    return (given, weight) if isinstance(given, float) else None
-
-
 def _refuse_layer(node: Node) -> str | None:
     if graphs.sources.is_part_of_linear(node):
         return "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions"
     return None
+
+
+def _refuse_half_quantised(node: Node) -> str | None:
+    """Refuse a convolution over one dimension beside quantisation, if its weight is not: of a layer called twice."""
+    given, weight = node.args[:2]
+    after = [user for read in (node, *node.users) for user in read.users]
+    if _tensor(weight).dim() == 3 and not _is_quantised(weight) and any(map(_is_quantised, (given, *after))):
+        return "its input or output is quantised and its weight is not"
+    return None
+
+
+def _is_quantised(value: Any) -> bool:
+    return isinstance(value, Node) and _quantises(value)
 
 
 def _refuse_weight_order(node: Node) -> str | None:
@@ -184,6 +176,10 @@ def _refuse_normalization(node: Node) -> str | None:
     made = node.args[0]
     if isinstance(made, Node) and _name(made) == "convolution" and made.args[6] and made.args[8] != 1:
         return "ExecuTorch's preprocess cannot fuse it with a transposed convolution in groups"
+    while isinstance(made, Node) and _name(made) in ("view_copy", "add"):
+        made = made.args[0]
+    if isinstance(made, Node) and _name(made) in ("addmm", "linear", "mm", "bmm") and _tensor(node.args[0]).dim() != 2:
+        return "ExecuTorch's preprocess would fuse it with a linear layer along the last dimension"
     return None
 
 
@@ -238,14 +234,11 @@ _refuse_single_image = _unless(_is_image, "the input has to have four dimensions
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
-    "addmm.default": (_refuse_factors, _refuse_shared_bias, partial(_refuse_bias, bias="self", weight="mat2")),
+    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
     "bmm.default": (_refuse_layer,),
-    "linear.default": (
-        _refuse_shared_bias,
-        partial(_refuse_bias, bias="bias", weight="weight"),
-    ),
+    "linear.default": (partial(_refuse_bias, bias="bias", weight="weight"),),
     "convolution.default": (
-        _refuse_shared_bias,
+        _refuse_half_quantised,
         _refuse_weight_order,
         _refuse_shared_activation,
         _refuse_dynamic_shape,
@@ -259,11 +252,6 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "upsample_bilinear2d.vec": (_refuse_scale,),
     "_native_batch_norm_legit_no_training.default": (_refuse_normalization, _refuse_dynamic_shape),
 }
-
-
-def _name(node: Node) -> str:
-    """Return the name of a node's operator without its namespace and its overload."""
-    return graphs.operator_name(node).partition(".")[2].partition(".")[0]
 
 
 def _tensor(node: Any) -> torch.Tensor:

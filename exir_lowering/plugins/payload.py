@@ -16,7 +16,7 @@ from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
 __all__ = [
     "KINDS", "CheckedPayload", "CorruptError", "PayloadChecks", "PayloadOperator", "Table", "Tensor", "ValueSpec",
-    "check_index", "find_checks", "root",
+    "check_index", "find_checks", "find_checks_of", "root",
 ]  # fmt: skip
 
 NEEDED = frozenset({"XnnpackBackend"})
@@ -40,3 +40,9 @@ def find_checks(backend: str) -> PayloadChecks | None:
             "than its source. Install it again."
         )
     return checks
+
+
+def find_checks_of(details: type) -> PayloadChecks | None:
+    """Find what checks the payloads of a class of ExecuTorch, if it was written for just this class."""
+    checks = find_checks(details.__name__)
+    return checks if checks is not None and checks.made_by == f"{details.__module__}.{details.__qualname__}" else None

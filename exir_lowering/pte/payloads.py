@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from exir_lowering.errors import BackendFailure, LoweringError, let_through
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 _Result = TypeVar("_Result")
 
@@ -63,14 +66,14 @@ class CheckedPayload(ABC):
 
 
 class PayloadChecks(ABC):
-    """Checks the payloads of one backend.
+    """Checks the payloads of one backend, and knows the class of ExecuTorch that makes them.
 
     Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
 
     Attributes:
         backend_id: The id of the backend, as it is in the file.
-        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, and the
-            cache of lowered partitions uses both.
+        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` and `prepare` are about this
+            class, and the cache of lowered partitions uses both.
         unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
         replaces_handles: Whether `replace_handles` can be called.
     """
@@ -93,6 +96,14 @@ class PayloadChecks(ABC):
         Raises:
             CorruptError: The payload is damaged.
         """
+
+    def prepare(self, program: ExportedProgram) -> None:
+        """Change a partition that the class `made_by` would lower wrong into an equal one that it lowers right.
+
+        Args:
+            program: A copy of the partition in Edge dialect, to be changed in place. Its tensors are read-only.
+        """
+        return  # as it is
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Return the payload that the backend makes of the same partition with other debug handles, byte for byte.

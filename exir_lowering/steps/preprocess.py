@@ -28,6 +28,7 @@ from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, PlacedResult, context_argument
+from exir_lowering.plugins.payload import find_checks_of
 from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
 
@@ -164,6 +165,9 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
         with locks.conversion():
             own = backend.copy_program(partition.program, specs)
             copied = private_copy(partition.program, unbacked=True) if own is None else own
+            if isinstance(backend, ExecutorchBackend) and isinstance(copied, ExportedProgram):
+                _separate_memory(copied)
+                prepare(backend.details, copied)
     except Exception as error:
         let_through(error)
         raise describe_failure(backend_id, backend, [partition], error) from error
@@ -172,12 +176,17 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
             f"Backend {backend_id!r} returned a {type(own).__name__} as its copy of partition {partition.id}, expected "
             f"an ExportedProgram."
         )
-    if isinstance(backend, ExecutorchBackend):
-        _separate_weights(copied)
     return copied, specs
 
 
-def _separate_weights(program: ExportedProgram) -> None:
+def prepare(details: type, program: ExportedProgram) -> None:
+    """Change a copy of a partition that a class of ExecuTorch would lower wrong, where a plug-in knows better."""
+    checks = find_checks_of(details)
+    if checks is not None:
+        checks.prepare(program)
+
+
+def _separate_memory(program: ExportedProgram) -> None:
     """Give weights that are parts of larger memory their own: ExecuTorch's classes write the memory as a whole."""
     for table in (program.state_dict, program.constants):
         for name, value in table.items():

@@ -43,6 +43,7 @@ from exir_lowering.pte.recipes import (
     replay,
     substitute,
 )
+from exir_lowering.steps.preprocess import prepare
 from exir_lowering.steps.sealing import data_name
 
 if TYPE_CHECKING:
@@ -298,6 +299,7 @@ def _preprocess(delegate: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any
     program = graphs.copy_program(delegate.original_module)
     for table in (program.state_dict, program.constants):
         table.update({name: value for name, value in weights.items() if name in table})
+    prepare(XnnpackBackend, program)
     with accelerating(), torch.no_grad(), Recording() as recording:
         result = XnnpackBackend.preprocess(program, delegate.compile_specs)
     for value in weights.values():

@@ -11,6 +11,7 @@ import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional
+from torch.nn.functional import conv1d, conv2d, linear
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import exir_lowering
@@ -224,27 +225,111 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
 class Twice(torch.nn.Module):
     """A layer that is called twice, with inputs of different scales."""
 
-    def __init__(self, layer: torch.nn.Module) -> None:
+    def __init__(self, layer: torch.nn.Module, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.between = layer, between
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.layer(x) * 3)
+        return self.layer(self.between(self.layer(x)))
 
 
-@pytest.mark.parametrize(("kind", "given"), [(torch.nn.Linear, (6, 6)), (torch.nn.Conv2d, (4, 4, 3, 1, 1))])
-def test_a_bias_is_rounded_for_one_layer_only(kind: Any, given: tuple[int, ...]) -> None:
+class Tied(torch.nn.Module):
+    """Two layers with one bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.second.bias = self.first.bias
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x) * 3) + self.first.bias
+
+
+ROW = IMAGE.view(1, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "whole"),
+    [
+        (lambda: Twice(torch.nn.Linear(6, 6), lambda y: y * 3), MATRIX, True),
+        (lambda: Twice(torch.nn.Linear(6, 6), torch.relu), MATRIX, True),
+        (lambda: Twice(torch.nn.Conv2d(4, 4, 3, padding=1), lambda y: y * 3), IMAGE, True),
+        (lambda: Twice(torch.nn.Conv2d(4, 4, 3, padding=1), torch.relu), IMAGE, True),
+        (lambda: Twice(torch.nn.Conv1d(4, 4, 3, padding=1), lambda y: y * 3), ROW, False),
+        (lambda: Twice(torch.nn.Conv1d(4, 4, 3, padding=1), torch.relu), ROW, False),
+        (Tied, MATRIX, True),
+    ],
+)
+def test_each_layer_has_a_bias_rounded_for_it(make: Any, x: torch.Tensor, whole: bool) -> None:
     torch.manual_seed(0)
-    x = MATRIX if kind is torch.nn.Linear else IMAGE
-    program = quantise(Twice(kind(*given)), x, dynamic=False)
+    program = quantise(make(), x, dynamic=False)
     lowered = exir_lowering.lower(program, "xnnpack")
-    assert {"aten.addmm.default", "aten.convolution.default"} & {
-        node.operator for node in lowered.report.methods[0].host
-    }
+    assert whole == (not lowered.report.methods[0].host)
     (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", x)
     torch.testing.assert_close(got, program.module()(x), atol=0.02, rtol=0)
-    without = exir_lowering.lower(quantise(Twice(kind(*given, bias=False)), x, dynamic=False), "xnnpack")
-    assert not without.report.methods[0].host
+
+
+def normalise(number: int, x: torch.Tensor, gamma: torch.Tensor | None = None) -> torch.Tensor:
+    mean, scale = (torch.arange(x.shape[1]) + number + each for each in (0.0, 1.5))
+    return functional.batch_norm(x, mean, scale, scale if gamma is None else gamma, mean)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "weights"),
+    [
+        # A layer with a normalization of its own for each call, as detectors have one for each size.
+        (lambda x, a: normalise(2, conv2d(normalise(1, conv2d(x, a)), a)), IMAGE, [w(4, 4, 3, 3)]),
+        (lambda x, a, b: normalise(2, linear(normalise(1, linear(x, a, b)), a, b)), MATRIX, [w(6, 6), w(6)]),
+        (lambda x, g: normalise(2, normalise(1, x.relu(), g).relu(), g), IMAGE, [w(4)]),
+        # The weight of a convolution over one dimension becomes one over two.
+        (lambda x, a, b: conv1d(conv1d(x, a, b).relu(), a, b), ROW, [w(4, 4, 3), w(4)]),
+        (lambda x, a: normalise(2, conv1d(normalise(1, conv1d(x, a)), a)), ROW, [w(4, 4, 3)]),
+        # One weight in different orders.
+        (lambda x, a: functional.conv_transpose2d(conv2d(x, a), a, padding=1), IMAGE, [w(4, 4, 3, 3)]),
+        (lambda x, a: functional.conv_transpose2d(conv2d(x, a, groups=4), a, groups=4), IMAGE, [w(4, 1, 3, 3)]),
+        (lambda x, a: conv2d(x, a)[:, :, :3, :3] + a, IMAGE, [w(4, 4, 3, 3)]),
+    ],
+)
+def test_layers_share_weights(function: Callable[..., Any], x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """ExecuTorch's preprocess has each weight once: as the first layer needs it, or the last one."""
+    assert not run(function, [x], weights).report.methods[0].host
+
+
+def test_names_that_become_one() -> None:
+    """ExecuTorch's preprocess names a folded weight after the weight, with underscores instead of dots."""
+
+    class Names(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Conv2d(4, 4, 1)])
+            self.layers_0 = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return normalise(2, self.layers_0(normalise(1, self.layers[0](x))))
+
+    model = Names()
+    lowered = exir_lowering.lower(export(model, (IMAGE,)), "xnnpack")
+    assert not lowered.report.methods[0].host
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)
+
+
+def test_weights_of_a_shared_layer_are_replaced() -> None:
+    """Refitting knows both weights that are made of one."""
+
+    def function(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return normalise(2, conv2d(normalise(1, conv2d(x, a)), a))
+
+    options = exir_lowering.LoweringOptions(refit=True)
+    old, new = (export(Model(function, [w(4, 4, 3, 3) * factor]), (IMAGE,)) for factor in (1, 2))
+    files = [exir_lowering.lower(each, "xnnpack", options=options).emit().buffer for each in (old, new)]
+    assert bytes(exir_lowering.refit(files[0], new.state_dict).buffer) == bytes(files[1])
+
+
+@pytest.mark.parametrize("channels", [4, 6])
+def test_a_normalization_over_another_dimension_than_a_linear_layer(channels: int) -> None:
+    lowered = run(lambda x, a: normalise(1, linear(x, a)), [w(2, channels, 6)], [w(6, 6)])
+    assert "along the last dimension" in reasons(lowered)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +27,9 @@ from exir_lowering.plugins.payload import (
     ValueSpec,
     root,
 )
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 # ConvertToLinearPass looks for linear layers by the source of a node, and in which module it is.
 _READ = frozenset({"torch_fn", "source_fn_stack", "nn_module_stack"})
@@ -74,6 +78,12 @@ class XnnpackPayloads(PayloadChecks):
         """Check a payload; see `PayloadChecks`."""
         with _named():
             return _Checked(read_graph(payload))
+
+    def prepare(self, program: ExportedProgram) -> None:
+        """Let layers share weights that ExecuTorch's preprocess prepares for one of them only; see `PayloadChecks`."""
+        from exir_lowering.backends.xnnpack.payload.shared_weights import separate_weights  # not to run a file
+
+        separate_weights(program)
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Replace the debug handles of nodes, in place; see `PayloadChecks`."""

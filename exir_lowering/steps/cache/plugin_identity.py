@@ -45,10 +45,11 @@ def identify(backend: Backend) -> Maker:
     facts = [backend.backend_id, str(backend.version), name]
     independent = backend.one_by_one or backend.independent
     if isinstance(maker, ExecutorchBackend):
-        checks = payload.find_checks(backend.backend_id)
-        if checks is not None and checks.made_by == name:
+        checks = payload.find_checks_of(kind)
+        if checks is not None:
             unread = checks.unread | backend.unread
-            return Maker((*facts, "declared"), independent, unread, checks if checks.replaces_handles else None)
+            facts += ["declared", *_source(type(checks))]
+            return Maker(tuple(facts), independent, unread, checks if checks.replaces_handles else None)
         facts += _outside(kind)
         return Maker(tuple(facts), independent, backend.unread, None)
     if kind.__module__.startswith("exir_lowering."):

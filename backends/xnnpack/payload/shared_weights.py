@@ -1,0 +1,134 @@
+"""Weights that several layers of a partition read, which ExecuTorch's preprocess prepares for one of them only.
+
+It has each weight once: in the order of the first layer that reads it, folded with the normalization after that layer
+under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
+a weight gets an input of its own, which holds the same tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec, TensorArgument
+from torch.fx import Node
+
+from exir_lowering import graphs
+
+_LAYERS = {"convolution": (1, 2), "linear": (1, 2), "addmm": (2, 0), "mm": (1,)}
+"""Where layers have their weight and their bias."""
+
+_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
+_ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
+"""How the names begin of operators that lie between a weight and its layer."""
+
+
+def separate_weights(program: ExportedProgram) -> None:
+    """Give layers that need something else of a weight inputs of their own; the program is changed in place."""
+    specs = graphs.lifted_inputs(program)
+    read: dict[Node, dict[Hashable, list[tuple[Node, int]]]] = {}
+    for node, position, need in _readings(program):
+        source = _source(node.args[position])
+        if source in specs:
+            read.setdefault(source, {}).setdefault(need, []).append((node, position))
+    names = Counter(_flat(spec.target) for spec in specs.values())
+    for source, needs in read.items():
+        ambiguous = names[_flat(specs[source].target)] > 1 and any(isinstance(need, Node) for need in needs)
+        layers = {node for readers in needs.values() for node, _ in readers}
+        kept = None if ambiguous or None in needs or _is_read_elsewhere(source, layers) else next(iter(needs))
+        for readers in (readers for need, readers in needs.items() if need not in (None, kept)):
+            own = _add_input(program, source, specs[source], names)
+            for node, position in readers:
+                _reconnect(node, position, own)
+
+
+def _readings(program: ExportedProgram) -> Iterator[tuple[Node, int, Hashable]]:
+    """Yield where layers read weights, with what they need of one: None, as it is; the node, what no other one does."""
+    calls = [(node, base_name(node)) for node in program.graph.nodes if node.op == "call_function"]
+    folds = any(name in _BATCH_NORMS for _, name in calls)
+    for node, name in calls:
+        if name in _BATCH_NORMS:
+            yield node, 1, node
+        for position in (each for each in _LAYERS.get(name, ()) if each < len(node.args)):
+            if folds:
+                yield node, position, node
+            elif position == _LAYERS[name][0]:
+                yield node, position, _order(node) if name == "convolution" else None
+            else:
+                yield node, position, _scales(node, name)
+
+
+def _order(node: Node) -> Hashable:
+    """Return what the order of a convolution's weight depends on; the weight of one over one dimension is changed."""
+    return node if node.meta["val"].dim() == 3 else (node.args[6], node.args[8])
+
+
+def _scales(node: Node, name: str) -> Hashable:
+    """Return the scales of the input and the weight of a layer that is quantised statically, by which its bias is."""
+    weight = _LAYERS[name][0]
+    scales = []
+    for value in node.args[weight - 1 : weight + 1]:
+        while isinstance(value, Node) and base_name(value) in ("permute_copy", "t_copy"):
+            value = value.args[0]
+        if not isinstance(value, Node) or not base_name(value).startswith("dequantize"):
+            return None
+        scales.append(value.args[1])
+    return tuple(scales) if isinstance(scales[0], float) else None
+
+
+def _source(value: Any) -> Any:
+    while isinstance(value, Node) and _is_on_the_way(value):
+        value = value.args[0]
+    return value
+
+
+def _is_on_the_way(node: Node) -> bool:
+    return node.op == "call_function" and base_name(node).startswith(_ON_THE_WAY)
+
+
+def _is_read_elsewhere(source: Node, layers: set[Node]) -> bool:
+    users = [user for user in source.users if user not in layers]
+    return any(not _is_on_the_way(user) or _is_read_elsewhere(user, layers) for user in users)
+
+
+def _add_input(program: ExportedProgram, source: Node, spec: InputSpec, names: Counter[str]) -> Node:
+    """Add an input that holds the same tensor, under another name."""
+    number = next(number for number in range(2, len(names) + 3) if not names[_flat(f"{spec.target}_{number}")])
+    target = f"{spec.target}_{number}"
+    names[_flat(target)] += 1
+    for table in (program.state_dict, program.constants):
+        if spec.target in table:
+            table[target] = table[spec.target]
+    place = list(graphs.placeholders(program)).index(source)
+    with program.graph.inserting_before(source):
+        own: Node = program.graph.placeholder(f"{source.name}_{number}")
+    own.target, own.meta = own.name, dict(source.meta)
+    program.graph_signature.input_specs.insert(place, replace(spec, arg=TensorArgument(own.name), target=target))
+    return own
+
+
+def _reconnect(node: Node, position: int, own: Node) -> None:
+    """Let a node read another weight, through copies of what lies on the way."""
+    value: Any = node.args[position]
+    if value.op == "placeholder":
+        node.update_arg(position, own)
+        return
+    with node.graph.inserting_before(node):
+        copied = node.graph.node_copy(value, lambda read: read)
+    node.update_arg(position, copied)
+    if not value.users:
+        node.graph.erase_node(value)
+    _reconnect(copied, 0, own)
+
+
+def _flat(target: Any) -> str:
+    """Return a weight's name as it is in the names of what ExecuTorch's preprocess makes of it."""
+    return str(target).replace(".", "_")
+
+
+def base_name(node: Node) -> str:
+    """Return the name of a node's operator without its namespace and its overload."""
+    return graphs.operator_name(node).partition(".")[2].partition(".")[0]
