@@ -176,6 +176,8 @@ def _refuse_normalization(node: Node) -> str | None:
     made = node.args[0]
     if isinstance(made, Node) and _name(made) == "convolution" and made.args[6] and made.args[8] != 1:
         return "ExecuTorch's preprocess cannot fuse it with a transposed convolution in groups"
+    if isinstance(made, Node) and graphs.is_getitem(made) and _name(made.all_input_nodes[0]) == _name(node):
+        return "ExecuTorch's preprocess fails on a normalization right after another one"
     while isinstance(made, Node) and _name(made) in ("view_copy", "add"):
         made = made.args[0]
     if isinstance(made, Node) and _name(made) in ("addmm", "linear", "mm", "bmm") and _tensor(node.args[0]).dim() != 2:

@@ -332,6 +332,10 @@ def test_a_normalization_over_another_dimension_than_a_linear_layer(channels: in
     assert "along the last dimension" in reasons(lowered)
 
 
+def test_a_normalization_right_after_another_one() -> None:
+    assert "right after another one" in reasons(run(lambda x: normalise(2, normalise(1, x)), [IMAGE], []))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_linear_layer_that_is_a_batched_product(strict: bool) -> None:
     """Beside a partitioner that takes no linear layers, those of an expanded input are decomposed to such products."""

@@ -75,8 +75,8 @@ def _scales(node: Node, name: str) -> Hashable:
             value = value.args[0]
         if not isinstance(value, Node) or not base_name(value).startswith("dequantize"):
             return None
-        scales.append(value.args[1])
-    return tuple(scales) if isinstance(scales[0], float) else None
+        scales.append(value.args[1:3])
+    return tuple(scales) if isinstance(scales[0][0], float) else None
 
 
 def _source(value: Any) -> Any:
