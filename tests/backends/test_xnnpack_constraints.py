@@ -269,6 +269,24 @@ def test_each_layer_has_a_bias_rounded_for_it(make: Any, x: torch.Tensor, whole:
     torch.testing.assert_close(got, program.module()(x), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_quantised_result_is_read_inside_too(first: bool) -> None:
+    class Returned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.conv(x)
+            return (y.abs(), y)[:: -1 if first else 1]
+
+    program = quantise(Returned(), IMAGE, dynamic=False)
+    lowered = exir_lowering.lower(program, "xnnpack")
+    assert not lowered.report.methods[0].host
+    got = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(tuple(got), program.module()(IMAGE), atol=0.03, rtol=0)
+
+
 def normalise(number: int, x: torch.Tensor, gamma: torch.Tensor | None = None) -> torch.Tensor:
     mean, scale = (torch.arange(x.shape[1]) + number + each for each in (0.0, 1.5))
     return functional.batch_norm(x, mean, scale, scale if gamma is None else gamma, mean)

@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2687,
     "partitioners": 3969,
-    "backends": 2642,
+    "backends": 2659,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

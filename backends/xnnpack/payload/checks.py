@@ -80,10 +80,10 @@ class XnnpackPayloads(PayloadChecks):
             return _Checked(read_graph(payload))
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Let layers share weights that ExecuTorch's preprocess prepares for one of them only; see `PayloadChecks`."""
-        from exir_lowering.backends.xnnpack.payload.shared_weights import separate_weights  # not to run a file
+        """Separate what ExecuTorch's preprocess prepares for one reader only; see `PayloadChecks`."""
+        from exir_lowering.backends.xnnpack.payload.shared_values import separate  # not to run a file
 
-        separate_weights(program)
+        separate(program)
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Replace the debug handles of nodes, in place; see `PayloadChecks`."""

@@ -1,8 +1,9 @@
-"""Weights that several layers of a partition read, which ExecuTorch's preprocess prepares for one of them only.
+"""Values that several operators of a partition read, which ExecuTorch's preprocess prepares for one of them only.
 
 It has each weight once: in the order of the first layer that reads it, folded with the normalization after that layer
 under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
-a weight gets an input of its own, which holds the same tensor.
+a weight gets an input of its own, which holds the same tensor. What is returned is put into the order of the caller,
+also for others that read it where it is quantised: these read another dequantisation.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 """How the names begin of operators that lie between a weight and its layer."""
 
 
-def separate_weights(program: ExportedProgram) -> None:
-    """Give layers that need something else of a weight inputs of their own; the program is changed in place."""
+def separate(program: ExportedProgram) -> None:
+    """Give operators that need something else of a value one of their own; the program is changed in place."""
+    _separate_weights(program)
+    _separate_results(program)
+
+
+def _separate_weights(program: ExportedProgram) -> None:
     specs = graphs.lifted_inputs(program)
     read: dict[Node, dict[Hashable, list[tuple[Node, int]]]] = {}
     for node, position, need in _readings(program):
@@ -43,6 +49,17 @@ def separate_weights(program: ExportedProgram) -> None:
             own = _add_input(program, source, specs[source], names)
             for node, position in readers:
                 _reconnect(node, position, own)
+
+
+def _separate_results(program: ExportedProgram) -> None:
+    output = program.graph.output_node()
+    for value in output.all_input_nodes:
+        readers = [user for user in value.users if user is not output]
+        if readers and value.op == "call_function" and base_name(value).startswith("dequantize"):
+            with program.graph.inserting_after(value):
+                copied = program.graph.node_copy(value, lambda read: read)
+            for reader in readers:
+                reader.replace_input_with(value, copied)
 
 
 def _readings(program: ExportedProgram) -> Iterator[tuple[Node, int, Hashable]]:
