@@ -92,11 +92,23 @@ def _refuse_layer(node: Node) -> str | None:
 
 def _refuse_half_quantised(node: Node) -> str | None:
     """Refuse a convolution over one dimension beside quantisation, if its weight is not: of a layer called twice."""
-    given, weight = node.args[:2]
-    after = [user for read in (node, *node.users) for user in read.users]
-    if _tensor(weight).dim() == 3 and not _is_quantised(weight) and any(map(_is_quantised, (given, *after))):
+    if _tensor(node.args[1]).dim() == 3 and not _is_quantised(node.args[1]) and _is_among_quantised(node, *node.users):
         return "its input or output is quantised and its weight is not"
     return None
+
+
+def _is_among_quantised(node: Node, *results: Node) -> bool:
+    """Return whether what a node reads is quantised, or what it makes, perhaps after an activation."""
+    return any(map(_is_quantised, (node.args[0], *(user for made in (node, *results) for user in made.users))))
+
+
+def _refuse_pad(node: Node) -> str | None:
+    """Refuse zeros around a quantised value that others than convolutions read: the preprocess quantises the result."""
+    value = graphs.argument(node, "value") or 0
+    if value != 0 or not _is_quantised(node.args[0]) or any(map(_quantises, node.users)):
+        return None
+    others = [user for user in node.users if _name(user) != "convolution"]
+    return f"ExecuTorch's preprocess would quantise what {others[0].name} reads" if others else None
 
 
 def _is_quantised(value: Any) -> bool:
@@ -178,6 +190,9 @@ def _refuse_normalization(node: Node) -> str | None:
         return "ExecuTorch's preprocess cannot fuse it with a transposed convolution in groups"
     if isinstance(made, Node) and graphs.is_getitem(made) and _name(made.all_input_nodes[0]) == _name(node):
         return "ExecuTorch's preprocess fails on a normalization right after another one"
+    results = [user for made in node.users for user in (made, *made.users)]
+    if _tensor(node.args[0]).dim() < 4 and _is_among_quantised(node, *results):
+        return "ExecuTorch's preprocess fails on one that is not of images beside quantisation"
     while isinstance(made, Node) and _name(made) in ("view_copy", "add"):
         made = made.args[0]
     if isinstance(made, Node) and _name(made) in ("addmm", "linear", "mm", "bmm") and _tensor(node.args[0]).dim() != 2:
@@ -247,6 +262,7 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     ),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),
     "slice_copy.Tensor": (_refuse_start,),
+    "constant_pad_nd.default": (_refuse_pad,),
     "max_pool2d.default": (_refuse_single_image,),
     "avg_pool2d.default": (_refuse_single_image,),
     "prelu.default": (_refuse_single_image,),

@@ -32,6 +32,7 @@ _SWITCHES: Sequence[tuple[Any, str]] = (
     (traceback, "_should_preserve_node_meta"),
     (_symbolic_trace, "CURRENT_PATCHER"),
     (_symbolic_trace, "_is_fx_tracing_flag"),
+    (getattr(_symbolic_trace, "_is_fx_tracing_tls", None), "flag"),  # the same since torch 2.14
     (proxy_tensor, "_CURRENT_MAKE_FX_TRACER"),
     (_lazy_graph_module, "_use_lazy_graph_module_flag"),
     (_lazy_graph_module, "_force_skip_lazy_graph_module_flag"),

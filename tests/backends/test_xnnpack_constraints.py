@@ -287,6 +287,23 @@ def test_a_quantised_result_is_read_inside_too(first: bool) -> None:
     torch.testing.assert_close(tuple(got), program.module()(IMAGE), atol=0.03, rtol=0)
 
 
+@pytest.mark.parametrize(("after", "host"), [(torch.tanh, True), (torch.nn.Conv2d(4, 4, 3), False)])
+def test_zeros_around_a_quantised_value(after: Callable[[torch.Tensor], torch.Tensor], host: bool) -> None:
+    class Padded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.after = torch.nn.Conv2d(4, 4, 3), after
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.after(functional.pad(self.conv(x), (1, 1, 1, 1)))
+
+    program = quantise(Padded(), IMAGE, dynamic=False)
+    lowered = exir_lowering.lower(program, "xnnpack")
+    assert ("would quantise what" in reasons(lowered)) == host
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(got, program.module()(IMAGE), atol=0.03, rtol=0)
+
+
 def normalise(number: int, x: torch.Tensor, gamma: torch.Tensor | None = None) -> torch.Tensor:
     mean, scale = (torch.arange(x.shape[1]) + number + each for each in (0.0, 1.5))
     return functional.batch_norm(x, mean, scale, scale if gamma is None else gamma, mean)
@@ -348,6 +365,18 @@ def test_weights_of_a_shared_layer_are_replaced() -> None:
 def test_a_normalization_over_another_dimension_than_a_linear_layer(channels: int) -> None:
     lowered = run(lambda x, a: normalise(1, linear(x, a)), [w(2, channels, 6)], [w(6, 6)])
     assert "along the last dimension" in reasons(lowered)
+
+
+def test_a_normalization_of_rows_beside_quantisation() -> None:
+    class Normalised(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return normalise(1, x + 1).sigmoid()
+
+    program = quantise(Normalised(), ROW, dynamic=False)
+    lowered = exir_lowering.lower(program, "xnnpack")
+    assert "beside quantisation" in reasons(lowered)
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", ROW)
+    torch.testing.assert_close(got, program.module()(ROW), atol=0.03, rtol=0)
 
 
 def test_a_normalization_right_after_another_one() -> None:

@@ -14,7 +14,7 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1286,
-    "exir_lowering/_upstream": 4226,
+    "exir_lowering/_upstream": 4227,
     "exir_lowering/_upstream/acceleration": 908,
     "exir_lowering/cli": 3265,
     "exir_lowering/cli/pt2": 789,
@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2687,
     "partitioners": 3969,
-    "backends": 2659,
+    "backends": 2675,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

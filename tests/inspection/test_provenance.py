@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def known(content: bytes) -> Provenance:
 def test_it_says_what_made_the_file_and_the_models_names() -> None:
     found = known(made("delegates").pte)
     assert set(found.versions) == {"exir-lowering", "executorch", "torch"} and found.options == {}
-    assert found.versions["torch"] == torch.__version__ and set(found.backends) == {"XnnpackBackend"}
+    assert found.versions["torch"] == metadata.version("torch") and set(found.backends) == {"XnnpackBackend"}
     assert set(found.weights.values()) == {
         f"{layer}.{name}" for layer in ("conv", "linear", "head") for name in ("weight", "bias")
     }

@@ -184,5 +184,5 @@ def _words(cell: Any) -> list[str]:
         text = html.unescape(page) + shown.text
         if "measured" in cell.metadata.get("tags", ()):
             text = text.strip().partition("\n")[0]
-        found.append(" ".join(re.sub(r"\b[0-9a-f]{32}\b|[\d.,]+(\+\w+)?", "#", text).split()))
+        found.append(" ".join(re.sub(r"\b[0-9a-f]{32}\b|[\d.,]+(\+\w+[\d.,]*)?", "#", text).split()))
     return found

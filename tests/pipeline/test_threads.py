@@ -431,7 +431,10 @@ def test_a_backend_that_fails_in_the_middle_of_tracing_leaves_nothing_behind(
 
         patcher = _symbolic_trace._Patcher()
         _symbolic_trace.CURRENT_PATCHER = patcher
-        _symbolic_trace._is_fx_tracing_flag = True
+        if hasattr(_symbolic_trace, "_is_fx_tracing_flag"):
+            _symbolic_trace._is_fx_tracing_flag = True
+        else:
+            _symbolic_trace._set_is_fx_tracing(True)
         patcher.patch_method(torch.nn.Module, "__call__", lambda *given: None)
         raise failure
 
