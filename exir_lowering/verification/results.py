@@ -181,15 +181,7 @@ class Verification(Shown):
 
 def as_json(value: Any) -> str:
     """Return a value as JSON, with null for numbers that JSON does not have."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(each) for key, each in value.items()}
-        return [finite(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(finite(value), indent=2, allow_nan=False)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=2)
 
 
 def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
