@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
-from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
+from exir_lowering.graphs.ranges.transfers import Found, name_of, product, shape_of
 from exir_lowering.graphs.walking import is_getitem
 
 _LARGEST = 1 << 20
@@ -40,8 +40,7 @@ class Constants:
         self._specs = -1
         self._targets: dict[str, str] = {}
         self._mutated: dict[str, str] = {}
-        self._values: dict[Node, Any] = {}
-        self._known: dict[Node, bool] = {}
+        self._values, self._known = Found(), Found()
         self._extremes: dict[Any, tuple[torch.Tensor, Range]] = {}
         self._left = _BUDGET
 
@@ -63,9 +62,9 @@ class Constants:
         """Return the content of a value, None if it is not known, or large and not stored."""
         if node.op == "placeholder":
             return None if self.mutated(node) is not None else self.stored(node)
-        if not _find(node, self._known, self._is_known):
+        if not self._known.of(node, self._is_known):
             return None
-        found = _find(node, self._values, self._evaluate)
+        found = self._values.of(node, self._evaluate)
         return found if isinstance(found, torch.Tensor) else None
 
     def extremes(self, tensor: torch.Tensor) -> Range:
@@ -117,20 +116,6 @@ class Constants:
         except Exception as error:
             let_through(error)
             return None  # it will raise in the runtime too, or there is no kernel in this process
-
-
-def _find(node: Node, found: dict[Node, Any], find: Callable[[Node], Any]) -> Any:
-    """Return what is found out about a node, each after its operands, and once."""
-    stack = [node]
-    while stack:
-        last = stack[-1]
-        pending = [] if last in found else [n for n in last.all_input_nodes if n not in found]
-        stack += pending
-        if not pending:
-            stack.pop()
-            if last not in found:
-                found[last] = find(last)
-    return found[node]
 
 
 def _is_deterministic(target: Any) -> bool:

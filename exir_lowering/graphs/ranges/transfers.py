@@ -76,6 +76,27 @@ class NotYetError(Exception):
         self.node = node
 
 
+class Found(dict[Node, Any]):
+    """What is found out about nodes; asking for what is not yet known raises a NotYetError."""
+
+    def __missing__(self, node: Node) -> Any:
+        raise NotYetError(node)
+
+    def of(self, node: Node, compute: Callable[[Node], Any]) -> Any:
+        """Return what is computed from that of other nodes, each once; only those are computed that are asked for."""
+        stack = [node]
+        while stack:
+            last = stack[-1]
+            if last not in self:
+                try:
+                    self[last] = compute(last)
+                except NotYetError as missing:
+                    stack.append(missing.node)
+                    continue
+            stack.pop()
+        return self[node]
+
+
 class Call:
     """A call of an operator whose inputs have been analysed."""
 
