@@ -75,7 +75,7 @@ class ValueRanges:
         self._assumed = _check_assumed(program, assume)
         self._constants = Constants(program, {*volatile, *replaceable})
         self._replaceable = frozenset(replaceable).difference(volatile, written_state(program))
-        self._ranges = Found()
+        self._ranges: Found[Result] = Found()
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)
         self._bounded: frozenset[str] = frozenset()

@@ -40,7 +40,8 @@ class Constants:
         self._specs = -1
         self._targets: dict[str, str] = {}
         self._mutated: dict[str, str] = {}
-        self._values, self._known = Found(), Found()
+        self._values: Found[Any] = Found()
+        self._known: Found[bool] = Found()
         self._extremes: dict[Any, tuple[torch.Tensor, Range]] = {}
         self._left = _BUDGET
 
