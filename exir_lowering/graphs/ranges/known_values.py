@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from exir_lowering._upstream.operators import mutates_arguments, wrapped_operato
 from exir_lowering._upstream.tensors import is_dense
 from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
-from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
 from exir_lowering.graphs.ranges.transfers import Found, name_of, product, shape_of
 from exir_lowering.graphs.walking import is_getitem
@@ -164,22 +164,21 @@ def _least_and_most(tensor: torch.Tensor) -> tuple[float, float]:
     return float(array.min()), float(array.max())
 
 
-_FILLED = {"aten.full.default": 1, "aten.full_like.default": 1, "aten.scalar_tensor.default": 0}
-_ZEROS = ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
-_ONES = ("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+FILLED: Mapping[str, str | float] = {
+    **dict.fromkeys(("aten.full.default", "aten.full_like.default"), "fill_value"),
+    "aten.scalar_tensor.default": "s",
+    **dict.fromkeys(("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"), 0.0),
+    **dict.fromkeys(("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default"), 1.0),
+}
+"""Generator operators, with the number that fills the result, or the argument that it is."""
 
 
 def filling(node: Node) -> float | None:
     """Return the number with which a generator operator fills its result, before rounding; None for other nodes."""
-    name = name_of(node)
-    if name in _ZEROS or name in _ONES:
-        return float(name in _ONES)
-    position = _FILLED.get(name)
-    if position is None:
-        return None
-    value = node.args[position] if position < len(node.args) else node.kwargs.get("fill_value", node.kwargs.get("s"))
+    value: Any = FILLED.get(name_of(node))
+    value = argument(node, value) if isinstance(value, str) else value
     known = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 52)
-    return float(value) if known and isinstance(value, (int, float)) else None
+    return float(value) if known else None
 
 
 def rounded(value: float, dtype: torch.dtype | None) -> float | None:

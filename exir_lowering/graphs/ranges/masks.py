@@ -154,8 +154,6 @@ def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -
 _DEEPEST = 60
 _FARTHEST = 200
 
-_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-
 
 class Rows:
     """Answers about the rows of the values of a graph.
@@ -378,11 +376,10 @@ class Rows:
         dtypes = {dtype_of(each) for each in (one, other) if isinstance(each, Node)}
         if len(dtypes) != 1 or any(dtype is None or dtype.is_floating_point for dtype in dtypes):
             return False
-        name = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
-        if name in ("gt", "ge"):
-            one, other, name = other, one, _COMPARISONS[name]
+        if (name in ("gt", "ge")) is truth:  # from here on, whether one is less, or not greater: `strict`
+            one, other = other, one
         least, most = self._extreme(one, dim, largest=False), self._extreme(other, dim, largest=True)
-        strict = name == "lt"
+        strict = (name in ("lt", "gt")) is truth
         return any(a < b or (not strict and a == b) for a, b in ((least, self._low(other)), (self._high(one), most)))
 
     def _extreme(self, argument: Any, dim: int, *, largest: bool) -> float:
