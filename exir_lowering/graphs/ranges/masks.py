@@ -99,22 +99,18 @@ def _pieces(node: Node, dim: int) -> Sources | None:
 
 
 def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
-    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it."""
-    if not all(type(size) is int for size in (*shape, *origin)):
-        return _viewed_symbols(shape, origin, dim)
-    behind = math.prod(shape[len(shape) + dim + 1 :])
-    for place in range(-1, -len(origin) - 1, -1):
-        if math.prod(origin[len(origin) + place + 1 :]) == behind and origin[place] == shape[dim]:
-            return place
-    return None
+    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it.
 
+    Where sizes are symbols, only dimensions of size 1 may come or go behind it, and nothing in it.
+    """
+    fixed = all(type(size) is int for size in (*shape, *origin))
 
-def _viewed_symbols(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
-    """The same where sizes are symbols: only dimensions of size 1 may come or go behind the row, and in it nothing."""
-    behind = [str(size) for size in shape[len(shape) + dim + 1 :] if str(size) != "1"]
+    def behind(sizes: Sequence[Any], place: int) -> Any:
+        rest = sizes[len(sizes) + place + 1 :]
+        return math.prod(rest) if fixed else [str(size) for size in rest if str(size) != "1"]
+
     for place in range(-1, -len(origin) - 1, -1):
-        other = [str(size) for size in origin[len(origin) + place + 1 :] if str(size) != "1"]
-        if str(origin[place]) == str(shape[dim]) and other == behind:
+        if str(origin[place]) == str(shape[dim]) and behind(origin, place) == behind(shape, dim):
             return place
     return None
 
