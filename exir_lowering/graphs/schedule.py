@@ -80,8 +80,8 @@ def schedule(graph: Dag) -> list[int]:
     stages = _latest(graph, sequence)
     if stages is None:
         raise InvariantError("The sequence of a schedule has no epoch for a vertex. Please report this program.")
-    _move_earlier(graph, sequence, stages)
-    _move_later(graph, sequence, stages)
+    _move(graph, sequence, stages, later=False)
+    _move(graph, sequence, stages, later=True)
     used = sorted({stage for stage, label in zip(stages, graph.labels, strict=True) if label is not None})
     number = {stage: i for i, stage in enumerate(used, 1)}
     return [0 if label is None else number[stage] for stage, label in zip(stages, graph.labels, strict=True)]
@@ -135,10 +135,9 @@ def _reverse(graph: Dag) -> Dag:
 
 def _epochs(graph: Dag, preferred: Label) -> list[Label]:
     """Take everything ready of one label, then of the label with the longest remaining alternation."""
-    last = len(graph.labels) - 1
     flipped = _reverse(graph)
-    remaining = _alternations(flipped.predecessors, flipped.labels)
-    ready = _EpochByEpoch(graph.labels, lambda vertex: remaining[last - vertex], preferred)
+    remaining = _alternations(flipped.predecessors, flipped.labels)[::-1]
+    ready = _EpochByEpoch(graph.labels, remaining, preferred)
     topological(graph.successors, ready)
     return ready.sequence
 
@@ -146,7 +145,7 @@ def _epochs(graph: Dag, preferred: Label) -> list[Label]:
 class _EpochByEpoch:
     """Takes what is ready for the host, then for one label until nothing is left, and then chooses the next label."""
 
-    def __init__(self, labels: Sequence[Label | None], remaining: Callable[[int], int], preferred: Label) -> None:
+    def __init__(self, labels: Sequence[Label | None], remaining: Sequence[int], preferred: Label) -> None:
         self.sequence: list[Label] = []
         self._labels, self._remaining, self._preferred = labels, remaining, preferred
         self._host: list[int] = []
@@ -160,7 +159,7 @@ class _EpochByEpoch:
         if label is None:
             self._host.append(vertex)
         else:
-            heapq.heappush(self._ready.setdefault(label, []), (-self._remaining(vertex), vertex))
+            heapq.heappush(self._ready.setdefault(label, []), (-self._remaining[vertex], vertex))
 
     def pop(self) -> int:
         self._count -= 1
@@ -226,30 +225,19 @@ def _floors(sequence: Sequence[Label]) -> dict[Label, list[int]]:
     return floors
 
 
-def _move_earlier(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
-    """Move vertices to where their inputs are made, in topological order, unless more bytes would cross."""
-    for vertex, label in enumerate(graph.labels):
-        low = max((stages[before] for before in graph.predecessors[vertex]), default=0)
-        if label is None:
-            stages[vertex] = low if low % 2 else low + 1
-            continue
-        nearer = 0 < low < stages[vertex] and low % 2 == 0 and sequence[low // 2 - 1] == label
-        if nearer and _crossing(graph, stages, vertex, low) <= _crossing(graph, stages, vertex, stages[vertex]):
-            stages[vertex] = low
-
-
-def _move_later(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
-    """Move vertices to where their results are read, in reverse topological order, if then fewer bytes cross."""
+def _move(graph: Dag, sequence: Sequence[Label], stages: list[int], *, later: bool) -> None:
+    """Move vertices to where their inputs are made, unless more bytes cross, or to their readers if fewer do then."""
     top = 2 * len(sequence) + 1
-    for vertex in range(len(stages) - 1, -1, -1):
-        label = graph.labels[vertex]
-        high = min((stages[after] for after in graph.successors[vertex]), default=top)
+    neighbours, nearest, end, step = (graph.successors, min, top, -1) if later else (graph.predecessors, max, 0, 1)
+    for vertex in range(len(stages))[::step]:
+        label, own = graph.labels[vertex], stages[vertex]
+        stage = nearest((stages[other] for other in neighbours[vertex]), default=end)
         if label is None:
-            stages[vertex] = high if high % 2 else high - 1
-            continue
-        nearer = stages[vertex] < high < top and high % 2 == 0 and sequence[high // 2 - 1] == label
-        if nearer and _crossing(graph, stages, vertex, high) < _crossing(graph, stages, vertex, stages[vertex]):
-            stages[vertex] = high
+            stages[vertex] = stage if stage % 2 else stage + step
+        elif min(own, end) < stage < max(own, end) and stage % 2 == 0 and sequence[stage // 2 - 1] == label:
+            saved = _crossing(graph, stages, vertex, own) - _crossing(graph, stages, vertex, stage)
+            if saved > 0 or (saved == 0 and not later):
+                stages[vertex] = stage
 
 
 def _crossing(graph: Dag, stages: Sequence[int], vertex: int, stage: int) -> int:

@@ -8,10 +8,11 @@ text.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -63,38 +64,29 @@ def loads(text: str) -> Any:
     """Read what `treespec_dumps` wrote; UnknownTypeError, ForeignNameError for a name to import, or else InputError."""
     if not isinstance(text, str) or len(text) > LARGEST:
         raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_show(text)}.")
-    return _Reader().read(_json(text))
+    tree = _json(text)
+    if not isinstance(tree, list) or len(tree) != 2 or type(tree[0]) is not int:
+        raise InputError(f"a structure is [{PROTOCOL}, tree], got {_show(tree)}.")
+    if tree[0] != PROTOCOL:
+        raise InputError(f"a structure of version {tree[0]}; this exir-lowering reads version {PROTOCOL}.")
+    return _read(tree[1], 0, itertools.count(1))
 
 
-class _Reader:
-    """Reads a structure, and counts its nodes."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def read(self, tree: Any) -> Any:
-        if not isinstance(tree, list) or len(tree) != 2 or type(tree[0]) is not int:
-            raise InputError(f"a structure is [{PROTOCOL}, tree], got {_show(tree)}.")
-        if tree[0] != PROTOCOL:
-            raise InputError(f"a structure of version {tree[0]}; this exir-lowering reads version {PROTOCOL}.")
-        return self._node(tree[1], 0)
-
-    def _node(self, node: Any, depth: int) -> Any:
-        self._count += 1
-        if depth > DEEPEST or self._count > MOST:
-            raise InputError(f"a structure of more than {MOST} values, or that is nested more than {DEEPEST} deep.")
-        if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:
-            raise InputError(f"a part of a structure has a type, a context and children_spec, got {_show(node)}.")
-        name, context, children = node["type"], node["context"], node["children_spec"]
-        if not isinstance(children, list):
-            raise InputError(f"the children of a structure are a list, got {_show(children)}.")
-        if name is None:
-            if context is not None or children:
-                raise InputError("a value of a structure has neither context nor children.")
-            return pytree.treespec_leaf()
-        kind = _find_registered(name)
-        read = _context(kind, context, len(children))
-        return pytree.TreeSpec(kind, read, [self._node(child, depth + 1) for child in children])
+def _read(node: Any, depth: int, nodes_so_far: Iterator[int]) -> Any:
+    if depth > DEEPEST or next(nodes_so_far) > MOST:
+        raise InputError(f"a structure of more than {MOST} values, or that is nested more than {DEEPEST} deep.")
+    if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:
+        raise InputError(f"a part of a structure has a type, a context and children_spec, got {_show(node)}.")
+    name, context, children = node["type"], node["context"], node["children_spec"]
+    if not isinstance(children, list):
+        raise InputError(f"the children of a structure are a list, got {_show(children)}.")
+    if name is None:
+        if context is not None or children:
+            raise InputError("a value of a structure has neither context nor children.")
+        return pytree.treespec_leaf()
+    kind = _find_registered(name)
+    own = _context(kind, context, len(children))
+    return pytree.TreeSpec(kind, own, [_read(child, depth + 1, nodes_so_far) for child in children])
 
 
 def _find_registered(name: Any) -> Any:

@@ -303,27 +303,25 @@ class _Requirements:
 def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[RuntimeCompatibility]:
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
-    forms, lines = file.parse(_read, files.PTE)
+    forms, report = file.parse(_read_forms, files.PTE), inspect(source)
     required, debug = {}, find_debug(file)
-    for method in inspect(source).methods:
+    for method in report.methods:
         known = debug.get(method.name, MethodDebug({}, (), {}))
         handles = {**known.kernels, **{one.instruction: one.handles for one in known.delegates}}
         at = {one.number: (*one.modules, *known.lines(handles.get(one.number, ()))) for one in method.calls}
-        required[method.name] = _Requirements(
-            forms[method.name], at, sum(arena.bytes for arena in method.memory.arenas)
-        )
-    return [_judge(target, required, lines) for target in targets]
+        required[method.name] = _Requirements(forms[method.name], at, method.memory.heap["planned memory"])
+    return [_judge(target, required, report.families) for target in targets]
 
 
-def _read(content: memoryview) -> tuple[dict[str, dict[Form, list[int]]], tuple[manifest.Line, ...]]:
-    """Return what each method asks of a runtime, with the instructions that do, and the families."""
+def _read_forms(content: memoryview) -> dict[str, dict[Form, list[int]]]:
+    """Return what each method asks of a runtime, with the instructions that do."""
     methods, data = file_format.read_checked(content, find_checks)
     required: dict[str, dict[Form, list[int]]] = {}
     for name, (code, _) in methods.items():
         forms = required[name] = {form: list[int]() for form in table_forms(content)}
         for number, form in method_forms(code, data):
             forms.setdefault(form, []).extend([] if number is None else [number])
-    return required, manifest.read({name: spec for name, (_, spec) in methods.items()})
+    return required
 
 
 def _judge(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exir_lowering.inspection import text
 from exir_lowering.plans import drawing, formatting
-from exir_lowering.plans.picture import Box as FoldedBox, Picture, Vertex, fold
+from exir_lowering.plans.picture import Box as FoldedBox, Vertex, fold
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import printable
 
@@ -48,9 +48,11 @@ def draw(method: MethodReport) -> tuple[list[Box], dict[str, dict[str, Any]]]:
     groups = _group(method)
     called = [group[0].delegate for group in groups]
     read = sum(len(method.delegates[number].operators) for number in called if number is not None) <= _MOST_OPERATORS
-    vertices = tuple(_vertex(method, i, group, read) for i, group in enumerate(groups))
-    folded = fold(Picture(vertices, ()))
-    boxes = [_box(box, [call for one in box.vertices for call in groups[int(one.id)]]) for box in folded]
+    left = iter(groups)
+    boxes = [
+        _box(box, [call for _ in box.vertices for call in next(left)])
+        for box in fold([_vertex(method, group, read) for group in groups])
+    ]
     owner = {call.number: i for i, box in enumerate(boxes) for call in box.calls}
     handed: dict[tuple[int, int], dict[tuple[int, int], int]] = {}  # from box to box the sizes of values, each once
     for flow in method.flows:
@@ -71,15 +73,15 @@ def _group(method: MethodReport) -> list[list[Call]]:
     return groups
 
 
-def _vertex(method: MethodReport, number: int, group: Sequence[Call], read: bool) -> Vertex:
+def _vertex(method: MethodReport, group: Sequence[Call], read: bool) -> Vertex:
     if group[0].delegate is None:
         nodes = [_node(call.name, "".join(call.modules[:1])) for call in group]
-        return Vertex(str(number), "host", "", None, tuple(nodes))
+        return Vertex("", None, tuple(nodes))
     delegate, modules = method.delegates[group[0].delegate], group[0].modules or ("",)
     names = [one.name for one in delegate.operators] if read and delegate.operators else ["unread payload"]
     # Of which of the modules an operator of a payload is, only the order of both says.
     nodes = [_node(name, modules[i * len(modules) // len(names)]) for i, name in enumerate(names)]
-    return Vertex(str(number), "partition", "", printable(delegate.backend), tuple(nodes))
+    return Vertex("", printable(delegate.backend), tuple(nodes))
 
 
 def _node(operator: str, module: str) -> PlannedNode:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from exir_lowering.model import Adjustment, RefusedRewrite, Rewriting
 from exir_lowering.plans import formatting as shown
-from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, PlannedNode, RefusedMerge
+from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, RefusedMerge
 
 _T = TypeVar("_T")
 
@@ -187,8 +187,5 @@ def _merges(method: MethodPlan) -> Iterator[Finding]:
 
 def name_partitions(method: MethodPlan) -> dict[str, str]:
     """Return the name of each partition by its id."""
-    members: dict[str, list[PlannedNode]] = {partition.id: [] for partition in method.partitions}
-    for node in method.nodes:
-        if node.partition in members:
-            members[node.partition].append(node)
-    return {identity: shown.name_nodes(nodes) for identity, nodes in members.items()}
+    by_name = {node.name: node for node in method.nodes}
+    return {one.id: shown.name_nodes([by_name[name] for name in one.nodes]) for one in method.partitions}

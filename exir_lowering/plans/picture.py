@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import networkx as nx
 
@@ -19,11 +18,10 @@ from exir_lowering.plans.planned import MethodPlan, PlannedNode
 class Vertex:
     """A partition, or connected host operators."""
 
-    id: str  # unique: "partition:" and the partition's id, or "host:" and a number
-    kind: Literal["partition", "host"]
     title: str  # what it is: its modules, and the nested graph that it is in
     backend: str | None  # None for the host
     nodes: tuple[PlannedNode, ...]  # its operators, in the method's order
+    partition: str = ""  # its id, "" for the host
 
     @property
     def where(self) -> str:
@@ -32,99 +30,81 @@ class Vertex:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """What one vertex hands to another."""
-
-    source: str  # the id of the vertex that makes the values
-    target: str  # the id of the vertex that reads them
-    bytes: int  # of the values, each counted once; 0 from a call to the nested graph that it calls
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """A method, drawn."""
 
     vertices: tuple[Vertex, ...]  # in topological order
-    edges: tuple[Edge, ...]
+    # By the numbers of two vertices, the bytes that one hands to the other, each value counted once; 0 from a call to
+    # the nested graph that it calls.
+    edges: Mapping[tuple[int, int], int]
 
 
 def picture(method: MethodPlan) -> Picture:
     """Contract a method's partitions and host operators; ValueError if those form a cycle."""
-    members = _regions(method, _contract(method))
-    owner = {name: key for key, names in members.items() for name in names}
-    crossing = _crossing(method, owner)
-    order = _topological(method, members, crossing)
-    number = {key: i for i, key in enumerate(order)}
-    by_name = {node.name: node for node in method.nodes}
-    backends = {_partition_key(partition.id): partition.backend_id for partition in method.partitions}
+    whole: dict[str | None, str] = {partition.id: f"partition:{partition.id}" for partition in method.partitions}
+    owner = {node.name: whole.get(node.partition, f"node:{node.name}") for node in method.nodes}
+    drawn = _Contracted(method, _regions(_Contracted(method, owner)))
+    partitions = {whole[partition.id]: partition for partition in method.partitions}
     vertices: list[Vertex] = []
-    regions = 0
-    for key in order:
-        nodes = tuple(by_name[name] for name in members[key])
-        kind: Literal["partition", "host"] = "partition" if key in backends else "host"
-        regions += kind == "host"
-        graph = _graph_of(nodes[0].name) if nodes else ""
+    for key, nodes in zip(drawn.keys, drawn.members, strict=True):
+        graph, partition = _graph_of(nodes), partitions.get(key)
         title = formatting.name_nodes(nodes) + (f", in {graph}" if graph else "")
-        vertices.append(Vertex(key if key in backends else f"host:{regions}", kind, title, backends.get(key), nodes))
-    edges = sorted((number[source], number[target]) for source, target in crossing)
-    drawn = tuple(Edge(vertices[s].id, vertices[t].id, crossing[order[s], order[t]]) for s, t in edges)
-    return Picture(tuple(vertices), drawn)
+        backend, id_ = (None, "") if partition is None else (partition.backend_id, partition.id)
+        vertices.append(Vertex(title, backend, tuple(nodes), id_))
+    return Picture(tuple(vertices), dict(sorted(drawn.edges.items())))
 
 
-def _partition_key(partition: str) -> str:
-    return f"partition:{partition}"
+def _graph_of(nodes: Sequence[PlannedNode]) -> str:
+    """Return the path of the nested graph that holds some nodes, "" for the top graph, and for no node."""
+    return nodes[0].name.rpartition(".")[0] if nodes else ""
 
 
-def _graph_of(name: str) -> str:
-    """Return the path of the nested graph that holds a node, "" for the top graph."""
-    return name.rpartition(".")[0]
+class _Contracted:
+    """A method whose nodes are parts of vertices with keys: in topological order, with what crosses between them."""
+
+    def __init__(self, method: MethodPlan, owner: Mapping[str, str]) -> None:
+        members: dict[str, list[PlannedNode]] = {}
+        for node in method.nodes:
+            members.setdefault(owner[node.name], []).append(node)
+        for partition in method.partitions:  # without an operator, too
+            members.setdefault(f"partition:{partition.id}", [])
+        crossing, keys = _crossing(method, owner), list(members)
+        number = {key: i for i, key in enumerate(keys)}
+        successors: list[list[int]] = [[] for _ in keys]
+        for source, user in crossing:
+            successors[number[source]].append(number[user])
+        order = topological(successors)
+        if len(order) < len(keys):
+            cycle = " -> ".join(source for source, _ in nx.find_cycle(nx.DiGraph(crossing.keys())))
+            raise ValueError(f"method {method.name}: the partitions of the plan form a cycle: {cycle}")
+        self.keys = [keys[i] for i in order]
+        self.members = [members[key] for key in self.keys]
+        number = {key: i for i, key in enumerate(self.keys)}
+        self.edges = {(number[source], number[user]): size for (source, user), size in crossing.items()}
 
 
-def _contract(method: MethodPlan) -> dict[str, list[str]]:
-    """Return the vertices, with each partition as one, and the names of their nodes."""
-    known = {partition.id for partition in method.partitions}
-    members: dict[str, list[str]] = {}
-    for node in method.nodes:
-        key = f"node:{node.name}" if node.partition not in known else _partition_key(str(node.partition))
-        members.setdefault(key, []).append(node.name)
-    for partition in method.partitions:
-        members.setdefault(_partition_key(partition.id), [])
-    return members
-
-
-def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def _regions(apart: _Contracted) -> dict[str, str]:
     """Contract host operators that are connected, within one graph and one epoch of the schedule, which stays acyclic.
 
-    Nested graphs divide an epoch into stages: the more often a path changes graphs, the later.
+    Nested graphs divide an epoch into stages: the more often a path changes graphs, the later. Returned are the keys of
+    the vertices, by node.
     """
-    owner = {name: key for key, names in members.items() for name in names}
-    crossing = _crossing(method, owner)
-    order = _topological(method, members, crossing)
-    number = {key: i for i, key in enumerate(order)}
-    predecessors: list[list[int]] = [[] for _ in order]
-    for source, target in crossing:
-        predecessors[number[target]].append(number[source])
-    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in order]))
-    graphs = [_graph_of(members[key][0]) if members[key] else "" for key in order]
+    predecessors: list[list[int]] = [[] for _ in apart.keys]
+    for source, target in apart.edges:
+        predecessors[target].append(source)
+    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in apart.keys]))
+    graphs = list(map(_graph_of, apart.members))
     joined = nx.Graph()
-    joined.add_nodes_from(order)
-    stages = [0] * len(order)
+    joined.add_nodes_from(range(len(graphs)))
+    stages = [0] * len(graphs)
     for vertex, before in enumerate(predecessors):
         near = [other for other in before if epochs[other] == epochs[vertex] > 0]
         stages[vertex] = max((stages[other] + (graphs[other] != graphs[vertex]) for other in near), default=0)
         joined.add_edges_from(
-            (order[other], order[vertex])
-            for other in near
-            if stages[other] == stages[vertex] and graphs[other] == graphs[vertex]
+            (other, vertex) for other in near if stages[other] == stages[vertex] and graphs[other] == graphs[vertex]
         )
-    region = {key: min(part, key=number.__getitem__) for part in nx.connected_components(joined) for key in part}
-    result: dict[str, list[str]] = {}
-    for node in method.nodes:
-        result.setdefault(region[owner[node.name]], []).append(node.name)
-    for key, names in members.items():
-        if not names:
-            result[key] = []
-    return result
+    parts = ((apart.keys[min(part)], i) for part in nx.connected_components(joined) for i in part)
+    return {node.name: key for key, i in parts for node in apart.members[i]}
 
 
 def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:
@@ -137,25 +117,10 @@ def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, s
                 values.setdefault((owner[name], owner[node.name]), {})[name] = sizes[name]
     callers = {path: owner[node.name] for node in method.nodes for path in node.calls}
     for node in method.nodes:
-        caller = callers.get(_graph_of(node.name))
+        caller = callers.get(_graph_of([node]))
         if caller not in (None, owner[node.name]) and not node.inputs:
             values.setdefault((str(caller), owner[node.name]), {})
     return {edge: sum(crossing.values()) for edge, crossing in values.items()}
-
-
-def _topological(
-    method: MethodPlan, members: Mapping[str, Sequence[str]], crossing: Mapping[tuple[str, str], int]
-) -> list[str]:
-    keys = list(members)
-    number = {key: i for i, key in enumerate(keys)}
-    successors: list[list[int]] = [[] for _ in keys]
-    for source, user in crossing:
-        successors[number[source]].append(number[user])
-    order = topological(successors)
-    if len(order) < len(keys):
-        cycle = " -> ".join(source for source, _ in nx.find_cycle(nx.DiGraph(crossing.keys())))
-        raise ValueError(f"method {method.name}: the partitions of the plan form a cycle: {cycle}")
-    return [keys[i] for i in order]
 
 
 MOST_BOXES = 30
@@ -203,9 +168,9 @@ class Box:
         return next((vertex.backend for vertex in self.vertices if vertex.backend is not None), None)
 
 
-def fold(picture: Picture, most: int = MOST_BOXES) -> list[Box]:
-    """Return a picture's boxes, at most so many: stretches of the topological order, so that they form no cycle."""
-    boxes = _repeated(picture.vertices)
+def fold(vertices: Sequence[Vertex], most: int = MOST_BOXES) -> list[Box]:
+    """Return vertices as boxes, at most so many: stretches of the topological order, so that they form no cycle."""
+    boxes = _repeated(vertices)
     depth = max((name.count(".") for box in boxes for name in _modules(box)), default=0)
     names: dict[int, tuple[Box, list[str]]] = {}  # of each box once, by its identity
     while len(boxes) > most and depth >= 0:
@@ -221,12 +186,11 @@ def fold(picture: Picture, most: int = MOST_BOXES) -> list[Box]:
 
 def edges_between(picture: Picture, boxes: Sequence[Box]) -> dict[tuple[int, int], int]:
     """Return the bytes that go from box to box, by their numbers."""
-    owner = {vertex.id: i for i, box in enumerate(boxes) for vertex in box.vertices}
-    handed: dict[tuple[int, int], int] = {}
-    for edge in picture.edges:
-        pair = owner[edge.source], owner[edge.target]
-        if pair[0] != pair[1]:
-            handed[pair] = handed.get(pair, 0) + edge.bytes
+    owner = [i for i, box in enumerate(boxes) for _ in box.vertices]
+    handed: Counter[tuple[int, int]] = Counter()
+    for (source, target), size in picture.edges.items():
+        if owner[source] != owner[target]:
+            handed[owner[source], owner[target]] += size
     return handed
 
 

@@ -213,10 +213,7 @@ def _host(
     nodes: Sequence[PlannedNode], tagged: Sequence[TaggedMethod], extracted: ExtractedMethod
 ) -> Iterator[HostNode]:
     rejections: dict[str, list[Rejection]] = {}
-    for step in tagged:
-        for rejection in step.rejections:
-            rejections.setdefault(rejection.node, []).append(rejection)
-    for rejection in extracted.rejections:
+    for rejection in (*(one for step in tagged for one in step.rejections), *extracted.rejections):
         rejections.setdefault(rejection.node, []).append(rejection)
     for node in nodes:
         if node.partition is None:
@@ -322,12 +319,8 @@ class _Between:
             for after in following:
                 predecessors[after].append(key)
         for first, second, reached in self.around:
-            stack, on_the_way = [second], set()
-            while stack:
-                for before in predecessors[stack.pop()]:
-                    if before in reached and before not in on_the_way:
-                        on_the_way.add(before)
-                        stack.append(before)
+            last_steps = [(second, key) for key in predecessors[second]]
+            on_the_way = reach(last_steps, predecessors.__getitem__, reached.__contains__)
             if on_the_way and all(key in operator_of for key in on_the_way):
                 yield self.backend_of[first], frozenset(operator_of[key] for key in on_the_way)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,11 +39,14 @@ def predict(
     """
     walk = _Walk(partition_of, backend_of, AskedCosts(model))
     sums = walk.graph(edge.program.graph_module, frozenset(graphs.lifted_inputs(edge.program)), None)
+    by_operator: dict[str, dict[Node, float]] = {}
+    for node, seconds in sums.nodes.items():
+        by_operator.setdefault(graphs.operator_name(node), {})[node] = seconds
     # The dearest first.
-    ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in sums.by_operator.items())
+    ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in by_operator.items())
     largest = []
     for seconds, operator in ranked[:LARGEST]:
-        nodes = sums.by_operator[operator]
+        nodes = by_operator[operator]
         dearest = max(nodes, key=nodes.__getitem__)
         remedy = _remedy(dearest, edge, host.get(dearest), advice)
         largest.append(HostCost(operator, len(nodes), -seconds, remedy))
@@ -54,12 +58,12 @@ def predict(
 
 @dataclass(slots=True)
 class _Sums:
-    """Seconds of a graph; `by_operator` has the nodes of each host operator and their seconds."""
+    """Seconds of a graph; `nodes` has those of each operator on the host."""
 
     host: float = 0.0
     delegates: float = 0.0
     crossing: float = 0.0
-    by_operator: dict[str, dict[Node, float]] = field(default_factory=dict)
+    nodes: dict[Node, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def total(self) -> float:
@@ -68,18 +72,15 @@ class _Sums:
     def add_host(self, node: Node, seconds: float) -> None:
         """Count an operator on the host."""
         self.host += seconds
-        nodes = self.by_operator.setdefault(graphs.operator_name(node), {})
-        nodes[node] = nodes.get(node, 0.0) + seconds
+        self.nodes[node] += seconds
 
     def add(self, other: _Sums, times: int) -> None:
         """Count a graph that is called."""
         self.host += other.host * times
         self.delegates += other.delegates * times
         self.crossing += other.crossing * times
-        for operator, nodes in other.by_operator.items():
-            own = self.by_operator.setdefault(operator, {})
-            for node, seconds in nodes.items():
-                own[node] = own.get(node, 0.0) + seconds * times
+        for node, seconds in other.nodes.items():
+            self.nodes[node] += seconds * times
 
 
 @dataclass(frozen=True, slots=True)

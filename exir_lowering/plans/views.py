@@ -93,16 +93,15 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
     yield '  edge [fontname="sans-serif", fontsize=10];'
     for i, method in enumerate(plan.methods):
         drawn = picture(method)
-        names = {vertex.id: f"m{i}_v{j}" for j, vertex in enumerate(drawn.vertices)}
         yield f"  subgraph cluster_{i} {{"
         yield f"    label={_quote(method.name)};"
-        for vertex in drawn.vertices:
+        for j, vertex in enumerate(drawn.vertices):
             colour = colours[vertex.backend] if vertex.backend is not None else "#e6e6e6"
             text = _quote(f"{vertex.title}\n{shown.count_operators(vertex.nodes)}\n{vertex.where}")
-            yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
-        for edge in drawn.edges:
-            style = f"label={_quote(shown.size(edge.bytes))}" if edge.bytes else "style=dashed"
-            yield f"    {names[edge.source]} -> {names[edge.target]} [{style}];"
+            yield f'    m{i}_v{j} [label={text}, fillcolor="{colour}"];'
+        for (source, target), size in drawn.edges.items():
+            style = f"label={_quote(shown.size(size))}" if size else "style=dashed"
+            yield f"    m{i}_v{source} -> m{i}_v{target} [{style}];"
         yield "  }"
     yield "}"
 
@@ -135,7 +134,7 @@ def to_html(plan: LoweringPlan) -> str:
 
 def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
     drawn = picture(method)
-    boxes = fold(drawn)
+    boxes = fold(drawn.vertices)
     handed = edges_between(drawn, boxes)
     return {
         "plan": method,
@@ -145,7 +144,7 @@ def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
         "sections": list(find(method, named=named)),
         "boxes": boxes,
         "drawings": drawing.draw(boxes, handed),
-        "partitions": {f"partition:{partition.id}": partition for partition in method.partitions},
+        "partitions": {partition.id: partition for partition in method.partitions},
         "rows": _rows,
     }
 

@@ -195,27 +195,23 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     chosen: dict[str, Case] = {}
     for wanted in listed:
         if isinstance(wanted, Case):
-            _check_own(wanted, chosen.setdefault(wanted.name, wanted))
-            continue
-        found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+            found = [wanted]
+        else:
+            found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
                 f"'ops/*'. The features are {', '.join(dict.fromkeys(case.feature for case in CASES))}."
             )
         for case in found:
-            _check_own(case, chosen.setdefault(case.name, case))
+            if chosen.setdefault(case.name, case) != case:
+                raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
+            if case.check not in CHECKS:
+                raise InputError(
+                    f"check_backend: the case {case.name!r} has the check {case.check!r}, expected one of "
+                    f"{', '.join(CHECKS)}."
+                )
     return tuple(chosen.values())
-
-
-def _check_own(case: Case, chosen: Case) -> None:
-    """Check a case that the caller may have made."""
-    if chosen != case:
-        raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
-    if case.check not in CHECKS:
-        raise InputError(
-            f"check_backend: the case {case.name!r} has the check {case.check!r}, expected one of {', '.join(CHECKS)}."
-        )
 
 
 def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
@@ -239,7 +235,7 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         _check_deterministic(subject, case, ready, lowered)
         content = _emit(case, lowered)
         for engine in subject.engines:
-            CHECKS[case.check](Trial(subject, case, ready, lowered, content, engine))
+            CHECKS[case.check](Trial(subject, ready, lowered, content, engine))
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", "", str(reason), *counts)
     except Broken as broken:

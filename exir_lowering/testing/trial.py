@@ -157,7 +157,6 @@ class Trial:
     """A case that is lowered."""
 
     subject: Subject
-    case: Case
     sample: Sample
     lowered: LoweredMethods
     content: bytes  # the `.pte` file, or b"" when nothing executes it

@@ -83,9 +83,11 @@ def _follow(program: ExportedProgram, placeholder: Node) -> Iterator[Use]:
 
 def _added(user: Node, value: Node) -> int | None:
     """Return what an operator adds to a value, 0 if it moves it; None if its result is something else."""
-    name = _name(user)
+    name, dtype = _name(user), _dtype(user)
     first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
-    if graphs.is_getitem(user) or (name in _MOVING and first and not _becomes_other(user)):
+    if graphs.is_getitem(user) or (
+        name in _MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
+    ):
         return 0
     if name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
         return user.args[1] if name == "add" else -user.args[1]
@@ -93,16 +95,16 @@ def _added(user: Node, value: Node) -> int | None:
 
 
 def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> Iterator[Use]:
-    name = _name(user)
+    name, dtype = _name(user), _dtype(user)
     high, writes = _indexed(user, value, name)
     if high is not None:
         yield Use(max(0, high - offset), writes)
     elif name in ("item", "_local_scalar_dense"):
         bound = bounds_of(program, user.meta.get("val"))[1]
         yield Use(None if bound is None else max(0, bound - offset))
-    elif name in _COMPARING or (name in _MOVING and _becomes(user, lambda dtype: dtype == torch.bool)):
+    elif name in _COMPARING or (name in _MOVING and dtype == torch.bool):
         yield Use(compares=True)
-    elif _becomes(user, lambda dtype: dtype.is_floating_point):
+    elif dtype is not None and dtype.is_floating_point:
         yield Use(counts=True)
     elif name not in _MOVING and not graphs.is_getitem(user):
         yield Use()
@@ -142,13 +144,9 @@ def _size(indexed: Any, dim: Any) -> int | None:
     return None if size is None else size - 1
 
 
-def _becomes(user: Node, kind: Callable[[torch.dtype], bool]) -> bool:
+def _dtype(user: Node) -> torch.dtype | None:
     value = user.meta.get("val")
-    return isinstance(value, torch.Tensor) and kind(value.dtype)
-
-
-def _becomes_other(user: Node) -> bool:
-    return _becomes(user, lambda dtype: dtype.is_floating_point or dtype == torch.bool)
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 SEED = 0
@@ -172,6 +170,11 @@ class Draw:
         """How many elements there are."""
         return torch.Size(self.shape).numel()
 
+    @property
+    def high(self) -> int:
+        """The greatest position that there is."""
+        return self.use.high or 0
+
     def normal(self) -> torch.Tensor:
         """Return numbers of the normal distribution."""
         return torch.randn(self.shape, generator=self.generator)
@@ -192,11 +195,11 @@ class Draw:
 Fill = Callable[[Draw], torch.Tensor]
 
 
-def _one_hot(draw: Draw, place: int) -> torch.Tensor:
-    made = torch.zeros(draw.count)
-    if draw.count:
-        made[place] = 1.0
-    return made.reshape(draw.shape)
+def _put(made: torch.Tensor, place: int, value: float) -> torch.Tensor:
+    """Put a number at a place, counted element by element."""
+    if made.numel():
+        made.view(-1)[place] = value
+    return made
 
 
 def _outlier(draw: Draw) -> torch.Tensor:
@@ -208,13 +211,6 @@ def _outlier(draw: Draw) -> torch.Tensor:
     return made
 
 
-def _with(draw: Draw, value: float) -> torch.Tensor:
-    made = draw.normal().flatten()
-    if draw.count:
-        made[draw.count // 2] = value
-    return made.reshape(draw.shape)
-
-
 _NUMBERS: Mapping[str, Fill] = {
     "randn": Draw.normal,
     "values beyond 8": lambda draw: draw.normal() * 12,
@@ -224,8 +220,8 @@ _NUMBERS: Mapping[str, Fill] = {
     "constant -1": lambda draw: draw.full(-1),
     "ramp": lambda draw: draw.ramp(-1, 1),
     "ramp from 0 to 255": lambda draw: draw.ramp(0, 255),
-    "one-hot, first": lambda draw: _one_hot(draw, 0),
-    "one-hot, last": lambda draw: _one_hot(draw, -1),
+    "one-hot, first": lambda draw: _put(torch.zeros(draw.shape), 0, 1.0),
+    "one-hot, last": lambda draw: _put(torch.zeros(draw.shape), -1, 1.0),
     "negative": lambda draw: -draw.normal().abs(),
     "positive": lambda draw: draw.normal().abs(),
     "outlier channel": _outlier,
@@ -233,22 +229,22 @@ _NUMBERS: Mapping[str, Fill] = {
     "small magnitudes": lambda draw: draw.normal() * 1e-4,
 }
 _NOT_FINITE: Mapping[str, Fill] = {
-    "one NaN": lambda draw: _with(draw, float("nan")),
-    "one infinity": lambda draw: _with(draw, float("inf")),
+    "one NaN": lambda draw: _put(draw.normal(), draw.count // 2, float("nan")),
+    "one infinity": lambda draw: _put(draw.normal(), draw.count // 2, float("inf")),
 }
 _CONTINUOUS = {"randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"}
 """The patterns in which a small change of each number changes nothing that the pattern is about."""
 
 _POSITIONS: Mapping[str, Fill] = {
-    "random ids": lambda draw: draw.integers(0, _high(draw)),
+    "random ids": lambda draw: draw.integers(0, draw.high),
     "first token id": lambda draw: torch.zeros(draw.shape),
-    "last token id": lambda draw: torch.full(draw.shape, _high(draw), dtype=torch.int64),
-    "ids in order": lambda draw: (torch.arange(draw.count) % (_high(draw) + 1)).reshape(draw.shape),
-    "both ends of the ids": lambda draw: (torch.arange(draw.count).reshape(draw.shape) % 2) * _high(draw),
+    "last token id": lambda draw: torch.full(draw.shape, draw.high, dtype=torch.int64),
+    "ids in order": lambda draw: (torch.arange(draw.count) % (draw.high + 1)).reshape(draw.shape),
+    "both ends of the ids": lambda draw: (torch.arange(draw.count).reshape(draw.shape) % 2) * draw.high,
 }
 _WRITTEN: Mapping[str, Fill] = {
     "positions in order": lambda draw: _window(draw, draw.call * draw.count),
-    "last positions": lambda draw: _window(draw, _high(draw)),
+    "last positions": lambda draw: _window(draw, draw.high),
     "first positions": lambda draw: _window(draw, 0),
 }
 _MASKS: Mapping[str, Fill] = {
@@ -276,10 +272,6 @@ _SMALL_INTEGERS: Mapping[str, Fill] = {
 }
 
 
-def _high(draw: Draw) -> int:
-    return draw.use.high or 0
-
-
 def _above(draw: Draw, low: int) -> tuple[int, int]:
     most = torch.iinfo(draw.dtype).max // 2
     return min(low, most), min(2 * low, most)
@@ -293,8 +285,8 @@ def _ends(draw: Draw) -> torch.Tensor:
 
 def _window(draw: Draw, start: int) -> torch.Tensor:
     """Return positions one after the other, each once as far as there are enough of them."""
-    start = max(0, min(start, _high(draw) + 1 - draw.count))
-    return ((start + torch.arange(draw.count)) % (_high(draw) + 1)).reshape(draw.shape)
+    start = max(0, min(start, draw.high + 1 - draw.count))
+    return ((start + torch.arange(draw.count)) % (draw.high + 1)).reshape(draw.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -303,8 +295,8 @@ class Case:
 
     name: str  # what the report calls it
     number: int  # for the seeds
-    fills: tuple[Fill | None, ...]  # what fills each input; None for one that export fixed
-    sizes: tuple[Sizes, ...]  # of dynamic dimensions; the first that PyTorch takes
+    fills: tuple[Fill | None, ...] = ()  # what fills each generated input; None for one that export fixed
+    sizes: tuple[Sizes, ...] = ()  # of dynamic dimensions; the first that PyTorch takes
     continuous: bool = False  # whether a small change of its numbers changes nothing that it is about
     finite: bool = True  # whether all numbers are finite; backends may give up NaN and infinity for speed
 
@@ -351,8 +343,11 @@ class Generated:
                 cases.append(Case(name, len(cases), random, tuple(choices), continuous=True))
         return cases
 
-    def make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
-        """Make the inputs of a call, flat."""
+    def make(self, case: Case, call: int) -> Iterator[list[Any]]:
+        """Make the inputs of a call, flat, for each choice of sizes."""
+        return (self._make(case, call, sizes) for sizes in case.sizes)
+
+    def _make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
         made: list[Any] = []
         for index, (node, fill) in enumerate(zip(self._subject.inputs, case.fills, strict=True)):
             if fill is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -33,7 +33,6 @@ from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
-from exir_lowering.verification.sizes import Sizes
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
 
 _CALLS = 3
@@ -241,7 +240,7 @@ class Comparison:
         """Compare calls of another comparison."""
         with neutral():
             for call in calls:
-                self._call(call.method, replace(call.case, sizes=({},)), call.number, partial(_take, call.inputs))
+                self._call(call.method, call.case, call.number, [call.inputs])
 
     @property
     def is_off(self) -> bool:
@@ -256,8 +255,8 @@ class Comparison:
         for number in range(max(map(len, given.values()))):
             for name, calls in given.items():
                 if number < len(calls):
-                    case = Case(f"input {number}", number, (), ({},), continuous=all(map(_spread, calls[number])))
-                    self._call(name, case, 0, partial(_take, calls[number]))
+                    case = Case(f"input {number}", number, continuous=all(map(_spread, calls[number])))
+                    self._call(name, case, 0, [calls[number]])
 
     def _run_generated(self) -> None:
         generated = {name: Generated(subject) for name, subject in self.subjects.items()}
@@ -269,7 +268,7 @@ class Comparison:
             for call in range(_CALLS if number == 0 or self.eager.is_stateful() else 1):
                 for name in names:
                     case = generated[name].cases[number]
-                    self._call(name, case, call, partial(generated[name].make, case, call))
+                    self._call(name, case, call, generated[name].make(case, call))
 
     def _start_again(self) -> None:
         """Give the file and the programs their initial state."""
@@ -278,12 +277,11 @@ class Comparison:
             self.eager.reset()
             self._fresh = True
 
-    def _call(self, name: str, case: Case, call: int, make: Callable[[Sizes], list[Any]]) -> None:
-        """Compare a call, with the first sizes that PyTorch takes."""
+    def _call(self, name: str, case: Case, call: int, choices: Iterable[list[Any]]) -> None:
+        """Compare a call, with the first inputs that PyTorch takes."""
         tally, before = self.tallies[name], self.eager.snapshot(name)
         self._fresh = False
-        for sizes in case.sizes:
-            inputs = make(sizes)
+        for inputs in choices:
             self.subjects[name].check(self.file.where(name), inputs)
             try:
                 expected = self.eager.run(name, inputs)
@@ -357,10 +355,6 @@ class Comparison:
             ]
         self.eager.restore(name, after)
         return largest
-
-
-def _take(inputs: list[Any], sizes: Sizes) -> list[Any]:
-    return inputs
 
 
 def _spread(value: Any) -> bool:

@@ -75,25 +75,15 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """How far a delegate or kernel is from the same operators in eager PyTorch.
+    """How far a delegate or kernel is from the same operators in eager PyTorch."""
 
-    Attributes:
-        what: The delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out".
-        instruction: The number of its instruction in the file.
-        local: The largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off.
-        chained: The same in the chain, where inputs have the errors of earlier instructions.
-        largest_error: The largest absolute error on eager PyTorch's inputs.
-        nodes: The nodes of the program whose values it was compared in.
-        source: The model's line, "" where it is not known.
-    """
-
-    what: str
-    instruction: int
-    local: float
-    chained: float
-    largest_error: float
-    nodes: tuple[str, ...]
-    source: str
+    what: str  # the delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out"
+    instruction: int  # the number of its instruction in the file
+    local: float  # the largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off
+    chained: float  # the same in the chain, where inputs have the errors of earlier instructions
+    largest_error: float  # the largest absolute error on eager PyTorch's inputs
+    nodes: tuple[str, ...]  # the nodes of the program whose values it was compared in
+    source: str  # the model's line, "" where it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +171,7 @@ class Verification(Shown):
 
 def as_json(value: Any) -> str:
     """Return a value as JSON, with null for numbers that JSON does not have."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(each) for key, each in value.items()}
-        return [finite(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(finite(value), indent=2, allow_nan=False)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=2)
 
 
 def _parts(found: Verification, width: int) -> Iterator[RenderableType]:

@@ -15,7 +15,7 @@ from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, reductions
 from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.transfers import Call, NotYetError, Result, dtype_of, result_of
+from exir_lowering.graphs.ranges.transfers import Call, Found, Result, dtype_of, result_of
 from exir_lowering.graphs.walking import is_getitem
 from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
 
@@ -75,7 +75,7 @@ class ValueRanges:
         self._assumed = _check_assumed(program, assume)
         self._constants = Constants(program, {*volatile, *replaceable})
         self._replaceable = frozenset(replaceable).difference(volatile, written_state(program))
-        self._ranges: dict[Node, Result] = {}
+        self._ranges: Found[Result] = Found()
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)
         self._bounded: frozenset[str] = frozenset()
@@ -88,11 +88,7 @@ class ValueRanges:
         Args:
             node: A node of the program's graph; of other nodes nothing is known.
         """
-        found = self._ranges.get(node)
-        if found is None:
-            self._analyse(node)
-            found = self._ranges[node]
-        return _as_one(found)
+        return _as_one(self._ranges.of(node, self._compute))
 
     def constant(self, node: Node) -> torch.Tensor | None:
         """Return the content of a value that does not depend on inputs, and None if it does or is not known.
@@ -185,37 +181,19 @@ class ValueRanges:
         """
         return state in self._volatile
 
-    def _analyse(self, node: Node) -> None:
-        """Find the range of a node, and of those operands only that it depends on: not of what is normalised."""
-        ranges, stack = self._ranges, [node]
-        while stack:
-            last = stack[-1]
-            if last not in ranges:
-                try:
-                    ranges[last] = self._compute(last)
-                except NotYetError as missing:
-                    stack.append(missing.node)
-                    continue
-            stack.pop()
-
-    def _known(self, node: Node) -> Result:
-        """Return the range of an operand; NotYetError if it has not been found yet."""
-        if node not in self._ranges:
-            raise NotYetError(node)
-        return self._ranges[node]
-
     def _compute(self, node: Node) -> Result:
+        """Compute the range of a node from those of operands that it depends on: not of what is normalised."""
         if node.op == "placeholder":
             return self._placeholder(node)
         if node.op != "call_function":
             return TOP
         if is_getitem(node):
             source, index = node.args[0], node.args[1]
-            several = self._known(source) if isinstance(source, Node) else None
+            several = self._ranges[source] if isinstance(source, Node) else None
             if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):
                 return several[index]
             return whole(dtype_of(node))
-        found = result_of(Call(node, lambda each: _as_one(self._known(each))))
+        found = result_of(Call(node, lambda each: _as_one(self._ranges[each])))
         if isinstance(found, Range) and not found.finite:
             return self._look(node) or found
         return whole(dtype_of(node)) if found is None else found
@@ -249,7 +227,7 @@ class ValueRanges:
         before = self._ranges
         for attempt in range(3):
             kept = kept if attempt < 2 else shared
-            self._kept, self._ranges = kept, {}
+            self._kept, self._ranges = kept, Found()
             still = shared | {each for each in kept - shared if self.of(written[each]).magnitude <= _STATE_BOUND}
             if still == kept:
                 break
@@ -291,7 +269,7 @@ class ValueRanges:
         Args:
             states: The names of those that stay bounded, whoever writes them.
         """
-        self._bounded, self._kept, self._ranges = states, None, {}
+        self._bounded, self._kept, self._ranges = states, None, Found()
 
 
 def bound_together(shared: Sequence[Collection[tuple[ValueRanges, str]]]) -> None:

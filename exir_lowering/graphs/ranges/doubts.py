@@ -20,15 +20,10 @@ NOTHING = "nothing: no rewrite can prove it here"
 def unbounded(ranges: ValueRanges, node: Node) -> Doubt:
     """Say which value makes another one unbounded: the first one whose own inputs are all bounded."""
     seen: set[Node] = set()
-    while True:
-        seen.add(node)
+    culprit: Node | None = node
+    while culprit is not None:
+        seen.add(node := culprit)
         culprit = next((n for n in node.all_input_nodes if n not in seen and ranges.of(n).magnitude > BOUND), None)
-        if culprit is None:
-            return _blame_magnitude(ranges, node)
-        node = culprit
-
-
-def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
     if ranges.is_input(node):
         return Doubt(
             node,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from exir_lowering._upstream.operators import mutates_arguments, wrapped_operato
 from exir_lowering._upstream.tensors import is_dense
 from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
-from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
-from exir_lowering.graphs.ranges.transfers import name_of, product, shape_of
+from exir_lowering.graphs.ranges.transfers import Found, name_of, product, shape_of
 from exir_lowering.graphs.walking import is_getitem
 
 _LARGEST = 1 << 20
@@ -40,8 +40,8 @@ class Constants:
         self._specs = -1
         self._targets: dict[str, str] = {}
         self._mutated: dict[str, str] = {}
-        self._values: dict[Node, Any] = {}
-        self._known: dict[Node, bool] = {}
+        self._values: Found[Any] = Found()
+        self._known: Found[bool] = Found()
         self._extremes: dict[Any, tuple[torch.Tensor, Range]] = {}
         self._left = _BUDGET
 
@@ -63,9 +63,9 @@ class Constants:
         """Return the content of a value, None if it is not known, or large and not stored."""
         if node.op == "placeholder":
             return None if self.mutated(node) is not None else self.stored(node)
-        if not _find(node, self._known, self._is_known):
+        if not self._known.of(node, self._is_known):
             return None
-        found = _find(node, self._values, self._evaluate)
+        found = self._values.of(node, self._evaluate)
         return found if isinstance(found, torch.Tensor) else None
 
     def extremes(self, tensor: torch.Tensor) -> Range:
@@ -119,20 +119,6 @@ class Constants:
             return None  # it will raise in the runtime too, or there is no kernel in this process
 
 
-def _find(node: Node, found: dict[Node, Any], find: Callable[[Node], Any]) -> Any:
-    """Return what is found out about a node, each after its operands, and once."""
-    stack = [node]
-    while stack:
-        last = stack[-1]
-        pending = [] if last in found else [n for n in last.all_input_nodes if n not in found]
-        stack += pending
-        if not pending:
-            stack.pop()
-            if last not in found:
-                found[last] = find(last)
-    return found[node]
-
-
 def _is_deterministic(target: Any) -> bool:
     name = target_name(target)
     operator_ = wrapped_operator(target)
@@ -178,22 +164,21 @@ def _least_and_most(tensor: torch.Tensor) -> tuple[float, float]:
     return float(array.min()), float(array.max())
 
 
-_FILLED = {"aten.full.default": 1, "aten.full_like.default": 1, "aten.scalar_tensor.default": 0}
-_ZEROS = ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
-_ONES = ("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+FILLED: Mapping[str, str | float] = {
+    **dict.fromkeys(("aten.full.default", "aten.full_like.default"), "fill_value"),
+    "aten.scalar_tensor.default": "s",
+    **dict.fromkeys(("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"), 0.0),
+    **dict.fromkeys(("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default"), 1.0),
+}
+"""Generator operators, with the number that fills the result, or the argument that it is."""
 
 
 def filling(node: Node) -> float | None:
     """Return the number with which a generator operator fills its result, before rounding; None for other nodes."""
-    name = name_of(node)
-    if name in _ZEROS or name in _ONES:
-        return float(name in _ONES)
-    position = _FILLED.get(name)
-    if position is None:
-        return None
-    value = node.args[position] if position < len(node.args) else node.kwargs.get("fill_value", node.kwargs.get("s"))
+    value: Any = FILLED.get(name_of(node))
+    value = argument(node, value) if isinstance(value, str) else value
     known = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 52)
-    return float(value) if known and isinstance(value, (int, float)) else None
+    return float(value) if known else None
 
 
 def rounded(value: float, dtype: torch.dtype | None) -> float | None:

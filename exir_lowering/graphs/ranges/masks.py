@@ -99,22 +99,18 @@ def _pieces(node: Node, dim: int) -> Sources | None:
 
 
 def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
-    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it."""
-    if not all(type(size) is int for size in (*shape, *origin)):
-        return _viewed_symbols(shape, origin, dim)
-    behind = math.prod(shape[len(shape) + dim + 1 :])
-    for place in range(-1, -len(origin) - 1, -1):
-        if math.prod(origin[len(origin) + place + 1 :]) == behind and origin[place] == shape[dim]:
-            return place
-    return None
+    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it.
 
+    Where sizes are symbols, only dimensions of size 1 may come or go behind it, and nothing in it.
+    """
+    fixed = all(type(size) is int for size in (*shape, *origin))
 
-def _viewed_symbols(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
-    """The same where sizes are symbols: only dimensions of size 1 may come or go behind the row, and in it nothing."""
-    behind = [str(size) for size in shape[len(shape) + dim + 1 :] if str(size) != "1"]
+    def behind(sizes: Sequence[Any], place: int) -> Any:
+        rest = sizes[len(sizes) + place + 1 :]
+        return math.prod(rest) if fixed else [str(size) for size in rest if str(size) != "1"]
+
     for place in range(-1, -len(origin) - 1, -1):
-        other = [str(size) for size in origin[len(origin) + place + 1 :] if str(size) != "1"]
-        if str(origin[place]) == str(shape[dim]) and other == behind:
+        if str(origin[place]) == str(shape[dim]) and behind(origin, place) == behind(shape, dim):
             return place
     return None
 
@@ -153,8 +149,6 @@ def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -
 
 _DEEPEST = 60
 _FARTHEST = 200
-
-_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class Rows:
@@ -378,11 +372,10 @@ class Rows:
         dtypes = {dtype_of(each) for each in (one, other) if isinstance(each, Node)}
         if len(dtypes) != 1 or any(dtype is None or dtype.is_floating_point for dtype in dtypes):
             return False
-        name = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
-        if name in ("gt", "ge"):
-            one, other, name = other, one, _COMPARISONS[name]
+        if (name in ("gt", "ge")) is truth:  # from here on, whether one is less, or not greater: `strict`
+            one, other = other, one
         least, most = self._extreme(one, dim, largest=False), self._extreme(other, dim, largest=True)
-        strict = name == "lt"
+        strict = (name in ("lt", "gt")) is truth
         return any(a < b or (not strict and a == b) for a, b in ((least, self._low(other)), (self._high(one), most)))
 
     def _extreme(self, argument: Any, dim: int, *, largest: bool) -> float:

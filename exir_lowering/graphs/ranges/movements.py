@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, convert, point, settle, union, whole
-from exir_lowering.graphs.ranges.known_values import filling, rounded
+from exir_lowering.graphs.ranges.known_values import FILLED, filling, rounded
 from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product
 
 
@@ -105,10 +105,7 @@ def _put(call: Call) -> Range:
     return union((call.operand(0), call.operand(position)))
 
 
-@keeps(
-    "aten.full", "aten.full_like", "aten.scalar_tensor", "aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.ones",
-    "aten.ones_like", "aten.new_ones",
-)  # fmt: skip
+@keeps(*FILLED)
 def _filled(call: Call) -> Range:
     number = filling(call.node)
     exact = rounded(number, call.dtype) if number is not None else None

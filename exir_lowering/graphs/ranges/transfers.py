@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.fx import Node
@@ -15,6 +15,7 @@ from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, meet, poi
 
 Result: TypeAlias = "Range | tuple[Range, ...]"
 Transfer: TypeAlias = "Callable[[Call], Result]"
+Value = TypeVar("Value")
 
 _TRANSFERS: dict[str, tuple[Transfer, bool]] = {}
 
@@ -74,6 +75,27 @@ class NotYetError(Exception):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self.node = node
+
+
+class Found(dict[Node, Value]):
+    """What is found out about nodes; asking for what is not yet known raises a NotYetError."""
+
+    def __missing__(self, node: Node) -> Value:
+        raise NotYetError(node)
+
+    def of(self, node: Node, compute: Callable[[Node], Value]) -> Value:
+        """Return what is computed from that of other nodes, each once; only those are computed that are asked for."""
+        stack = [node]
+        while stack:
+            last = stack[-1]
+            if last not in self:
+                try:
+                    self[last] = compute(last)
+                except NotYetError as missing:
+                    stack.append(missing.node)
+                    continue
+            stack.pop()
+        return self[node]
 
 
 class Call:

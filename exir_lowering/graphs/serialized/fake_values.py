@@ -5,7 +5,8 @@ Only functions of a closed table are called, with few and small arguments: sympy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -76,38 +77,31 @@ def _write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
 
 def read(tree: Any, symbols: Mapping[str, sympy.Symbol]) -> Any:
     """Read an expression; ValueError if `write` does not make it, LookupError if a symbol or function is not known."""
-    return _Reader(symbols).read(tree, 0)
+    return _read(tree, symbols, 0, itertools.count(1))
 
 
-class _Reader:
-    """Reads one expression, and counts its parts."""
-
-    def __init__(self, symbols: Mapping[str, sympy.Symbol]) -> None:
-        self._symbols, self._count = symbols, 0
-
-    def read(self, tree: Any, depth: int) -> Any:
-        self._count += 1
-        if depth > DEEPEST or self._count > MOST:
-            raise ValueError(f"a size of more than {MOST} parts, or that nests more than {DEEPEST} deep")
-        if isinstance(tree, bool):
-            return sympy.true if tree else sympy.false
-        if isinstance(tree, int):
-            if abs(tree) > LARGEST:
-                raise ValueError("a size beyond 64 bits")
-            return sympy.Integer(tree)
-        if isinstance(tree, str):
-            return self._symbols[tree]
-        name, *parts = tree
-        if name in _INFINITIES and not parts:
-            return _INFINITIES[name]
-        if name == "Float":
-            (text,) = parts
-            return sympy.Float(float(text))
-        function = _FUNCTIONS[name]
-        arguments = [self.read(part, depth + 1) for part in parts]
-        if name in ("Pow", "torch.FloatPow"):
-            _check_power(*arguments)
-        return function(*arguments)
+def _read(tree: Any, symbols: Mapping[str, sympy.Symbol], depth: int, parts_so_far: Iterator[int]) -> Any:
+    if depth > DEEPEST or next(parts_so_far) > MOST:
+        raise ValueError(f"a size of more than {MOST} parts, or that nests more than {DEEPEST} deep")
+    if isinstance(tree, bool):
+        return sympy.true if tree else sympy.false
+    if isinstance(tree, int):
+        if abs(tree) > LARGEST:
+            raise ValueError("a size beyond 64 bits")
+        return sympy.Integer(tree)
+    if isinstance(tree, str):
+        return symbols[tree]
+    name, *parts = tree
+    if name in _INFINITIES and not parts:
+        return _INFINITIES[name]
+    if name == "Float":
+        (text,) = parts
+        return sympy.Float(float(text))
+    function = _FUNCTIONS[name]
+    arguments = [_read(part, symbols, depth + 1, parts_so_far) for part in parts]
+    if name in ("Pow", "torch.FloatPow"):
+        _check_power(*arguments)
+    return function(*arguments)
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -140,7 +134,6 @@ class FakeWriter:
         self._tensors = tensors
         self._known: dict[int, int] = {}  # by id; the program keeps the objects alive
         self._environments: dict[int, tuple[int, Any]] = {}
-        self._devices: dict[torch.device, str] = {}
 
     def write(self, tensor: Any) -> int:
         """Return the number of a fake tensor; NotSerialisableError if not plain, not dense, or of unwritable sizes."""

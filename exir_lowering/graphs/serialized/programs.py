@@ -55,90 +55,6 @@ _NAMED: dict[str, type[Any]] = {
 _ARGUMENT_KINDS = {kind: name for name, kind in _NAMED.items()}
 
 
-def write_signature(signature: ExportGraphSignature, values: ValueWriter) -> list[Any]:
-    """Write a program's signature; NotSerialisableError if it has an argument that is an object."""
-    return [
-        [
-            [spec.kind.name, _write_argument(spec.arg, values), spec.target, spec.persistent]
-            for spec in signature.input_specs
-        ],
-        [[spec.kind.name, _write_argument(spec.arg, values), spec.target] for spec in signature.output_specs],
-    ]
-
-
-def read_signature(tree: Any, values: ValueReader) -> ExportGraphSignature:
-    """Read a program's signature."""
-    inputs, outputs = tree
-    return ExportGraphSignature(
-        input_specs=[
-            InputSpec(InputKind[kind], _read_argument(argument, values), _optional_path(target), persistent)
-            for kind, argument, target, persistent in inputs
-        ],
-        output_specs=[
-            OutputSpec(OutputKind[kind], _read_argument(argument, values), _optional_path(target))
-            for kind, argument, target in outputs
-        ],
-    )
-
-
-def _write_argument(argument: Any, values: ValueWriter) -> list[Any]:
-    if type(argument) is ConstantArgument:
-        return ["constant", argument.name, values.write(argument.value)]
-    kind = _ARGUMENT_KINDS.get(type(argument))
-    if kind is None:
-        raise NotSerialisableError(f"an argument of the type {type(argument).__name__}")
-    return [kind, argument.name]
-
-
-def _read_argument(tree: Sequence[Any], values: ValueReader) -> Any:
-    kind, name, *rest = tree
-    if not isinstance(name, str) or (name and kind != "constant" and check_identifier(name) != name):
-        raise ValueError("an argument has a name")
-    if kind == "constant":
-        (value,) = rest
-        return ConstantArgument(name, values.read(value))
-    return _NAMED[kind](name)
-
-
-def _optional_path(name: Any) -> str | None:
-    return None if name is None else check_path(name)
-
-
-def write_calls(entries: Sequence[ModuleCallEntry], values: ValueWriter) -> list[Any]:
-    """Write how modules were called; NotSerialisableError if another process need not know an argument's type."""
-    return [[entry.fqn, _write_call(entry.signature, values)] for entry in entries]
-
-
-def read_calls(tree: Any, values: ValueReader) -> list[ModuleCallEntry]:
-    """Read how modules were called."""
-    return [ModuleCallEntry(check_path(fqn), _read_call(signature, values)) for fqn, signature in tree]
-
-
-def _write_call(signature: ModuleCallSignature | None, values: ValueWriter) -> Any:
-    if signature is None:
-        return None
-    return [
-        [_write_argument(argument, values) for argument in signature.inputs],
-        [_write_argument(argument, values) for argument in signature.outputs],
-        _write_structure(signature.in_spec),
-        _write_structure(signature.out_spec),
-        signature.forward_arg_names,
-    ]
-
-
-def _read_call(tree: Any, values: ValueReader) -> ModuleCallSignature | None:
-    if tree is None:
-        return None
-    inputs, outputs, in_spec, out_spec, names = tree
-    return ModuleCallSignature(
-        inputs=[_read_argument(argument, values) for argument in inputs],
-        outputs=[_read_argument(argument, values) for argument in outputs],
-        in_spec=treespecs.loads(in_spec),
-        out_spec=treespecs.loads(out_spec),
-        forward_arg_names=None if names is None else [check_identifier(name) for name in names],
-    )
-
-
 def _write_structure(spec: Any) -> str:
     try:
         text: str = pytree.treespec_dumps(spec)
@@ -211,8 +127,8 @@ class _Encoder:
         tree = {
             "delegated": type(program) is DelegatedProgram,
             "graphs": graphs,
-            "signature": write_signature(program.graph_signature, self.values),
-            "calls": write_calls(program.module_call_graph, self.values),
+            "signature": self._signature(program.graph_signature),
+            "calls": [[entry.fqn, self._call(entry.signature)] for entry in program.module_call_graph],
             "state": [[_named(check_path, name), write(value)] for name, value in program.state_dict.items()],
             "constants": [[_named(check_path, name), write(value)] for name, value in program.constants.items()],
             "ranges": [[write(key), write(bounds)] for key, bounds in program.range_constraints.items()],
@@ -290,6 +206,28 @@ class _Encoder:
                 written[key] = self.values.write(value)
         return written
 
+    def _signature(self, signature: ExportGraphSignature) -> list[Any]:
+        inputs, outputs = signature.input_specs, signature.output_specs
+        return [
+            [[spec.kind.name, self._argument(spec.arg), spec.target, spec.persistent] for spec in inputs],
+            [[spec.kind.name, self._argument(spec.arg), spec.target] for spec in outputs],
+        ]
+
+    def _call(self, call: ModuleCallSignature | None) -> Any:
+        """Write how a module was called."""
+        if call is None:
+            return None
+        arguments = (list(map(self._argument, given)) for given in (call.inputs, call.outputs))
+        return [*arguments, _write_structure(call.in_spec), _write_structure(call.out_spec), call.forward_arg_names]
+
+    def _argument(self, argument: Any) -> list[Any]:
+        if type(argument) is ConstantArgument:
+            return ["constant", argument.name, self.values.write(argument.value)]
+        kind = _ARGUMENT_KINDS.get(type(argument))
+        if kind is None:
+            raise NotSerialisableError(f"an argument of the type {type(argument).__name__}")
+        return [kind, argument.name]
+
     def _verifier(self, verifier: Any) -> list[Any]:
         facts = verifier_facts(verifier)
         if facts is None:
@@ -343,7 +281,7 @@ class _Decoder:
         tree, read = self.tree, self.values.read
         module = self._module(0, 0)
         self.values.nodes = []
-        signature = read_signature(tree["signature"], self.values)
+        signature = self._signature(tree["signature"])
         _check_signature(module, signature)
         return assemble_program(
             graph_module=module,
@@ -351,7 +289,7 @@ class _Decoder:
             state_dict={check_path(name): read(value) for name, value in tree["state"]},
             constants={check_path(name): read(value) for name, value in tree["constants"]},
             range_constraints={read(key): read(bounds) for key, bounds in tree["ranges"]},
-            module_call_graph=read_calls(tree["calls"], self.values),
+            module_call_graph=[ModuleCallEntry(check_path(fqn), self._call(call)) for fqn, call in tree["calls"]],
             example_inputs=read(tree["examples"]),
             verifiers=[make_verifier(dialect, read(options)) for dialect, options in tree["verifiers"]],
             guards_code=[check_guard(guard) for guard in tree["guards"]],
@@ -416,6 +354,45 @@ class _Decoder:
             node.name = name
         node.meta = self.metadata.read(meta)
         return node
+
+    def _signature(self, tree: Any) -> ExportGraphSignature:
+        inputs, outputs = tree
+        return ExportGraphSignature(
+            input_specs=[
+                InputSpec(InputKind[kind], self._argument(argument), _optional_path(target), persistent)
+                for kind, argument, target, persistent in inputs
+            ],
+            output_specs=[
+                OutputSpec(OutputKind[kind], self._argument(argument), _optional_path(target))
+                for kind, argument, target in outputs
+            ],
+        )
+
+    def _call(self, tree: Any) -> ModuleCallSignature | None:
+        """Read how a module was called."""
+        if tree is None:
+            return None
+        inputs, outputs, in_spec, out_spec, names = tree
+        return ModuleCallSignature(
+            inputs=[self._argument(argument) for argument in inputs],
+            outputs=[self._argument(argument) for argument in outputs],
+            in_spec=treespecs.loads(in_spec),
+            out_spec=treespecs.loads(out_spec),
+            forward_arg_names=None if names is None else [check_identifier(name) for name in names],
+        )
+
+    def _argument(self, tree: Sequence[Any]) -> Any:
+        kind, name, *rest = tree
+        if not isinstance(name, str) or (name and kind != "constant" and check_identifier(name) != name):
+            raise ValueError("an argument has a name")
+        if kind == "constant":
+            (value,) = rest
+            return ConstantArgument(name, self.values.read(value))
+        return _NAMED[kind](name)
+
+
+def _optional_path(name: Any) -> str | None:
+    return None if name is None else check_path(name)
 
 
 def _check_signature(module: GraphModule, signature: Any) -> None:
