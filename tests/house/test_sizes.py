@@ -32,7 +32,7 @@ BUDGETS = {
     "exir_lowering/quantization": 884,
     "exir_lowering/refitting": 420,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 3800,
+    "exir_lowering/runtime": 3783,
     "exir_lowering/steps": 6159,
     "exir_lowering/steps/cache": 1315,
     "exir_lowering/steps/casewise": 1985,
