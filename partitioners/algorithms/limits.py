@@ -143,7 +143,7 @@ class _Work:
             return [proposal]
         inside = set(proposal.nodes)
         vertices = [unit for unit in units if unit[0] in inside]
-        piece_of = cuts.cut(_make_problem(proposal.nodes, vertices, self.limits, self.scope))
+        piece_of = _make_problem(proposal.nodes, vertices, self.limits, self.scope).cut()
         number = {node: piece for unit, piece in zip(vertices, piece_of, strict=True) for node in unit}
         members: list[list[Node]] = [[] for _ in range(max(piece_of) + 1)]
         for node in proposal.nodes:
