@@ -39,7 +39,7 @@ BUDGETS = {
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2687,
-    "partitioners": 3924,
+    "partitioners": 3909,
     "backends": 2508,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
