@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
@@ -89,16 +89,39 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             PartitionerContractError: A support raised.
             InputError: A group of nodes that must stay together cannot be convex.
         """
-        claims = _Claims(self)
-        for scope in claims.scopes(exported_program):
+        destinations: dict[str, DelegationSpec] = {}
+        rejections: dict[str, Rejection] = {}  # the first one of each operator
+        adjustments: list[Adjustment] = []
+        moved: set[tuple[str, ...]] = set()  # graphs that a claimed operator calls: they move with it
+        for scope in scopes(exported_program):
+            if any(scope.path[:i] in moved for i in range(1, len(scope.path) + 1)):
+                continue
             groups = [group for support in self.supports.values() for group in support.groups(scope)]
-            claims.settle(scope, self._propose(scope, groups), groups)
+            proposed, who = self._propose(scope, groups), type(self).__name__
+            kept, refused, adjusted = capacity.apply(proposed, self.limits, scope, groups=groups, by=who)
+            for proposal in kept:
+                tag = f"{proposal.backend}_{len(destinations)}"
+                destinations[tag] = DelegationSpec(proposal.backend, list(self.compile_specs.get(proposal.backend, ())))
+                for node in proposal.nodes:
+                    node.meta[graphs.DELEGATION_TAG] = tag
+                    moved.update((*scope.path, each.name) for each in graphs.nested_graphs(scope.graph_module, node))
+            adjustments += adjusted
+            rejections.update((rejection.node, rejection) for rejection in refused)
+            self._explain_rest(scope, rejections)
         tag_constant_data(exported_program)
         if self.own_state:
             tag_mutated_buffer(exported_program)
-        return ExplainedResult(
-            exported_program, claims.destinations, tuple(claims.rejections.values()), tuple(claims.adjustments)
-        )
+        return ExplainedResult(exported_program, destinations, tuple(rejections.values()), tuple(adjustments))
+
+    def _explain_rest(self, scope: GraphScope, rejections: dict[str, Rejection]) -> None:
+        """Give each operator of a graph that is left without a reason one."""
+        checks = {place: make_check(support, scope) for place, support in self.supports.items()}
+        for node in list_computing(scope.graph_module):
+            name = graphs.qualified_name(scope.path, node)
+            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta and name not in rejections:
+                no = _explain({place: check(node) for place, check in checks.items()})
+                by, operator = no.by or type(self).__name__, graphs.operator_name(node)
+                rejections[name] = Rejection("", name, operator, no.text, by, no.code)
 
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return proposals for a graph, in topological order; the groups are nodes that must stay together."""
@@ -134,49 +157,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported
-
-
-@dataclass
-class _Claims:
-    """What is claimed of one program, graph by graph; the program's nodes get tags."""
-
-    partitioner: SupportPartitioner
-    destinations: dict[str, DelegationSpec] = field(default_factory=dict)
-    rejections: dict[str, Rejection] = field(default_factory=dict)  # the first one of each operator
-    adjustments: list[Adjustment] = field(default_factory=list)
-    _moved: set[tuple[str, ...]] = field(default_factory=set)
-
-    def scopes(self, program: ExportedProgram) -> Iterator[GraphScope]:
-        """Yield the graphs, the top one first, without those that a claimed operator calls: they move with it."""
-        for scope in scopes(program):
-            if not any(scope.path[:i] in self._moved for i in range(1, len(scope.path) + 1)):
-                yield scope
-
-    def settle(self, scope: GraphScope, proposals: Sequence[Proposal], groups: Sequence[Sequence[Node]]) -> None:
-        """Claim the proposals of a graph within limits, and give each operator that is left a reason."""
-        limits, who = self.partitioner.limits, type(self.partitioner).__name__
-        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=who)
-        self._claim(scope, kept)
-        self.adjustments += adjustments
-        self.rejections.update((rejection.node, rejection) for rejection in rejections)
-        checks = {place: make_check(support, scope) for place, support in self.partitioner.supports.items()}
-        for node in list_computing(scope.graph_module):
-            name = graphs.qualified_name(scope.path, node)
-            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta and name not in self.rejections:
-                no = _explain({place: check(node) for place, check in checks.items()})
-                operator = graphs.operator_name(node)
-                self.rejections[name] = Rejection("", name, operator, no.text, no.by or who, no.code)
-
-    def _claim(self, scope: GraphScope, proposals: Iterable[Proposal]) -> None:
-        """Tag the nodes of each proposal with a tag of its own."""
-        for proposal in proposals:
-            tag = f"{proposal.backend}_{len(self.destinations)}"
-            specs = list(self.partitioner.compile_specs.get(proposal.backend, ()))
-            self.destinations[tag] = DelegationSpec(proposal.backend, specs)
-            for node in proposal.nodes:
-                node.meta[graphs.DELEGATION_TAG] = tag
-                for nested in graphs.nested_graphs(scope.graph_module, node):
-                    self._moved.add((*scope.path, nested.name))
 
 
 def _explain(answers: Mapping[str, No | None]) -> No:

@@ -8,8 +8,9 @@ of the file alone; weights and payloads are not read. What is inside a payload o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -26,6 +27,9 @@ from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
+
+SHARED = 2
+"""The arena that methods share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class MethodSpec:
     kernels: Mapping[int, str]  # the operator of each instruction that calls a kernel, such as "aten.add.out"
     signature: MethodSignature  # what it takes, returns and keeps; which state methods share is not in it
     state: tuple[int, ...]  # which values are state
-    places: tuple[Allocation | None, ...]  # of these
+    places: tuple[Allocation, ...]  # of these
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
@@ -83,11 +87,25 @@ def read_checked(
     return read_methods(file, check)
 
 
+def sharing(methods: Mapping[str, MethodSpec]) -> frozenset[str]:
+    """Return the methods that share state: each has the same memory 2 for it, and none has a memory 3."""
+    sizes = {name: method.arenas[SHARED] for name, method in methods.items() if len(method.arenas) == 3}
+    one = len(set(sizes.values())) == 1 and all(len(method.arenas) <= 3 for method in methods.values())
+    return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
+
+
 def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, MethodSignature]:
     """Return the signatures of a file's methods, with the state that they share."""
-    shared = signatures.sharing({name: method.arenas for name, method in methods.items()})
-    places = {name: method.places for name, method in methods.items()}
-    found = signatures.with_sharing({name: method.signature for name, method in methods.items()}, places, shared)
+    shared, users = sharing(methods), defaultdict[Allocation, list[str]](list)
+    for name in sorted(shared):
+        for place in methods[name].places:
+            if place.arena == SHARED:
+                users[place].append(name)
+    found = {name: method.signature for name, method in methods.items()}
+    for name in shared:
+        state = zip(found[name].state, methods[name].places, strict=True)
+        others = ((one, tuple(other for other in users[place] if other != name)) for one, place in state)
+        found[name] = replace(found[name], state=tuple(replace(one, shared_with=names) for one, names in others))
     return MappingProxyType(found)
 
 
@@ -130,8 +148,8 @@ def _checked_method(
         tuple(values[index] for index in code.outputs),
         _kernels(code),
         signatures.of_method(code, body, frozenset(lost), state, known),
-        state,
-        tuple(storage.planned for index in state if (storage := code.storage[index]) is not None),
+        tuple(state),
+        tuple(state.values()),
     )
 
 
@@ -144,7 +162,7 @@ def _kernels(code: Code) -> Mapping[int, str]:
     return {number: names[target] for number, (kind, target, _) in called if kind == instructions.KERNEL}
 
 
-def _delegations(code: Code, body: Body, state: Sequence[int]) -> tuple[Delegation, ...]:
+def _delegations(code: Code, body: Body, state: Collection[int]) -> tuple[Delegation, ...]:
     tensors = {number: value.content for number, value in enumerate(code.values) if isinstance(value.content, Tensor)}
     given = {number for number, tensor in tensors.items() if tensor.stored} | body.inputs | set(state)
     memory = [_memory(storage, value) for storage, value in zip(code.storage, code.values, strict=True)]

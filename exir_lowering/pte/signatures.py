@@ -8,8 +8,7 @@ there are no inputs, it is what an operator writes in place, or reads before any
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,9 +19,6 @@ from exir_lowering.pte.instructions import KERNEL, Body
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
-
-_SHARED = 2
-"""The arena that methods share."""
 
 _PLAIN = (BOOL, DOUBLE, INT)
 
@@ -140,18 +136,17 @@ class MethodSignature:
         return "\n".join(lines)
 
 
-def find_state(code: Code, body: Body) -> tuple[int, ...]:
-    """Return the values of a method that are state."""
+def find_state(code: Code, body: Body) -> dict[int, Allocation]:
+    """Return the values of a method that are state, and where they lie."""
     last = max(code.inputs, default=-1)
     touched = _first_touched(code, body) if last < 0 else frozenset()
-    found = []
-    for index, value in enumerate(code.values):
-        tensor = value.content
-        if not isinstance(tensor, Tensor) or not tensor.planned or index in body.inputs:
+    found = {}
+    for index, storage in enumerate(code.storage):
+        if storage is None or storage.planned is None or index in body.inputs:
             continue
-        if tensor.stored or index < last or index in touched:
-            found.append(index)
-    return tuple(found)
+        if storage.content is not None or storage.name is not None or index < last or index in touched:
+            found[index] = storage.planned
+    return found
 
 
 def _first_touched(code: Code, body: Body) -> frozenset[int]:
@@ -185,15 +180,8 @@ def _place(code: Code, index: int) -> Allocation | None:
     return None if storage is None else storage.planned
 
 
-def sharing(arenas: Mapping[str, Sequence[int]]) -> frozenset[str]:
-    """Return the methods that share state, by each one's sizes of memory: the same memory 2 for it, and no memory 3."""
-    sizes = {name: found[_SHARED] for name, found in arenas.items() if len(found) == 3}
-    one = len(set(sizes.values())) == 1 and all(len(found) <= 3 for found in arenas.values())
-    return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
-
-
 def of_method(
-    code: Code, body: Body, lost: frozenset[int], state: Sequence[int], known: MethodProvenance | None
+    code: Code, body: Body, lost: frozenset[int], state: Collection[int], known: MethodProvenance | None
 ) -> MethodSignature:
     """Return the signature of a method, which was checked; `known` is what the file's provenance says of it."""
     known = known or MethodProvenance()
@@ -217,25 +205,6 @@ def of_method(
         kept,
         tuple(sorted({payload.backend for payload in code.payloads})),
     )
-
-
-def with_sharing(
-    signatures: Mapping[str, MethodSignature], places: Mapping[str, Sequence[Allocation | None]], shared: frozenset[str]
-) -> dict[str, MethodSignature]:
-    """Return signatures that say which state methods share; `places` are those of each method's state."""
-    users: dict[Allocation, list[str]] = defaultdict(list)
-    for name in sorted(shared):
-        for place in places[name]:
-            if place is not None and place.arena == _SHARED:
-                users[place].append(name)
-    found = dict(signatures)
-    for name in shared:
-        state = []
-        for one, place in zip(found[name].state, places[name], strict=True):
-            having = users.get(place, []) if place is not None else []
-            state.append(replace(one, shared_with=tuple(other for other in having if other != name)))
-        found[name] = replace(found[name], state=tuple(state))
-    return found
 
 
 def _state(code: Code, index: int, number: int, known: MethodProvenance) -> Iterator[StateInfo]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
@@ -143,78 +143,61 @@ def _what(row: ProfileRow) -> str:
     return f"{row.name} ({more})" if more else row.name
 
 
-@dataclass(slots=True)
-class _Sum:
-    """The events of one row."""
-
-    calls: int = 0
-    nanoseconds: int = 0
-    first: tuple[int, int] = (0, 0)
-
-    def add(self, event: TraceEvent) -> None:
-        """Count an event; `first` orders by start, and then the longer one first."""
-        begun = (event.start, -event.nanoseconds)
-        self.first = min(self.first, begun) if self.calls else begun
-        self.calls += 1
-        self.nanoseconds += event.nanoseconds
+_KINDS = {KERNEL_EVENT: "kernel", DELEGATE_EVENT: "delegate"}
 
 
-@dataclass(slots=True)
-class _Step:
-    """The events of one instruction of the file: a kernel or a delegate, and what happened inside it."""
-
-    kind: str = ""
-    sum: _Sum = field(default_factory=_Sum)
-    inner: dict[int | str, _Sum] = field(default_factory=dict)
-
-    def add(self, event: TraceEvent) -> None:
-        """Count an event."""
-        if event.identifier is not None:
-            self.inner.setdefault(event.identifier, _Sum()).add(event)
-        elif event.name in (DELEGATE_EVENT, KERNEL_EVENT):
-            self.kind = "delegate" if event.name == DELEGATE_EVENT else "kernel"
-            self.sum.add(event)
-
-
-def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], known: MethodDebug | None) -> Profile:
+def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: MethodDebug | None) -> Profile:
     """Add up what was recorded in so many runs; `known` is what is known about the method's debug handles."""
     debug = known or MethodDebug({}, (), {})
-    whole = _Sum()
-    steps: dict[int, _Step] = {}
+    whole = [event for event in events if event.instruction < 0 and event.name == METHOD_EVENT]
+    method_time = sum(event.nanoseconds for event in whole)
+    # The events of each instruction of the file: under None its own, and by identifier those inside a delegate.
+    steps: dict[int, dict[Any, list[TraceEvent]]] = {}
     for event in events:
-        if event.instruction >= 0:
-            steps.setdefault(event.instruction, _Step()).add(event)
-        elif event.name == METHOD_EVENT:
-            whole.add(event)
-    called = [number for number in sorted(steps) if steps[number].kind == "delegate"]
+        if event.instruction >= 0 and (event.identifier is not None or event.name in _KINDS):
+            steps.setdefault(event.instruction, {}).setdefault(event.identifier, []).append(event)
+    kinds = {number: _KINDS[step[None][-1].name] for number, step in sorted(steps.items()) if None in step}
+    called = [number for number, kind in kinds.items() if kind == "delegate"]
     delegates = dict(zip(called, _delegates(method, called, debug), strict=True))
 
     def row(
-        kind: str, name: str, backend: str, number: int, handles: tuple[int, ...], total: _Sum, unit: str = ""
+        kind: str,
+        name: str,
+        backend: str,
+        number: int,
+        handles: tuple[int, ...],
+        counted: Sequence[TraceEvent],
+        unit: str = "",
     ) -> ProfileRow:
-        share = total.nanoseconds / whole.nanoseconds if whole.nanoseconds else 0.0
-        times = total.calls, total.nanoseconds / 1e6, share
+        took = sum(event.nanoseconds for event in counted)
+        times = len(counted), took / 1e6, took / method_time if method_time else 0.0
         return ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)), unit)
 
     rows = [row("method", method.name, "", -1, (), whole)]
-    for number, step in sorted(steps.items()):
-        if step.kind == "kernel":
+    for number, kind in kinds.items():
+        own = steps[number].pop(None)
+        if kind == "kernel":
             handles = debug.kernels.get(number, ())
             operators = _operators(debug, handles)
             # Several operators that were decomposed from one have one handle: the file says which one it is.
             listed = method.kernels.get(number, f"instruction {number}")
             name = listed if ", " in operators else operators or listed
-            rows.append(row("kernel", name, "", number, handles, step.sum))
-        elif step.kind == "delegate":
-            name, delegate = delegates[number]
-            backend = delegate.backend_id
-            rows.append(row("delegate", name, backend, number, delegate.handles, step.sum))
-            for identifier, total in sorted(step.inner.items(), key=lambda item: item[1].first):
-                handles = delegate.handle_map.get(identifier, ())
-                shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
-                units = ", ".join(dict.fromkeys(delegate.units[each] for each in handles if each in delegate.units))
-                rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, total, units))
+            rows.append(row("kernel", name, "", number, handles, own))
+            continue
+        name, delegate = delegates[number]
+        backend = delegate.backend_id
+        rows.append(row("delegate", name, backend, number, delegate.handles, own))
+        for identifier, inner in sorted(steps[number].items(), key=lambda item: min(map(_begun, item[1]))):
+            handles = delegate.handle_map.get(identifier, ())
+            shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
+            units = ", ".join(dict.fromkeys(delegate.units[each] for each in handles if each in delegate.units))
+            rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, inner, units))
     return Profile(method.name, runs, tuple(rows))
+
+
+def _begun(event: TraceEvent) -> tuple[int, int]:
+    """Order events by their start, and of those that begin together the longer one first."""
+    return event.start, -event.nanoseconds
 
 
 def _delegates(method: MethodSpec, called: Sequence[int], debug: MethodDebug) -> list[tuple[str, DebugDelegate]]:

@@ -26,7 +26,7 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import container, digests, files, format as file_format, payloads, signatures
+from exir_lowering.pte import container, digests, files, format as file_format, payloads
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.files import DataFiles, MappedFile
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
@@ -180,8 +180,8 @@ class ProgramFile:
 
     @property
     def sharing(self) -> frozenset[str]:
-        """The methods that were planned to share their state; see `pte.signatures`."""
-        return signatures.sharing({name: method.arenas for name, method in self.methods.items()})
+        """The methods that were planned to share their state; see `pte.format`."""
+        return file_format.sharing(self.methods)
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:

@@ -130,16 +130,13 @@ def contract(
         epochs = schedule(dag)
         if keep_apart:
             epochs = _join_neighbours(dag, epochs)
-    members: dict[int, list[Node]] = {}
-    for unit, epoch in zip(units, epochs, strict=True):
-        if epoch:
-            members.setdefault(epoch, []).extend(unit)
-    position = {node: i for i, node in enumerate(nodes)}
     labels = {epoch: label for label, epoch in zip(dag.labels, epochs, strict=True) if epoch}
-    return [
-        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=position.__getitem__)))
-        for epoch in sorted(members)
-    ]
+    epoch_of = {node: epoch for unit, epoch in zip(units, epochs, strict=True) for node in unit}
+    members: dict[int, list[Node]] = {epoch: [] for epoch in sorted(labels)}
+    for node in nodes:
+        if epoch_of[node]:
+            members[epoch_of[node]].append(node)
+    return [Proposal(labels[epoch] or "", tuple(found)) for epoch, found in members.items()]
 
 
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
@@ -259,29 +256,23 @@ def _number(label_of: Mapping[Node, str], together: Together) -> tuple[list[list
 # -- parts that share no edge ------------------------------------------------------------------------------------------
 
 
-def _split_components(graph: Dag, epochs: Sequence[int]) -> list[int]:
-    """Split each partition into its weakly connected parts, numbered by their first vertex, from 1; 0 is the host."""
-    parts = Sets(len(epochs))
-    for vertex, epoch in enumerate(epochs):
-        if epoch:
-            for after in graph.successors[vertex]:
-                if epochs[after] == epoch:
-                    parts.join(vertex, after)
-    return [parts.find(vertex) + 1 if epoch else 0 for vertex, epoch in enumerate(epochs)]
-
-
 def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Number the parts that share an edge, from 1 in topological order; 0 is the host."""
     # Joins the connected parts of the schedule, or single vertices, from the last one on, each with its users, as
     # torch.fx's partitioner does, whichever gives fewer parts.
+    connected = Sets(len(epochs))
+    for vertex, epoch in enumerate(epochs):
+        for after in graph.successors[vertex] if epoch else ():
+            if epochs[after] == epoch:
+                connected.join(vertex, after)
     tried = []
-    for parts in (_split_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
+    for parts in (connected, Sets(len(epochs))):
         quotient_graph = _Quotient(graph, parts)
-        for vertex in range(len(parts) - 1, -1, -1):
-            for after in graph.successors[vertex]:
-                if parts[vertex] and graph.labels[vertex] == graph.labels[after]:
+        for vertex in reversed(range(len(epochs))):
+            for after in graph.successors[vertex] if epochs[vertex] else ():
+                if graph.labels[vertex] == graph.labels[after]:
                     quotient_graph.join(vertex, after)
-        tried.append(quotient_graph.number_parts(parts))
+        tried.append(quotient_graph.number_parts(epochs))
     return min(tried, key=lambda numbers: len(set(numbers)))
 
 
@@ -291,12 +282,9 @@ class _Quotient:
     # The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA
     # 11, 2007): when two parts are joined, only what lies between them is visited and moved.
 
-    def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
-        self.sets = Sets(len(parts))
-        for vertex, part in enumerate(parts):
-            if part:
-                self.sets.join(part - 1, vertex)
-        self.successors: dict[int, set[int]] = {self.sets.find(vertex): set() for vertex in range(len(parts))}
+    def __init__(self, graph: Dag, parts: Sets) -> None:
+        self.sets = parts
+        self.successors: dict[int, set[int]] = {parts.find(vertex): set() for vertex in range(len(graph.labels))}
         for vertex, following in enumerate(graph.successors):
             root = self.sets.find(vertex)
             self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
@@ -336,8 +324,8 @@ class _Quotient:
             goal=b,
         )
 
-    def number_parts(self, parts: Sequence[int]) -> list[int]:
+    def number_parts(self, epochs: Sequence[int]) -> list[int]:
         """Return, for each vertex, its part's number in topological order, from 1; 0 for the host."""
-        roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
+        roots = {self.sets.find(vertex) for vertex, epoch in enumerate(epochs) if epoch}
         rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
-        return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
+        return [rank[self.sets.find(vertex)] if epoch else 0 for vertex, epoch in enumerate(epochs)]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import numpy as np
@@ -34,63 +33,56 @@ _PASSES = 8
 """The most sweeps of moves."""
 
 
-@dataclass(frozen=True, slots=True)
-class CutProblem:
-    """What is cut; no vertex exceeds a limit, and None is no limit."""
-
-    successors: Sequence[Sequence[int]]  # for each vertex, those after it, each once; in topological order
-    sizes: Sequence[int]  # for each vertex, its number of operators
-    weights: Sequence[Sequence[int]]  # for each vertex, the numbers of the constants that it reads, each once
-    weight_bytes: Sequence[int]  # of each constant; a piece has each of its constants once
-    # For each value, its bytes and the vertices that make or read it, each once.
-    nets: Sequence[tuple[int, Sequence[int]]]
-    max_size: int | None = None  # the most operators of a piece
-    max_weight_bytes: int | None = None  # the most bytes of constants of a piece
-
-
 def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
     """Return the bytes that cross: those of each value, once for each piece with its vertices except one."""
     return sum(size * (len({pieces[vertex] for vertex in pins}) - 1) for size, pins in nets)
 
 
-def cut(problem: CutProblem) -> list[int]:
-    """Return the number of each vertex's piece, at or near the optimum for small graphs, in near-linear time."""
-    graph = _Graph(problem)
-    if graph.bound[1] <= 1:
-        return [0] * graph.count
-    best: list[int] = []
-    least: tuple[int, int] | None = None
-    pins = sum(len(pins) for _, pins in graph.nets) + graph.count
-    for order in islice(graph.generate_orders(), max(3, min(_ORDERS, _EFFORT // pins))):
-        pieces = graph.improve(order)
-        cost = graph.compute_cost(pieces)
-        if least is None or cost < least:
-            best, least, first = pieces, cost, order
-        if least <= graph.bound:
-            return best
-    return graph.settle(best, first)
+class CutProblem:
+    """What is cut, with the neighbours and the nets of each vertex; no vertex exceeds a limit, and None is no limit."""
 
-
-class _Graph:
-    """A problem with look-up tables: neighbours, and the nets of each vertex."""
-
-    def __init__(self, problem: CutProblem) -> None:
-        self.problem = problem
-        self.count = len(problem.successors)
-        self.predecessors: list[list[int]] = [[] for _ in range(self.count)]
-        for vertex, following in enumerate(problem.successors):
+    def __init__(
+        self,
+        successors: Sequence[Sequence[int]],  # for each vertex, those after it, each once; in topological order
+        sizes: Sequence[int],  # for each vertex, its number of operators
+        weights: Sequence[Sequence[int]],  # for each vertex, the numbers of the constants that it reads, each once
+        weight_bytes: Sequence[int],  # of each constant; a piece has each of its constants once
+        nets: Sequence[tuple[int, Sequence[int]]],  # of each value, its bytes, and what makes or reads it, each once
+        max_size: int | None = None,  # the most operators of a piece
+        max_weight_bytes: int | None = None,  # the most bytes of constants of a piece
+    ) -> None:
+        self.successors, self.sizes, self.weights, self.weight_bytes = successors, sizes, weights, weight_bytes
+        self.count = len(successors)
+        self.predecessors: list[list[int]] = [[] for _ in successors]
+        for vertex, following in enumerate(successors):
             for after in following:
                 self.predecessors[after].append(vertex)
-        self.nets = [(size, tuple(pins)) for size, pins in problem.nets if size and len(pins) > 1]
-        self.nets_of: list[list[int]] = [[] for _ in range(self.count)]
+        self.nets = [(size, tuple(pins)) for size, pins in nets if size and len(pins) > 1]
+        self.nets_of: list[list[int]] = [[] for _ in successors]
         for number, (_, pins) in enumerate(self.nets):
             for vertex in pins:
                 self.nets_of[vertex].append(number)
-        self.max_size = sum(problem.sizes) if problem.max_size is None else problem.max_size
-        total = sum(problem.weight_bytes)
-        self.max_weight_bytes = total if problem.max_weight_bytes is None else problem.max_weight_bytes
-        by_size = -(-sum(problem.sizes) // max(1, self.max_size))
-        self.bound = (0, max(by_size, -(-total // max(1, self.max_weight_bytes))))
+        total_size, total_bytes = sum(sizes), sum(weight_bytes)
+        self.max_size = total_size if max_size is None else max_size
+        self.max_weight_bytes = total_bytes if max_weight_bytes is None else max_weight_bytes
+        by_size = -(-total_size // max(1, self.max_size))
+        self.bound = (0, max(by_size, -(-total_bytes // max(1, self.max_weight_bytes))))
+
+    def cut(self) -> list[int]:
+        """Return the number of each vertex's piece, at or near the optimum for small graphs, in near-linear time."""
+        if self.bound[1] <= 1:
+            return [0] * self.count
+        best: list[int] = []
+        least: tuple[int, int] | None = None
+        pins = sum(len(pins) for _, pins in self.nets) + self.count
+        for order in islice(self.generate_orders(), max(3, min(_ORDERS, _EFFORT // pins))):
+            pieces = self.improve(order)
+            cost = self.compute_cost(pieces)
+            if least is None or cost < least:
+                best, least, first = pieces, cost, order
+            if least <= self.bound:
+                return best
+        return self.settle(best, first)
 
     def compute_cost(self, pieces: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that cross and the number of pieces, which are minimised in this order."""
@@ -143,18 +135,18 @@ class _Graph:
 
     def _find_windows(self, order: Sequence[int]) -> Iterator[int]:
         """Yield, for each position of an order, the start of the longest segment within the caps that ends there."""
-        problem, start, size, held = self.problem, 0, 0, 0
-        readers = [0] * len(problem.weight_bytes)
+        start, size, held = 0, 0, 0
+        readers = [0] * len(self.weight_bytes)
         for vertex in order:
-            size += problem.sizes[vertex]
-            for weight in problem.weights[vertex]:
-                held += 0 if readers[weight] else problem.weight_bytes[weight]
+            size += self.sizes[vertex]
+            for weight in self.weights[vertex]:
+                held += 0 if readers[weight] else self.weight_bytes[weight]
                 readers[weight] += 1
             while size > self.max_size or held > self.max_weight_bytes:
-                size -= problem.sizes[order[start]]
-                for weight in problem.weights[order[start]]:
+                size -= self.sizes[order[start]]
+                for weight in self.weights[order[start]]:
                     readers[weight] -= 1
-                    held -= 0 if readers[weight] else problem.weight_bytes[weight]
+                    held -= 0 if readers[weight] else self.weight_bytes[weight]
                 start += 1
             yield start
 
@@ -162,7 +154,7 @@ class _Graph:
 
     def generate_orders(self) -> Iterator[list[int]]:
         """Yield topological orders without end; most keep together the parts that share no edge."""
-        following, preceding = self.problem.successors, self.predecessors
+        following, preceding = self.successors, self.predecessors
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
         parts = self._number_components()
         yield forwards
@@ -182,7 +174,7 @@ class _Graph:
     def _number_components(self) -> list[int]:
         """Number the parts that share no edge, by their first vertices."""
         parts = Sets(self.count)
-        for vertex, following in enumerate(self.problem.successors):
+        for vertex, following in enumerate(self.successors):
             for after in following:
                 parts.join(vertex, after)
         return list(map(parts.find, range(self.count)))
@@ -218,14 +210,14 @@ def _number(pieces: Sequence[int]) -> list[int]:
 class _Moves:
     """Pieces while single vertices move between them."""
 
-    def __init__(self, graph: _Graph, pieces: list[int]) -> None:
-        self.graph, self.pieces = graph, pieces
+    def __init__(self, problem: CutProblem, pieces: list[int]) -> None:
+        self.problem, self.pieces = problem, pieces
         count = max(pieces, default=-1) + 1
         self.members, self.sizes, self.held = [0] * count, [0] * count, [0] * count
         self.readers: list[dict[int, int]] = [{} for _ in range(count)]
+        self.pins: list[Counter[int]] = [Counter() for _ in problem.nets]
         for vertex, piece in enumerate(pieces):
-            self._put(vertex, piece)
-        self.pins = [Counter(pieces[vertex] for vertex in vertices) for _, vertices in graph.nets]
+            self._count(vertex, piece, 1)
 
     def run(self) -> list[int]:
         """Sweep forwards and backwards until nothing moves."""
@@ -239,11 +231,11 @@ class _Moves:
     def _try(self, vertex: int) -> bool:
         """Move a vertex to the piece that makes the fewest bytes cross; return whether it moved."""
         pieces, here = self.pieces, self.pieces[vertex]
-        nets = self.graph.nets_of[vertex]
+        nets = self.problem.nets_of[vertex]
         if self.members[here] > 1 and all(len(self.pins[net]) == 1 for net in nets):
             return False
-        low = max((pieces[before] for before in self.graph.predecessors[vertex]), default=0)
-        high = min((pieces[after] for after in self.graph.problem.successors[vertex]), default=len(self.members) - 1)
+        low = max((pieces[before] for before in self.problem.predecessors[vertex]), default=0)
+        high = min((pieces[after] for after in self.problem.successors[vertex]), default=len(self.members) - 1)
         if low == high:
             return False
         empties = self.members[here] == 1
@@ -251,7 +243,9 @@ class _Moves:
             if change > 0 or (change == 0 and not empties):
                 return False
             if self._fits(vertex, piece):
-                self._move(vertex, here, piece)
+                self._count(vertex, here, -1)
+                self._count(vertex, piece, 1)
+                pieces[vertex] = piece
                 return True
         return False
 
@@ -267,40 +261,29 @@ class _Moves:
                 change = 0
                 for net in nets:
                     pins = self.pins[net]
-                    change += self.graph.nets[net][0] * ((piece not in pins) - (pins[here] == 1))
+                    change += self.problem.nets[net][0] * ((piece not in pins) - (pins[here] == 1))
                 changes.append((change, piece))
         return changes
 
     def _fits(self, vertex: int, piece: int) -> bool:
-        problem = self.graph.problem
-        if self.sizes[piece] + problem.sizes[vertex] > self.graph.max_size:
+        problem = self.problem
+        if self.sizes[piece] + problem.sizes[vertex] > problem.max_size:
             return False
         more = sum(problem.weight_bytes[w] for w in problem.weights[vertex] if not self.readers[piece].get(w))
-        return self.held[piece] + more <= self.graph.max_weight_bytes
+        return self.held[piece] + more <= problem.max_weight_bytes
 
-    def _put(self, vertex: int, piece: int) -> None:
-        problem = self.graph.problem
-        self.members[piece] += 1
-        self.sizes[piece] += problem.sizes[vertex]
-        readers = self.readers[piece]
+    def _count(self, vertex: int, piece: int, by: int) -> None:
+        """Add a vertex to a piece, or take it away: by -1."""
+        problem, readers = self.problem, self.readers[piece]
+        self.members[piece] += by
+        self.sizes[piece] += by * problem.sizes[vertex]
         for weight in problem.weights[vertex]:
-            if not readers.get(weight):
-                self.held[piece] += problem.weight_bytes[weight]
-            readers[weight] = readers.get(weight, 0) + 1
-
-    def _move(self, vertex: int, here: int, there: int) -> None:
-        problem = self.graph.problem
-        self.members[here] -= 1
-        self.sizes[here] -= problem.sizes[vertex]
-        for weight in problem.weights[vertex]:
-            self.readers[here][weight] -= 1
-            if not self.readers[here][weight]:
-                self.held[here] -= problem.weight_bytes[weight]
-        self._put(vertex, there)
-        self.pieces[vertex] = there
-        for net in self.graph.nets_of[vertex]:
+            before = readers.get(weight, 0)
+            readers[weight] = before + by
+            if not before or not readers[weight]:
+                self.held[piece] += by * problem.weight_bytes[weight]
+        for net in problem.nets_of[vertex]:
             pins = self.pins[net]
-            pins[there] += 1
-            pins[here] -= 1
-            if not pins[here]:
-                del pins[here]
+            pins[piece] += by
+            if not pins[piece]:
+                del pins[piece]

@@ -143,7 +143,7 @@ class _Work:
             return [proposal]
         inside = set(proposal.nodes)
         vertices = [unit for unit in units if unit[0] in inside]
-        piece_of = cuts.cut(_make_problem(proposal.nodes, vertices, self.limits, self.scope))
+        piece_of = _make_problem(proposal.nodes, vertices, self.limits, self.scope).cut()
         number = {node: piece for unit, piece in zip(vertices, piece_of, strict=True) for node in unit}
         members: list[list[Node]] = [[] for _ in range(max(piece_of) + 1)]
         for node in proposal.nodes:
@@ -247,11 +247,8 @@ def _format_count(number: int, what: str) -> str:
 def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
     """Return the bytes that cross, of values from outside from the second piece on; each piece has its constants."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
-    outside = len(pieces)
-    numbers = [piece_of.get(node, outside) for node in nodes]
-    position = {node: i for i, node in enumerate(nodes)}
-    readers = {node: i for node, i in position.items() if node in piece_of}
-    return cuts.count_crossing(_list_nets(readers, position, scope), numbers)
+    makers = {node: piece_of.get(node, len(pieces)) for node in nodes}
+    return cuts.count_crossing(_list_nets(piece_of, makers, scope), range(len(pieces) + 1))
 
 
 # -- the graph of what is never cut ------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -36,17 +35,6 @@ _COMMUTATIVE = frozenset(
 """Operators whose first two operands may be in either order; add only if its third one, alpha, is 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What to search for: a template, and the check that may refuse a match."""
-
-    name: str  # in messages
-    template: Template
-    priority: int  # higher ones choose first
-    # Whether to take a match, given its nodes, inputs and results.
-    accept: Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
-
-
 def find_constant_value(scope: GraphScope, node: Node) -> torch.Tensor | None:
     """Return the value of a constant with one element, None if the graph does not show it."""
     if node.op == "get_attr":
@@ -55,6 +43,9 @@ def find_constant_value(scope: GraphScope, node: Node) -> torch.Tensor | None:
         value = getattr(node.meta.get("val"), "constant", None)
     return value if isinstance(value, torch.Tensor) else None
 
+
+Accept = Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
+"""Whether to take a match, given its nodes, inputs and results."""
 
 _Todo = tuple[Any, Any, Any] | None
 """What is left to compare: part of a pattern, a node or value, and the rest: a linked list that choices share."""
@@ -102,8 +93,8 @@ class SearchedGraph:
 class Search:
     """The search for one match, starting at an anchor, with backtracking."""
 
-    def __init__(self, graph: SearchedGraph, candidate: Candidate) -> None:
-        self.graph, self.candidate, self.template = graph, candidate, candidate.template
+    def __init__(self, graph: SearchedGraph, template: Template, accept: Accept) -> None:
+        self.graph, self.template, self.accept = graph, template, accept
         self.bound: dict[TemplateOperator | TemplateInput, Any] = {}
         self.term_of: dict[Node, TemplateOperator] = {}
         self.trail: list[TemplateOperator | TemplateInput] = []
@@ -275,7 +266,7 @@ class Search:
         reason = self._find_escape(nodes, results) or self._find_held_input(nodes, inputs)
         if not reason and len(results) > 1:
             reason = _find_way_back(nodes, self.graph.position)
-        if not reason and not self.candidate.accept(nodes, inputs, results):
+        if not reason and not self.accept(nodes, inputs, results):
             reason = "its check refused it"
         if reason:
             self._refuse(nodes, reason)

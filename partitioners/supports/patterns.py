@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.partitioners.supports.matching import Candidate, Search, SearchedGraph
+from exir_lowering.partitioners.supports.matching import Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, describe_node
 from exir_lowering.partitioners.supports.templates import read_template
 from exir_lowering.plugins import let_through
@@ -23,79 +24,79 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A match: the number of its candidate, and its nodes in graph order."""
+    """A match."""
 
-    candidate: int
-    nodes: tuple[Node, ...]
+    pattern: int  # its number
+    nodes: tuple[Node, ...]  # in graph order
+    several: bool  # whether the pattern has several results
 
 
 @dataclass(slots=True)
 class Matching:
     """The matches of one graph, by positions of nodes: nodes that are remembered would keep their graph alive."""
 
-    # The numbers of the candidates that were chosen and their nodes, in topological order, by their last nodes where it
+    # The numbers of the patterns that were chosen and their nodes, in topological order, by their last nodes where it
     # is free.
     found: tuple[tuple[int, tuple[int, ...]], ...]
-    # For nodes that were nearly in a match, the candidate's number and why not.
+    # For nodes that were nearly in a match, the pattern's number and why not.
     reasons: dict[int, tuple[int, str]]
-    # For candidates without a match, the first node that nearly matched, by its name, and why it did not.
+    # For patterns without a match, the first node that nearly matched, by its name, and why it did not.
     nearest: dict[int, tuple[str, str]]
     comparisons: int  # how many times a part of a pattern was compared with a node or value
 
 
-def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
+def find(scope: GraphScope, patterns: Sequence[Pattern]) -> Matching:
     """Choose matches that share no node and that can all be contracted at once, in the order of `_list_tries`."""
     graph = SearchedGraph(scope)
     ranked: list[_Found] = []
-    for anchor, number in _list_tries(graph, candidates):
+    for anchor, number in _list_tries(graph, patterns):
+        pattern = patterns[number]
         if anchor in graph.taken:
             graph.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
             continue
-        search = Search(graph, candidates[number])
+        search = Search(graph, pattern.template, partial(_accept, pattern, scope))
         nodes = search.run(anchor)
         if nodes is not None:
-            ranked.append(_Found(number, nodes))
-            graph.taken.update(dict.fromkeys(nodes, candidates[number].name))
+            ranked.append(_Found(number, nodes, len(pattern.template.results) > 1))
+            graph.taken.update(dict.fromkeys(nodes, pattern.name))
             continue
         if search.refused:
             graph.nearest.setdefault(number, (anchor, search.reason))
         for node in search.refused:
             graph.reasons.setdefault(node, (number, search.reason))
-    several = [len(candidate.template.results) > 1 for candidate in candidates]
-    kept = _break_cycles(graph, ranked, several)
-    kept = _sort_matches(graph, kept, any(several[found.candidate] for found in kept))
+    kept = _sort_matches(graph, _break_cycles(graph, ranked))
     return Matching(
-        tuple((found.candidate, tuple(map(graph.position.__getitem__, found.nodes))) for found in kept),
+        tuple((found.pattern, tuple(map(graph.position.__getitem__, found.nodes))) for found in kept),
         {graph.position[node]: reason for node, reason in graph.reasons.items()},
         {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in graph.nearest.items()},
         graph.comparisons,
     )
 
 
-def _list_tries(graph: SearchedGraph, candidates: Sequence[Candidate]) -> list[tuple[Node, int]]:
-    """Return where to search for which candidate: by priority, size, place of the last operator, and number."""
+def _list_tries(graph: SearchedGraph, patterns: Sequence[Pattern]) -> list[tuple[Node, int]]:
+    """Return where to search for which pattern: by priority, size, place of the last operator, and number."""
     tries = [
-        (-candidate.priority, -len(candidate.template.operators), graph.position[anchor], number)
-        for number, candidate in enumerate(candidates)
-        for name in candidate.template.operators[-1].arguments
+        (-pattern.priority, -len(pattern.template.operators), graph.position[anchor], number)
+        for number, pattern in enumerate(patterns)
+        for name in pattern.template.operators[-1].arguments
         for anchor in graph.by_name.get(name, ())
     ]
     return [(graph.nodes[position], number) for _, _, position, number in sorted(tries)]
 
 
-def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: Sequence[bool]) -> list[_Found]:
+def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found]) -> list[_Found]:
     """Drop matches that feed each other both ways, as only those with several results can, the last ones first."""
     kept, turn = list(ranked), 0
-    while sum(several[found.candidate] for found in kept) > 1:
+    while sum(found.several for found in kept) > 1:
         given_up: set[int] = set()
         for component in _find_cycles(graph, kept):
-            inside = [i for i in component if several[kept[i].candidate]]
+            inside = [i for i in component if kept[i].several]
             count = 1 if turn < _ROUNDS else max(1, len(inside) // 2)
             why = f"it and the match at {kept[inside[0]].nodes[-1].name} would feed each other both ways"
             for i in inside[-count:]:
                 given_up.add(i)
-                graph.nearest.setdefault(kept[i].candidate, (kept[i].nodes[-1], why))
-                graph.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].candidate, why)))
+                graph.nearest.setdefault(kept[i].pattern, (kept[i].nodes[-1], why))
+                graph.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].pattern, why)))
         if not given_up:
             break
         kept = [found for i, found in enumerate(kept) if i not in given_up]
@@ -121,10 +122,10 @@ def _contract_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
     return contracted
 
 
-def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: bool) -> list[_Found]:
+def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> list[_Found]:
     """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
     kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
-    if not several:
+    if not any(found.several for found in kept):
         return kept
 
     def position(item: Any) -> int:
@@ -256,24 +257,24 @@ class PatternSupport(Support):
         fingerprint = tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
         known = self._remembered.get(scope.graph_module)
         if known is None or known[0] != fingerprint:
-            matching = find(scope, [_make_candidate(pattern, scope) for pattern in self.patterns])
+            matching = find(scope, self.patterns)
             known = self._remembered[scope.graph_module] = (fingerprint, matching)
         return known[1]
 
 
-def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
-    def accept(nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]) -> bool:
-        if pattern.check is None:
-            return True
-        try:
-            return bool(pattern.check(Match(pattern, nodes, inputs, results)))
-        except Exception as error:
-            let_through(error)
-            raise PartitionerContractError(
-                f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
-                f"{describe_node(results[-1], scope)}: {error}",
-                violation="raised",
-                details={"pattern": pattern.name, "node": graphs.qualified_name(scope.path, results[-1])},
-            ) from error
-
-    return Candidate(pattern.name, pattern.template, pattern.priority, accept)
+def _accept(
+    pattern: Pattern, scope: GraphScope, nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]
+) -> bool:
+    """Ask a pattern's check whether to take a match."""
+    if pattern.check is None:
+        return True
+    try:
+        return bool(pattern.check(Match(pattern, nodes, inputs, results)))
+    except Exception as error:
+        let_through(error)
+        raise PartitionerContractError(
+            f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
+            f"{describe_node(results[-1], scope)}: {error}",
+            violation="raised",
+            details={"pattern": pattern.name, "node": graphs.qualified_name(scope.path, results[-1])},
+        ) from error

@@ -35,7 +35,6 @@ from exir_lowering.partitioners import (
 )
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.matching import Candidate
 from exir_lowering.partitioners.supports.patterns import find
 from exir_lowering.partitioners.supports.predicates import dtypes, ops
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
@@ -399,7 +398,7 @@ def test_equal_patterns_take_disjoint_nodes_of_a_chain() -> None:
 
 
 def comparisons(module: GraphModule, pattern: Pattern, expected: int) -> int:
-    matching = find(GraphScope(module), [Candidate(pattern.name, pattern.template, 0, lambda *_: True)])
+    matching = find(GraphScope(module), [pattern])
     assert len(matching.found) == expected
     return matching.comparisons
 

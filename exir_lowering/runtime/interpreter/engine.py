@@ -22,7 +22,7 @@ from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.code import Code, Payload, read_code
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.format import Delegation, MethodSpec
+from exir_lowering.pte.format import SHARED, Delegation, MethodSpec
 from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract
@@ -42,8 +42,6 @@ from exir_lowering.runtime.source import ProgramFile, Unavailable, find_delegate
 
 Watch: TypeAlias = Callable[[MethodState, int, int, tuple[int, ...]], None]
 """Takes the values of a method, and the number, kind and arguments of an instruction."""
-
-_SHARED = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +198,7 @@ class Interpreter(Engine[PreparedMethod]):
             )
         ):
             shared = self.shared if method.name in self.file.sharing else None
-            arenas = allocate_arenas(code.arenas if shared is None else code.arenas[:_SHARED])
+            arenas = allocate_arenas(code.arenas if shared is None else code.arenas[:SHARED])
             if shared is not None:
                 arenas.append(shared)
             values = [
@@ -296,7 +294,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     shared = None
     if file.sharing:
         try:
-            (shared,) = allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
+            (shared,) = allocate_arenas([max(file.methods[name].arenas[SHARED] for name in file.sharing)])
         except DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     return Interpreter(file, found, codes, data.named, {**external, **data.named}, shared, missing=missing)
