@@ -33,7 +33,7 @@ BUDGETS = {
     "exir_lowering/refitting": 420,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3800,
-    "exir_lowering/steps": 6159,
+    "exir_lowering/steps": 6122,
     "exir_lowering/steps/cache": 1315,
     "exir_lowering/steps/casewise": 1985,
     "exir_lowering/steps/parallel": 581,
