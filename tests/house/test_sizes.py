@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/runtime": 3800,
     "exir_lowering/steps": 6122,
     "exir_lowering/steps/cache": 1315,
-    "exir_lowering/steps/casewise": 1985,
+    "exir_lowering/steps/casewise": 1928,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1838,
     "exir_lowering/verification": 2687,
