@@ -95,40 +95,37 @@ class LoweringOptions:
     require_memory: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.non_convex not in ("split", "raise"):
-            raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
-        if self.edge not in ("fast", "executorch", "check"):
-            raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
-        if self.on_backend_error not in ("raise", "fallback", "split"):
-            raise InputError(
-                f'LoweringOptions(on_backend_error={self.on_backend_error!r}): expected "raise", "fallback" or "split".'
-            )
-        if self.memory_planner not in (planners := get_args(MemoryPlanner)):
-            raise InputError(f"LoweringOptions(memory_planner={self.memory_planner!r}): expected one of {planners}.")
+        self._require("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"')
+        self._require("edge", self.edge in ("fast", "executorch", "check"), '"fast", "executorch" or "check"')
+        modes = ("raise", "fallback", "split")
+        self._require("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"')
+        planners = get_args(MemoryPlanner)
+        self._require("memory_planner", self.memory_planner in planners, f"one of {planners}")
         read_size(self.require_memory)
-        _check_rewrites(self.rewrites)
+        chosen = self.rewrites
+        named = chosen in ("safe", "none") if isinstance(chosen, str) else isinstance(chosen, (Sequence, type(None)))
+        sets = '"safe", "none", or a sequence of names and Rewrite objects such as ["safe", "mine"]'
+        self._require("rewrites", named, sets)
+        self._require("assume", isinstance(self.assume, Mapping), "a mapping from input names")
         _check_assumptions(self.assume)
         if self.costs is not None:
             _check_costs(self.costs)
-        if not isinstance(self.cache, (str, os.PathLike, bool)):
-            raise InputError(f"LoweringOptions(cache={self.cache!r}): expected a folder, True or False.")
-        if not isinstance(self.executor, (Executor, type(None))):
-            raise InputError(
-                f"LoweringOptions(executor={self.executor!r}): expected a concurrent.futures.Executor or None."
-            )
-        if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 1:
-            raise InputError(f"LoweringOptions(jobs={self.jobs!r}): expected a number of jobs, at least 1.")
+        self._require("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False")
+        executor = isinstance(self.executor, (Executor, type(None)))
+        self._require("executor", executor, "a concurrent.futures.Executor or None")
+        counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
+        self._require("jobs", counts, "a number of jobs, at least 1")
         for name in ("check_weights", "require_full", "progress", "accelerate", "refit"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         share = self.require_coverage
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise InputError(f"LoweringOptions(require_coverage={share!r}): expected a share between 0 and 1.")
-        if not isinstance(self.edge_compile_config, (EdgeCompileConfig, type(None))):
-            raise InputError(
-                f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
-                "EdgeCompileConfig or None."
-            )
+        shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
+        self._require("require_coverage", shares, "a share between 0 and 1")
+        config = isinstance(self.edge_compile_config, (EdgeCompileConfig, type(None)))
+        self._require("edge_compile_config", config, "ExecuTorch's EdgeCompileConfig or None")
+
+    def _require(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected {expected}.")
 
 
 def read_size(given: int | str | None) -> int | None:
@@ -144,18 +141,7 @@ def read_size(given: int | str | None) -> int | None:
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
-def _check_rewrites(rewrites: Any) -> None:
-    named = rewrites in ("safe", "none") if isinstance(rewrites, str) else isinstance(rewrites, Sequence)
-    if rewrites is not None and not named:
-        raise InputError(
-            f'LoweringOptions(rewrites={rewrites!r}): expected "safe", "none", or a sequence of names and Rewrite '
-            'objects such as ["safe", "mine"].'
-        )
-
-
-def _check_assumptions(assume: Any) -> None:
-    if not isinstance(assume, Mapping):
-        raise InputError(f"LoweringOptions(assume={assume!r}): expected a mapping from input names.")
+def _check_assumptions(assume: Mapping[Any, Any]) -> None:
     for name, assumption in assume.items():
         if not isinstance(name, str) or assumption not in ASSUMPTIONS:
             raise InputError(

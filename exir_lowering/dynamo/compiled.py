@@ -26,7 +26,7 @@ from exir_lowering._upstream.operators import higher_order_name, may_rely_on_mem
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, sole_views
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
-from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles
+from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles, share
 from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle, let_through
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
@@ -278,14 +278,14 @@ def _delegated(
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     key = (module.backend_id, id(given), digest.hexdigest(), _specs(module))
-    cached = HANDLES.read(key)
+    cached = HANDLES.get(key)
     if cached is None:
         where, content, options = _where(method), module.processed_bytes, module.compile_specs
         job = contract.Compilation(where, method, plan, content, options, named.get, lines=lines)
         with locks.engine():
             made = Cached(contract.compile_payload(delegate, job), (given, delegate))
         weakref.finalize(made, contract.destroy, made.value)
-        cached = HANDLES.write(key, made)
+        cached = share(HANDLES, key, made)
     compiled: contract.Handle = cached.value
     handle = contract.Handle(compiled.who, compiled.delegate, compiled.content, plan, plan.counts, lines)
     count = len(plan.outputs)

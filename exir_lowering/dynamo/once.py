@@ -35,37 +35,28 @@ class Cached:
     alive: tuple[Any, ...] = ()  # what must live as long, such as the object whose identity is in its key
 
 
-class MemoryStore:
-    """Values by key, each made once while the one before is in use."""
+RESULTS: weakref.WeakValueDictionary[Hashable, Cached] = weakref.WeakValueDictionary()
+"""What backends returned for partitions, by what these compute."""
 
-    def __init__(self) -> None:
-        self._entries: weakref.WeakValueDictionary[Hashable, Cached] = weakref.WeakValueDictionary()
-        self._lock = threading.RLock()
+HANDLES: weakref.WeakValueDictionary[Hashable, Cached] = weakref.WeakValueDictionary()
+"""What delegates compiled payloads to, by content."""
 
-    def read(self, key: Hashable) -> Cached | None:
-        """Return what is cached for a key, None if nothing is."""
-        return self._entries.get(key)
-
-    def write(self, key: Hashable, made: Cached) -> Cached:
-        """Cache a value for a key; return the one that is cached, which another thread may have made."""
-        with self._lock:
-            return self._entries.setdefault(key, made)
-
-    def clear(self) -> bool:
-        """Find nothing again of what is cached, which stays with who uses it; return whether there was something."""
-        with self._lock:
-            found = len(self._entries) > 0
-            self._entries.clear()
-            return found
+_lock = threading.RLock()
 
 
-RESULTS = MemoryStore()  # what backends returned for partitions
-HANDLES = MemoryStore()  # what delegates compiled payloads to
+def share(store: weakref.WeakValueDictionary[Hashable, Cached], key: Hashable, made: Cached) -> Cached:
+    """Cache a value for a key; return the one that is cached, which another thread may have made."""
+    with _lock:
+        return store.setdefault(key, made)
 
 
 def forget() -> None:
     """Forget it all: what is compiled from now on takes nothing from before, and what nobody uses is freed."""
-    if any([RESULTS.clear(), HANDLES.clear()]):
+    with _lock:
+        found = len(RESULTS) + len(HANDLES)
+        RESULTS.clear()
+        HANDLES.clear()
+    if found:
         gc.collect()  # what Dynamo has dropped refers to itself: without it, delegates would get no `destroy` yet
 
 
@@ -80,14 +71,14 @@ class Once:
         """Lower a group as `preprocess_cached` does, those partitions that are new in one call."""
         given = self.backends.get(group.backend_id, getattr(backend, "details", type(backend)))
         tasks = [_make_task(partition, given, session) for partition in group.partitions]
-        cached = {task.key: RESULTS.read(task.key) for task in tasks}
+        cached = {task.key: RESULTS.get(task.key) for task in tasks}
         new: dict[Hashable, _Task] = {}
         for task in tasks:
             if cached[task.key] is None:
                 new.setdefault(task.key, task)
         if new:
             for task, lowered in zip(new.values(), _lower([*new.values()], group, backend, session), strict=True):
-                cached[task.key] = RESULTS.write(task.key, Cached(lowered.result, (given,)))
+                cached[task.key] = share(RESULTS, task.key, Cached(lowered.result, (given,)))
         found = {key: one for key, one in cached.items() if one is not None}
         self.used.extend(found.values())
         return [task.restore(found[task.key].value) for task in tasks]

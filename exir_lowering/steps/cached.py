@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,29 +185,20 @@ def _lower(
 EDGE = "edge"
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A program to convert: its key, and the memory of its tensors, which its Edge program shares."""
-
-    method: RequestedMethod
-    key: Key
-    pieces: Sequence[torch.Tensor]
-
-
 def convert_cached(method: RequestedMethod, session: Session, convert: Callable[[], EdgeMethod]) -> EdgeMethod:
     """Take a method's Edge program from the cache, or convert it; the result is equal, with the given tensors."""
     cache = session.cache
     if not cache.active:
         return convert()
     try:
-        given = _identify(method, session.options, cache.storages)
+        key, given = _identify(method, session.options, cache.storages)
     except (NoKeyError, NotSerialisableError) as error:
         cache.refuse(EDGE, method.name, "", _reason(error))
         return convert()
-    found = cache.read(given.key)
-    known = None if found is None else _restore(found, given)
+    found = cache.read(key)
+    known = None if found is None else _restore(found, method, given)
     if known is not None:
-        cache.hit(given.key, method.name)
+        cache.hit(key, method.name)
         return known
     converted = convert()
     try:
@@ -215,8 +206,8 @@ def convert_cached(method: RequestedMethod, session: Session, convert: Callable[
     except NotSerialisableError as error:
         cache.refuse(EDGE, method.name, "", f"its Edge program has {_reason(error)}")
         return converted
-    cache.miss(given.key, method.name)
-    cache.write(given.key, *flat)
+    cache.miss(key, method.name)
+    cache.write(key, *flat)
     return converted
 
 
@@ -224,8 +215,10 @@ def _reason(error: Exception) -> str:
     return str(error).removeprefix("not serialisable: ")
 
 
-def _identify(method: RequestedMethod, options: LoweringOptions, storages: Storages) -> _Given:
-    """Find the key of a method's conversion; raise NoKeyError or NotSerialisableError if it has none."""
+def _identify(
+    method: RequestedMethod, options: LoweringOptions, storages: Storages
+) -> tuple[Key, Sequence[torch.Tensor]]:
+    """Return the key of a method's conversion, and the memory of its tensors; or NoKeyError, NotSerialisableError."""
     if method.passes is not None:
         raise NoKeyError("transform passes run over it")
     if options.edge == "check":
@@ -242,26 +235,20 @@ def _identify(method: RequestedMethod, options: LoweringOptions, storages: Stora
     # A piece may be a part of its memory; all of that counts, as for partitions, so that it is read once.
     weights = [f"{piece.storage_offset()} {piece.numel()} {storages.hash(piece)}" for piece in encoded.pieces]
     parts |= {"graph": [hashlib.sha256(encoded.graph).hexdigest()], "weights": weights}
-    return _Given(method, make_key(EDGE, parts), encoded.pieces)
+    return make_key(EDGE, parts), encoded.pieces
 
 
 def _encode(program: ExportedProgram) -> Encoded:
-    with _reading(program):
+    # Torch's settings are those with which the program was exported, here and where it is decoded.
+    with locks.conversion(), settings([program], gradients=True):
         return serialized.encode(program, leave_out=UNIMPORTANT)
 
 
-@contextmanager
-def _reading(program: ExportedProgram) -> Iterator[None]:
-    """Hold the lock of conversions, with torch's settings as they were when a program was exported."""
-    with locks.conversion(), settings([program], gradients=True):
-        yield
-
-
-def _flatten(converted: EdgeMethod, given: _Given) -> tuple[Any, list[bytes]]:
+def _flatten(converted: EdgeMethod, given: Sequence[torch.Tensor]) -> tuple[Any, list[bytes]]:
     """Turn an Edge program into data, without copies of memory that the given program has too."""
     encoded = _encode(converted.program)
     chunks = [encoded.graph]
-    known = {piece.untyped_storage().data_ptr(): (number, piece) for number, piece in enumerate(given.pieces)}
+    known = {piece.untyped_storage().data_ptr(): (number, piece) for number, piece in enumerate(given)}
     pieces: list[Any] = []
     for piece in encoded.pieces:
         number, other = known.get(piece.untyped_storage().data_ptr(), (0, piece[:0]))
@@ -274,19 +261,20 @@ def _flatten(converted: EdgeMethod, given: _Given) -> tuple[Any, list[bytes]]:
     return {"pieces": pieces, "left": list(converted.left_to_executorch)}, chunks
 
 
-def _restore(found: Found, given: _Given) -> EdgeMethod | None:
+def _restore(found: Found, method: RequestedMethod, given: Sequence[torch.Tensor]) -> EdgeMethod | None:
     """Make the Edge program that an entry describes; None if the entry is damaged, or an operator is not known here."""
     try:
         value, (graph, *_) = found.value, found.chunks
-        left = tuple(map(_text, value["left"]))
-        with _reading(given.method.program):
-            pieces = [_piece(place, found.chunks, given.pieces) for place in value["pieces"]]
+        left = tuple(value["left"])
+        if not all(isinstance(reason, str) for reason in left):
+            return None
+        with locks.conversion(), settings([method.program], gradients=True):
+            pieces = [_piece(place, found.chunks, given) for place in value["pieces"]]
             program = serialized.decode(graph, pieces)
     except (KeyError, IndexError, TypeError, ValueError, InputError):
         return None
-    _adopt(program.state_dict, given.method.program.state_dict)
-    _adopt(program.constants, given.method.program.constants)
-    method = given.method
+    _adopt(program.state_dict, method.program.state_dict)
+    _adopt(program.constants, method.program.constants)
     return EdgeMethod(method.name, program, method.partitioners, method.program, left)
 
 
@@ -300,12 +288,6 @@ def _piece(place: Any, chunks: Sequence[bytes], given: Sequence[torch.Tensor]) -
     if found.numel() != length:
         raise ValueError("a piece of memory is not inside a given one")
     return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a reason is a text")
-    return value
 
 
 def _adopt(tensors: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -15,7 +15,6 @@ from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError, RewriteContractError, let_through
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
-from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
@@ -39,11 +38,10 @@ def rewrite(
     assumed = _assumptions(methods, session.options.assume)
     if not rewrites:
         return tuple(methods)
-    settings = _Settings(rewrites, session.options.costs)
     with session.timed("rewrite"), collector.paused():
         editors = _open(methods, assumed, shareable(states), session.options.refit)
         each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, editors.get(method.name), settings) for method in each)
+        return tuple(_rewrite(method, editors.get(method.name), rewrites, session.options.costs) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -54,18 +52,6 @@ def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> di
         known = "; ".join(f"{name}: {', '.join(found) or 'no inputs'}" for name, found in inputs.items())
         raise InputError(f"LoweringOptions(assume=...): no method has an input {unknown[0]!r}; they have {known}.")
     return {name: {key: assume[key] for key in found if key in assume} for name, found in inputs.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """What is the same for all methods."""
-
-    rewrites: Sequence[Rewrite]  # in their order
-    costs: CostModel | None  # of operators; None for the default model
-
-    def only(self, when: str) -> list[Rewrite]:
-        """Return the rewrites that are applied under a condition."""
-        return [rewrite for rewrite in self.rewrites if rewrite.when == when]
 
 
 def _open(
@@ -89,33 +75,28 @@ def _open(
     return editors
 
 
-def _rewrite(method: EdgeMethod, editor: Editor | None, settings: _Settings) -> EdgeMethod:
+def _rewrite(
+    method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite], costs: CostModel | None
+) -> EdgeMethod:
+    """Rewrite a method, then replace operators by forms that its partitioners take and that cost less."""
     if editor is None:
         return method
     program = editor.program
-    walk = Walk(method.name, editor, settings.only("always"))
+    always, taken = ([one for one in rewrites if one.when == when] for when in ("always", "taken"))
+    walk, forms = Walk(method.name, editor, always), Walk(method.name, editor, taken)
     walk.run(list(editor.graph.nodes))
-    _take_better_forms(method, walk, editor, settings)
-    refused = tuple(walk.refused.values())
-    tried = replace(method, rewrites=tuple(one.name for one in settings.rewrites), refused_rewrites=refused)
-    if not walk.done:
+    candidates = forms.propose_forms() if taken and method.partitioners else []
+    if candidates:
+        chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners, costs)
+        walk.run(forms.accept(candidates, chosen))
+    done, refused = (*walk.done, *forms.done), {**walk.refused, **forms.refused}
+    names = tuple(one.name for one in rewrites)
+    tried = replace(method, rewrites=names, refused_rewrites=tuple(refused.values()))
+    if not done:
         return tried
     editor.finish()
     invariants.check_program(f"method {method.name}, rewritten", program)
-    return replace(tried, program=program, unchanged=method.program, rewritings=tuple(walk.done))
-
-
-def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, settings: _Settings) -> None:
-    """Replace operators by forms that the method's partitioners take and that cost less."""
-    if not settings.only("taken") or not method.partitioners:
-        return
-    forms = Walk(method.name, editor, settings.only("taken"))
-    candidates = forms.propose_forms()
-    if candidates:
-        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, settings.costs)
-        walk.run(forms.accept(candidates, chosen))
-    walk.done += forms.done
-    walk.refused |= forms.refused
+    return replace(tried, program=program, unchanged=method.program, rewritings=done)
 
 
 _log = logging.getLogger(__name__)
@@ -131,7 +112,8 @@ class Walk:
         self.method, self.editor = method, editor
         self.done: list[Rewriting] = []
         self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
-        self._by_operator = _by_operator(rewrites)
+        self._rewrites = rewrites
+        self._by_operator: dict[str, list[Rewrite]] = {}
         self._depth: dict[Node, int] = {}
 
     def run(self, nodes: Iterable[Node]) -> None:
@@ -172,7 +154,7 @@ class Walk:
                 new = self.propose(rewrite, node)
                 if new is not None:
                     made = tuple(self.editor.made)
-                    old = would_remove(node, made, only_computes)
+                    old = would_remove(node, made)
                     if new in made:
                         candidates.append(Candidate(rewrite, node, new, made, old))
                         break
@@ -194,8 +176,10 @@ class Walk:
         """Return the rewrites that look at a node; none at parts of a linear layer, by which backends find it."""
         if is_part_of_linear(node):
             return ()
-        found = self._by_operator.get(graphs.operator_name(node), ())
-        return found or self._by_operator.get("*", ())
+        name = graphs.operator_name(node)
+        if name not in self._by_operator:
+            self._by_operator[name] = [one for one in self._rewrites if not {name, "*"}.isdisjoint(one.operators)]
+        return self._by_operator[name]
 
     def propose(self, rewrite: Rewrite, node: Node) -> Node | None:
         """Return the node by which a rewrite would replace a node, perhaps one of `editor.made`; None if there is none.
@@ -252,15 +236,6 @@ class Walk:
             doubt.advice,
             graphs.source_line(node),
         )
-
-
-def _by_operator(rewrites: Sequence[Rewrite]) -> Mapping[str, tuple[Rewrite, ...]]:
-    """Return the rewrites by the operators that they look at, in their order; those for all are under each."""
-    names = dict.fromkeys(name for rewrite in rewrites for name in rewrite.operators)
-    return {
-        name: tuple(rewrite for rewrite in rewrites if name in rewrite.operators or "*" in rewrite.operators)
-        for name in (*names, "*")
-    }
 
 
 def _check(who: str, node: Node, new: object, editor: Editor) -> None:

@@ -19,7 +19,7 @@ from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
-from exir_lowering.steps.casewise.templates import Place, Template, fill, take_templates
+from exir_lowering.steps.casewise.templates import CONSTANT, FROM_TRACING, Template, take_templates
 from exir_lowering.steps.casewise.value_keys import (
     MEMORY,
     Memory,
@@ -74,9 +74,7 @@ class Stage(ABC):
         """Return the templates of cases, that of one `alone` with the sizes it needs; Uncovered if results mix."""
         for case in cases:
             self.check(case.node.target)
-        rows = place_side_by_side(cases)
-        converted = self.apply(rows.graph)
-        return take_templates(cases, converted, *rows.split(converted.graph), alone=alone)
+        return take_templates(cases, self.apply(place_side_by_side(cases)), alone=alone)
 
 
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
@@ -250,7 +248,7 @@ class _Planner:
 
     def _with_sizes(self, case: Case, template: Template, plan: _Plan) -> Template:
         """Return a template that finds the sizes it needs: the first call that needs a size computes it."""
-        unknown = template.sizes - plan.sizes
+        unknown = template.sizes.keys() - plan.sizes
         if not unknown:
             return template
         found: Template | None = self._own.find(("alone", case.key))
@@ -258,7 +256,7 @@ class _Planner:
             plan.alone[case.key] = case
             plan.sizes |= unknown
             return template
-        unknown = found.sizes - plan.sizes
+        unknown = found.sizes.keys() - plan.sizes
         if unknown:
             raise Uncovered(f"{case.node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
         plan.sizes |= found.computed
@@ -283,10 +281,8 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     several = isinstance(template.results, tuple)
     places, made = (template.results, renewed) if several else ((template.results,), (renewed,))
-    listed = [
-        values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else value
-        for place, value in zip(places, made, strict=True)  # type: ignore[arg-type]
-    ]
+    given = dict(zip(template.operands, values, strict=True))
+    listed = [given.get(place, value) for place, value in zip(places, made, strict=True)]  # type: ignore[arg-type]
     return type(template.values)(listed) if several else listed[0]
 
 
@@ -337,27 +333,28 @@ class _Builder:
         return renewed
 
     def _inline(self, node: Node, template: Template) -> Any:
-        operands = [self._env[operand] for operand in node.all_input_nodes]
+        env: dict[Any, Any] = {place: self._sizes[size] for size, place in template.sizes.items()}
+        env.update(zip(template.operands, map(self._env.__getitem__, node.all_input_nodes), strict=True))
         history = self._history(node)
-        made: list[Node] = []
         for part in template.nodes:
-            size = part.value.node.expr if isinstance(part.value, torch.SymInt) else None
-            if part.constant is not None:
-                made.append(self._constant(part.constant))
-            elif size in self._sizes:
-                made.append(self._sizes[size])
+            value = part.meta.get("val")
+            size = value.node.expr if isinstance(value, torch.SymInt) else None
+            if size in self._sizes:
+                env[part] = self._sizes[size]
                 continue
+            if part.op == "get_attr":
+                made = self._constant(part.meta[CONSTANT])
             else:
-                args, kwargs = (fill(value, made, operands, self._sizes) for value in (part.args, part.kwargs))
-                made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
-                made[-1].meta = {**part.meta, **history}
-            made[-1].meta["val"] = renew(part.value, self._mode)
+                args, kwargs = map_arg((part.args, part.kwargs), env.__getitem__)
+                name = packet_name(part.target)
+                made = self.graph.create_node("call_function", part.target, args, kwargs, name=name)
+                made.meta = {**{name: part.meta[name] for name in FROM_TRACING if name in part.meta}, **history}
+            env[part] = made
+            made.meta["val"] = renew(value, self._mode)
             if size is not None:
-                self._sizes[size] = made[-1]
-        places = template.results
-        if isinstance(places, tuple):
-            return [None if place is None else fill(place, made, operands, self._sizes) for place in places]
-        return fill(places, made, operands, self._sizes)
+                self._sizes[size] = made
+        results = template.results
+        return [env.get(result) for result in results] if isinstance(results, tuple) else env[results]
 
     def _constant(self, constant: torch.Tensor) -> Node:
         name = f"_tensor_constant{len(self.root)}"

@@ -64,26 +64,11 @@ class Describer:
         return Case(key, local, node, operands, tuple(values), result, overwrites)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Cases side by side in one graph: each has inputs and outputs of its own. Sizes with symbols are common to all."""
+def place_side_by_side(cases: Sequence[Case]) -> Graph:
+    """Make one graph of cases that have nothing to do with each other; Uncovered if a result's type is unexpected.
 
-    graph: Graph
-    inputs: tuple[tuple[bool, ...], ...]  # of each case, whether the operands are placeholders; the others are sizes
-    outputs: tuple[int, ...]  # how many of each case
-
-    def split(self, converted: Graph) -> tuple[list[list[Node | None]], list[list[Node]]]:
-        """Return each case's placeholders and outputs in the converted graph; Uncovered if it has other inputs."""
-        placeholders = [node for node in converted.nodes if node.op == "placeholder"]
-        if len(placeholders) != sum(node.op == "placeholder" for node in self.graph.nodes):
-            raise Uncovered("a constant that tracing adds")
-        remaining, returned = iter(placeholders), iter(converted.output_node().args[0])  # type: ignore[arg-type]
-        inputs = [[next(remaining) if is_placeholder else None for is_placeholder in row] for row in self.inputs]
-        return inputs, [[next(returned) for _ in range(count)] for count in self.outputs]
-
-
-def place_side_by_side(cases: Sequence[Case]) -> Rows:
-    """Make one graph of cases that have nothing to do with each other; Uncovered if a result's type is unexpected."""
+    Each case has inputs and outputs of its own, in the order of the cases. Sizes with symbols are common to all.
+    """
     graph = Graph()
     rows: list[list[Node | None]] = [
         [_placeholder(graph, f"case{number}_{index}", value) for index, value in enumerate(case.values)]
@@ -91,7 +76,6 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
     ]
     sizes = _add_sizes(graph, cases)
     outputs: list[Node] = []
-    counts = []
     for number, (case, row) in enumerate(zip(cases, rows, strict=True)):
         env = {
             operand: placeholder if placeholder is not None else sizes[value.node.expr]
@@ -105,12 +89,9 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         args, kwargs = map_arg((case.node.args, dict(case.node.kwargs)), env.__getitem__)
         call = graph.create_node("call_function", case.node.target, tuple(args), dict(kwargs))
         _describe(call, case.result, number)
-        results = list(_tensors(graph, call, number))
-        outputs += results
-        counts.append(len(results))
+        outputs += _tensors(graph, call, number)
     graph.output(tuple(outputs)).meta["val"] = tuple(node.meta["val"] for node in outputs)
-    inputs = tuple(tuple(placeholder is not None for placeholder in row) for row in rows)
-    return Rows(graph, inputs, tuple(counts))
+    return graph
 
 
 def _add_sizes(graph: Graph, cases: Sequence[Case]) -> dict[Any, Node]:
@@ -149,6 +130,12 @@ def _describe(node: Node, value: Any, number: int) -> None:
     node.meta["nn_module_stack"] = {"": ("", "torch.nn.Module")}
     node.meta["stack_trace"] = f'File "case", line {number + 1}, in forward\n'
     node.meta["torch_fn"] = ("case", "case")
+
+
+def list_results(result: Any) -> list[Any]:
+    """Return the tensors that a call returns: its result, or each element of it that is not None."""
+    elements = result if isinstance(result, (list, tuple)) else [result]
+    return [element for element in elements if element is not None]
 
 
 def _tensors(graph: Graph, call: Node, number: int) -> Iterator[Node]:

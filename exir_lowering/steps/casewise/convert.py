@@ -105,7 +105,7 @@ def _one_of_each(graph_module: GraphModule) -> GraphModule:
             values = [operand.meta["val"] for operand in node.all_input_nodes]
             case = describer.case(node, node.target, values, node.meta["val"])
             cases.setdefault((case.key, describer.value(node.meta["val"])), case)
-    return lazy_graph_module({}, place_side_by_side(list(cases.values())).graph)
+    return lazy_graph_module({}, place_side_by_side(list(cases.values())))
 
 
 def _trial(program: ExportedProgram) -> ExportedProgram:

@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import switches
@@ -55,13 +56,10 @@ class Editor:
         self._used = [node for node, spec in self._given.items() if node.users and spec.target not in written]
         (self._output,) = (node for node in self.graph.nodes if node.op == "output")
         self._returned = Counter(self._output.all_input_nodes)
-        self._lifted_count, self._first_input = self._find_first_input()
-
-    def _find_first_input(self) -> tuple[int, Node]:
-        """Return how many inputs are lifted, and the node before which further constants are placed."""
-        specs = self.program.graph_signature.input_specs
+        specs = program.graph_signature.input_specs
         count = next((number for number, spec in enumerate(specs) if spec.kind in _INPUTS), len(specs))
-        return count, next(islice(self.graph.nodes, count, None))
+        self._lifted_count = count
+        self._first_input: Node = next(islice(self.graph.nodes, count, None))  # further constants are placed before it
 
     # -- what a rewrite sees -------------------------------------------------------------------------------------------
 
@@ -77,10 +75,14 @@ class Editor:
 
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """Add a call before the current node, see `Scope.call`; ValueError for an operand that is not known there."""
-        for operand in _operands((args, kwargs)):
+
+        def check(operand: Node) -> Node:
             known = operand.graph is self.graph and operand not in self.gone
             if not known or not (operand is self._anchor or operand < self._anchor):
                 raise ValueError(f"{operator} reads {operand.name}, which is not computed before {self._anchor.name}")
+            return operand
+
+        map_arg((args, kwargs), check)
         with self.graph.inserting_before(self._anchor):
             node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
@@ -129,7 +131,7 @@ class Editor:
         template = MEMORY.find(key) if key is not None else None
         if template is not None:
             return renew(template, self.mode)
-        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
         with self.mode, enable_python_dispatcher(), torch.no_grad():
             value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
         if key is not None:
@@ -202,18 +204,6 @@ class Editor:
         for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name
-
-
-def _operands(arguments: Any) -> list[Node]:
-    """Return the nodes in arguments in order, with repetitions."""
-    found: list[Node] = []
-
-    def note(node: Node) -> Node:
-        found.append(node)
-        return node
-
-    torch.fx.node.map_arg(arguments, note)
-    return found
 
 
 def _content(tensor: torch.Tensor) -> Any:

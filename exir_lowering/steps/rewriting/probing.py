@@ -7,7 +7,7 @@ partitioner sees the operands that it will see in the method, parameters as para
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
+from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.costs import HOST, CostModel, cost_of
 from exir_lowering.plugins.rewrite import Rewrite
@@ -36,6 +37,9 @@ class Candidate:
     new: Node  # the node that would have the value
     made: tuple[Node, ...]  # what was added for it, in the graph's order
     old: tuple[Node, ...]  # what nothing would need any more, in the graph's order
+
+
+_Copies = dict[tuple[Candidate, Node], Node]  # the nodes of a probe, by candidate and the node that each is a copy of
 
 
 def choose(
@@ -56,82 +60,76 @@ def choose(
         return []
     keys = [_key(candidate, lifted) for candidate in candidates]
     examples = dict(zip(reversed(keys), reversed(candidates), strict=True))
-    probe = _Probe(program, lifted, list(examples.values()))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a program that is not the user's; the method is asked about anyway
-            places = probe.ask(method, partitioners)
+            probe, copies = _make_probe(program, lifted, list(examples.values()))
+            places = _ask(method, probe, partitioners)
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
         return []
-    chosen = {key for key, example in examples.items() if _is_better(probe, places, example, costs)}
+    chosen = {key for key, example in examples.items() if _is_better(copies, places, example, costs)}
     return [candidate for key, candidate in zip(keys, candidates, strict=True) if key in chosen]
 
 
-def _is_better(probe: _Probe, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
+def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
     old, new = (
-        [(probe.copies[candidate, node], places.get(probe.copies[candidate, node].name)) for node in nodes]
-        for nodes in (filter(graphs.is_operator, candidate.old), filter(graphs.is_operator, candidate.made))
+        [copies[candidate, node] for node in filter(graphs.is_operator, nodes)]
+        for nodes in (candidate.old, candidate.made)
     )
-    backends = {place for _, place in new}
+    backends = {places.get(node.name) for node in new}
     if len(backends) != 1 or None in backends:
         return False
-    before, after = (sum(cost_of([node], place or HOST, costs) for node, place in form) for form in (old, new))
+    before, after = (sum(cost_of([node], places.get(node.name) or HOST, costs) for node in form) for form in (old, new))
     return after < before
 
 
-class _Probe:
-    """The program that has both forms of each candidate."""
+def _make_probe(
+    program: ExportedProgram, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]
+) -> tuple[ExportedProgram, _Copies]:
+    """Return a program that has both forms of each candidate."""
+    graph, specs, copies = Graph(), list[InputSpec](), _Copies()
+    outside = dict.fromkeys(node for candidate in candidates for node in _operands(candidate))
+    inputs: dict[Node, Node] = {}
+    # Weights come first, as in every program.
+    ranked = sorted(outside, key=lambda n: LIFTED_ORDER.index(lifted[n].kind) if n in lifted else len(LIFTED_ORDER))
+    for number, node in enumerate(ranked):
+        inputs[node] = placeholder = graph.placeholder(f"operand{number}")
+        placeholder.meta = {"val": node.meta.get("val")}
+        given, spec = TensorArgument(placeholder.name), lifted.get(node)
+        kind, target = (InputKind.USER_INPUT, None) if spec is None else (spec.kind, spec.target)
+        specs.append(InputSpec(kind, given, target, persistent=True if kind is InputKind.BUFFER else None))
+    outputs: dict[Node, None] = {}
+    for candidate in candidates:
+        env = dict(inputs)
+        for node in (*candidate.old, *candidate.made):
+            env[node] = copies[candidate, node] = graph.node_copy(node, env.__getitem__)
+        outputs |= dict.fromkeys((env[candidate.node], env[candidate.new]))
+    graph.output(tuple(outputs))
+    returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
+    targets = {str(spec.target) for spec in specs}
+    probe = assemble_program(
+        graph_module=lazy_graph_module({}, graph),
+        signature=ExportGraphSignature(specs, returned),
+        state_dict={name: value for name, value in program.state_dict.items() if name in targets},
+        constants={name: value for name, value in program.constants.items() if name in targets},
+        range_constraints=dict(program.range_constraints),
+        verifiers=program.verifiers,
+        guards_code=guards_code_of(program),
+    )
+    return probe, copies
 
-    def __init__(
-        self, program: ExportedProgram, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]
-    ) -> None:
-        self.copies: dict[tuple[Candidate, Node], Node] = {}  # its node for each node of a candidate
-        self._program, self._graph = program, Graph()
-        self._inputs = self._place_inputs(lifted, candidates)
-        outputs = []
-        for candidate in candidates:
-            env = dict(self._inputs)
-            for node in (*candidate.old, *candidate.made):
-                env[node] = self.copies[candidate, node] = self._graph.node_copy(node, env.__getitem__)
-            outputs += [env[candidate.node], env[candidate.new]]
-        outputs = list(dict.fromkeys(outputs))
-        self._graph.output(tuple(outputs))
-        self._outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outputs]
 
-    def _place_inputs(self, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]) -> dict[Node, Node]:
-        """Add a placeholder for each operand from outside: weights first, as in every program."""
-        outside = dict.fromkeys(node for candidate in candidates for node in _operands(candidate))
-        ranked = sorted(outside, key=lambda n: LIFTED_ORDER.index(lifted[n].kind) if n in lifted else len(LIFTED_ORDER))
-        placed, self._specs = {}, []
-        for number, node in enumerate(ranked):
-            placed[node] = placeholder = self._graph.placeholder(f"operand{number}")
-            placeholder.meta = {"val": node.meta.get("val")}
-            given, spec = TensorArgument(placeholder.name), lifted.get(node)
-            kind, target = (InputKind.USER_INPUT, None) if spec is None else (spec.kind, spec.target)
-            self._specs.append(InputSpec(kind, given, target, persistent=True if kind is InputKind.BUFFER else None))
-        return placed
-
-    def ask(self, method: str, partitioners: Sequence[Partitioner]) -> dict[str, str]:
-        """Return the backend of each node that a partitioner takes, by name; LoweringError if one fails on it."""
-        targets = {str(spec.target) for spec in self._specs}
-        program = assemble_program(
-            graph_module=lazy_graph_module({}, self._graph),
-            signature=ExportGraphSignature(self._specs, self._outputs),
-            state_dict={name: value for name, value in self._program.state_dict.items() if name in targets},
-            constants={name: value for name, value in self._program.constants.items() if name in targets},
-            range_constraints=dict(self._program.range_constraints),
-            verifiers=self._program.verifiers,
-            guards_code=guards_code_of(self._program),
-        )
-        state = make_fake_state(program)
-        places: dict[str, str] = {}
-        for partitioner in partitioners:
-            tagged = tag(method, program, asked_of_forms(partitioner), state)
-            for node in tagged.program.graph.nodes:
-                name = node.meta.get(DELEGATION_TAG)
-                if name is not None:
-                    places.setdefault(node.name, tagged.destinations[name].backend_id)
-        return places
+def _ask(method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> dict[str, str]:
+    """Return the backend of each node that a partitioner takes, by name; LoweringError if one fails on it."""
+    state = make_fake_state(program)
+    places: dict[str, str] = {}
+    for partitioner in partitioners:
+        tagged = tag(method, program, asked_of_forms(partitioner), state)
+        for node in tagged.program.graph.nodes:
+            name = node.meta.get(DELEGATION_TAG)
+            if name is not None:
+                places.setdefault(node.name, tagged.destinations[name].backend_id)
+    return places
 
 
 def _operands(candidate: Candidate) -> list[Node]:
@@ -168,15 +166,15 @@ def _describe(node: Node) -> Hashable:
         return node
 
 
-def would_remove(node: Node, made: Iterable[Node], removable: Callable[[Node], bool]) -> tuple[Node, ...]:
+def would_remove(node: Node, made: Iterable[Node]) -> tuple[Node, ...]:
     """Return the nodes that nothing would need if a node were not used any more, in the graph's order.
 
-    The operands of what was made to replace it stay; `removable` says whether an operand can go if nothing uses it.
+    The operands of what was made to replace it stay.
     """
     removed, pending, added = {node}, [node], set(made)
     while pending:
         for operand in pending.pop().all_input_nodes:
-            free = operand not in removed and operand not in added and removable(operand)
+            free = operand not in removed and operand not in added and only_computes(operand)
             if free and all(user in removed for user in operand.users):
                 removed.add(operand)
                 pending.append(operand)
