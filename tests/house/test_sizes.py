@@ -33,7 +33,7 @@ BUDGETS = {
     "exir_lowering/refitting": 420,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,
-    "exir_lowering/steps": 6115,
+    "exir_lowering/steps": 6120,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1928,
     "exir_lowering/steps/parallel": 581,

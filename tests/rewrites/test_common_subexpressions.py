@@ -28,6 +28,27 @@ def test_equal_chains_are_one() -> None:
     found.check(X, exact=True)
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.norm(x), self.norm(x), torch.max(x, 0)[0], torch.max(x, 0)[1]
+
+
+def test_results_that_are_returned_stay_apart() -> None:
+    """One result of an operator with several is returned twice; two of them are not."""
+    found = versions(Twice().eval(), (X,), [CommonSubexpressions])
+    assert found.after.count("aten._native_batch_norm_legit_no_training.default") == 2
+    assert found.after.count("aten.max.dim") == 1
+    found.check(X, exact=True)
+    program = exir_lowering.load(
+        exir_lowering.lower(torch.export.export(Twice().eval(), (X,)), "xnnpack").emit().buffer
+    )
+    assert torch.equal(*program.run("forward", X)[:2])
+
+
 class Numbers(nn.Module):
     """Numbers that compare as equal, but are not."""
 

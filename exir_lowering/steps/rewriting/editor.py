@@ -158,9 +158,14 @@ class Editor:
         What a method returns has to stay a separate value: neither an input or a weight, nor what it returns already.
         And consumers rely on the order in which the elements lie in memory.
         """
-        if self.is_returned(node) and (new.op in ("placeholder", "get_attr") or self.is_returned(new)):
+        if self.is_returned(node) and new.op in ("placeholder", "get_attr"):
             return False
-        return _same_layout(node, new)
+        return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _same_layout(node, new)
+
+    def _returned_parts(self, node: Node) -> set[Any]:
+        """Return which results of a node the method returns: None for its only one."""
+        parts = {user.args[1] for user in node.users if graphs.is_getitem(user) and self.is_returned(user)}
+        return {*parts, None} if self.is_returned(node) else parts
 
     def replace(self, node: Node, new: Node) -> list[Node]:
         """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
