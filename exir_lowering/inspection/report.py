@@ -38,15 +38,23 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Content that a file has, or looks for in a data file."""
+    """Content that a file has, or looks for in a data file.
 
-    kind: Kind  # as in `ByteRange`
-    key: str  # the key of named data; for other content, where it starts, or its name in a data file
-    name: str  # what the model calls it, "" if that is not known
-    bytes: int  # its size
-    start: int | None  # where it is in the file, None if it is in a data file
-    # Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known only if its
-    # payloads can be read.
+    Attributes:
+        kind: As in `ByteRange`.
+        key: The key of named data; for other content, where it starts, or its name in a data file.
+        name: What the model calls it, "" if that is not known.
+        bytes: Its size.
+        start: Where it is in the file, None if it is in a data file.
+        users: Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known
+            only if its payloads can be read.
+    """
+
+    kind: Kind
+    key: str
+    name: str
+    bytes: int
+    start: int | None
     users: tuple[str, ...] = ()
 
     @property
@@ -84,24 +92,37 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One planned memory of a method."""
+    """One planned memory of a method.
 
-    number: int  # its number
-    bytes: int  # its size
-    peak: int  # the most bytes in use at once
-    at: int  # the instruction at that time
-    tensors: tuple[int, ...]  # the values in use then, the largest first
+    Attributes:
+        number: Its number.
+        bytes: Its size.
+        peak: The most bytes in use at once.
+        at: The instruction at that time.
+        tensors: The values in use then, the largest first.
+    """
+
+    number: int
+    bytes: int
+    peak: int
+    at: int
+    tensors: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that a method takes at run time."""
+    """The memory that a method takes at run time.
 
-    arenas: tuple[Arena, ...]  # its planned memories
-    tensors: tuple[PlannedTensor, ...]  # the tensors in them, by value
-    # An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on 64-bit
-    # systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not counted: what
-    # backends allocate, and weights, which are mapped or read.
+    Attributes:
+        arenas: Its planned memories.
+        tensors: The tensors in them, by value.
+        heap: An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on
+            64-bit systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not
+            counted: what backends allocate, and weights, which are mapped or read.
+    """
+
+    arenas: tuple[Arena, ...]
+    tensors: tuple[PlannedTensor, ...]
     heap: Mapping[str, int]
 
 
