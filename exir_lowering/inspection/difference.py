@@ -15,12 +15,19 @@ from exir_lowering.pte.printing import Shown, printable, render
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is not the same in two files."""
+    """Something that is not the same in two files.
 
-    what: str  # "method", "signature", "delegate", "operators", "kernel", "memory", "weight", "bytes" or "provenance"
-    name: str  # of what, with the method that it is in
-    before: str  # what the first file has; "" for nothing
-    after: str  # what the second one has
+    Attributes:
+        what: "method", "signature", "delegate", "operators", "kernel", "memory", "weight", "bytes" or "provenance".
+        name: Of what, with the method that it is in.
+        before: What the first file has; "" for nothing.
+        after: What the second one has.
+    """
+
+    what: str
+    name: str
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True)

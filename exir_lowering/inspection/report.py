@@ -38,15 +38,23 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Content that a file has, or looks for in a data file."""
+    """Content that a file has, or looks for in a data file.
 
-    kind: Kind  # as in `ByteRange`
-    key: str  # the key of named data; for other content, where it starts, or its name in a data file
-    name: str  # what the model calls it, "" if that is not known
-    bytes: int  # its size
-    start: int | None  # where it is in the file, None if it is in a data file
-    # Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known only if its
-    # payloads can be read.
+    Attributes:
+        kind: As in `ByteRange`.
+        key: The key of named data; for other content, where it starts, or its name in a data file.
+        name: What the model calls it, "" if that is not known.
+        bytes: Its size.
+        start: Where it is in the file, None if it is in a data file.
+        users: Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known
+            only if its payloads can be read.
+    """
+
+    kind: Kind
+    key: str
+    name: str
+    bytes: int
+    start: int | None
     users: tuple[str, ...] = ()
 
     @property
@@ -57,68 +65,112 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DelegateReport:
-    """A part of a method that a backend executes."""
+    """A part of a method that a backend executes.
 
-    number: int  # which of the method's delegates it is, from 0
-    backend: str  # the id of the backend
-    payload_bytes: int  # the size of its payload
-    compile_specs: tuple[tuple[str, bytes], ...]  # the partitioner's options for the backend
-    operators: tuple[PayloadOperator, ...] = ()  # the operators in the payload; () if no installed plug-in can read it
-    weights: tuple[str, ...] = ()  # the keys of the named data that it reads, as far as that is known
+    Attributes:
+        number: Which of the method's delegates it is, from 0.
+        backend: The id of the backend.
+        payload_bytes: The size of its payload.
+        compile_specs: The partitioner's options for the backend.
+        operators: The operators in the payload; () if no installed plug-in can read it.
+        weights: The keys of the named data that it reads, as far as that is known.
+    """
+
+    number: int
+    backend: str
+    payload_bytes: int
+    compile_specs: tuple[tuple[str, bytes], ...]
+    operators: tuple[PayloadOperator, ...] = ()
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor in planned memory."""
+    """A tensor in planned memory.
 
-    value: int  # its number in the method
-    name: str  # its name: that of an input, an output or state, or of the instruction that makes it
-    dtype: str  # the type of its elements
-    shape: tuple[int, ...]  # its shape; the largest one if it is dynamic
-    arena: int  # the number of its planned memory
-    offset: int  # the byte where it starts there
-    bytes: int  # its size
-    first: int  # the instruction that first writes to it, or reads it
-    last: int  # the last instruction that uses it; the number of instructions if it lasts longer
+    Attributes:
+        value: Its number in the method.
+        name: Its name: that of an input, an output or state, or of the instruction that makes it.
+        dtype: The type of its elements.
+        shape: Its shape; the largest one if it is dynamic.
+        arena: The number of its planned memory.
+        offset: The byte where it starts there.
+        bytes: Its size.
+        first: The instruction that first writes to it, or reads it.
+        last: The last instruction that uses it; the number of instructions if it lasts longer.
+    """
+
+    value: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    arena: int
+    offset: int
+    bytes: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One planned memory of a method."""
+    """One planned memory of a method.
 
-    number: int  # its number
-    bytes: int  # its size
-    peak: int  # the most bytes in use at once
-    at: int  # the instruction at that time
-    tensors: tuple[int, ...]  # the values in use then, the largest first
+    Attributes:
+        number: Its number.
+        bytes: Its size.
+        peak: The most bytes in use at once.
+        at: The instruction at that time.
+        tensors: The values in use then, the largest first.
+    """
+
+    number: int
+    bytes: int
+    peak: int
+    at: int
+    tensors: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that a method takes at run time."""
+    """The memory that a method takes at run time.
 
-    arenas: tuple[Arena, ...]  # its planned memories
-    tensors: tuple[PlannedTensor, ...]  # the tensors in them, by value
-    # An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on 64-bit
-    # systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not counted: what
-    # backends allocate, and weights, which are mapped or read.
+    Attributes:
+        arenas: Its planned memories.
+        tensors: The tensors in them, by value.
+        heap: An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on
+            64-bit systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not
+            counted: what backends allocate, and weights, which are mapped or read.
+    """
+
+    arenas: tuple[Arena, ...]
+    tensors: tuple[PlannedTensor, ...]
     heap: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An instruction of a method."""
+    """An instruction of a method.
 
-    number: int  # its number
-    kind: str  # "kernel", "delegate", "move", "jump" or "free"
-    name: str  # the kernel, or the delegate as "0 (XnnpackBackend)"
-    values: tuple[int, ...]  # the values that it is called with
-    # The paths of the modules that it is from, as far as names of weights or the debug information beside the file
-    # show; of a delegate, at its first call.
+    Attributes:
+        number: Its number.
+        kind: "kernel", "delegate", "move", "jump" or "free".
+        name: The kernel, or the delegate as "0 (XnnpackBackend)".
+        values: The values that it is called with.
+        modules: The paths of the modules that it is from, as far as names of weights or the debug information beside
+            the file show; of a delegate, at its first call.
+        delegate: The number of the delegate that it calls; None if it calls none.
+        reads: The state that it reads, by name.
+        writes: The state that it writes.
+    """
+
+    number: int
+    kind: str
+    name: str
+    values: tuple[int, ...]
     modules: tuple[str, ...] = ()
-    delegate: int | None = None  # the number of the delegate that it calls; None if it calls none
-    reads: tuple[str, ...] = ()  # the state that it reads, by name
-    writes: tuple[str, ...] = ()  # the state that it writes
+    delegate: int | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

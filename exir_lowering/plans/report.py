@@ -36,15 +36,23 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the cache had for a method's conversion, or for a partition."""
+    """What the cache had for a method's conversion, or for a partition.
 
-    kind: Literal["edge", "preprocess"]  # "edge" for a conversion to Edge dialect, "preprocess" for a partition
+    Attributes:
+        kind: "edge" for a conversion to Edge dialect, "preprocess" for a partition.
+        method: The method.
+        partition: The id of the partition, "" for a conversion.
+        hit: Whether the result was in the cache.
+        differs: The parts of the key in which the nearest entry differs; () for a hit, or if there is no other entry.
+        reason: Why there is no key for it, "" if there is one.
+    """
+
+    kind: Literal["edge", "preprocess"]
     method: str
-    partition: str  # the id of the partition, "" for a conversion
-    hit: bool  # whether the result was in the cache
-    # The parts of the key in which the nearest entry differs; () for a hit, or if there is no other entry.
+    partition: str
+    hit: bool
     differs: tuple[str, ...] = ()
-    reason: str = ""  # why there is no key for it, "" if there is one
+    reason: str = ""
 
     def explain(self) -> str:
         """Return what happened, in words."""

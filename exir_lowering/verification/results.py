@@ -75,15 +75,25 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """How far a delegate or kernel is from the same operators in eager PyTorch."""
+    """How far a delegate or kernel is from the same operators in eager PyTorch.
 
-    what: str  # the delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out"
-    instruction: int  # the number of its instruction in the file
-    local: float  # the largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off
-    chained: float  # the same in the chain, where inputs have the errors of earlier instructions
-    largest_error: float  # the largest absolute error on eager PyTorch's inputs
-    nodes: tuple[str, ...]  # the nodes of the program whose values it was compared in
-    source: str  # the model's line, "" where it is not known
+    Attributes:
+        what: The delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out".
+        instruction: The number of its instruction in the file.
+        local: The largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off.
+        chained: The same in the chain, where inputs have the errors of earlier instructions.
+        largest_error: The largest absolute error on eager PyTorch's inputs.
+        nodes: The nodes of the program whose values it was compared in.
+        source: The model's line, "" where it is not known.
+    """
+
+    what: str
+    instruction: int
+    local: float
+    chained: float
+    largest_error: float
+    nodes: tuple[str, ...]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)

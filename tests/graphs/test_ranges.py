@@ -6,6 +6,7 @@ import math
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ from folders import ROOT
 from random_programs import Interpreter, random_programs
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from exir_lowering import LoweringOptions, lower
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import operator_name, source_line
 from exir_lowering.graphs.ranges import TOP, Range, ValueRanges, bound_together
+from exir_lowering.graphs.ranges.transfers import Found
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 from lowering_models import export_model
@@ -679,6 +681,21 @@ def test_strange_nodes_are_unknown() -> None:
         assert ranges.rows_doubt(node, -1) is not None and ranges.bounded(node) is not None
     assert ranges.of(unknown) == TOP
     assert ranges.of(tanh).magnitude == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("asks_for_all", [True, False])
+def test_a_value_with_many_inputs_is_not_computed_once_for_each_of_them(asks_for_all: bool) -> None:
+    graph = Graph()
+    inputs = [graph.placeholder(f"x{i}") for i in range(1000)]
+    joined = graph.call_function(torch.ops.aten.cat.default, (inputs,))
+    found, computed = Found[int](), Counter[Node]()
+
+    def compute(node: Node) -> int:
+        computed[node] += 1
+        return 1 + sum(found[each] for each in node.all_input_nodes[: None if asks_for_all else 2])
+
+    assert found.of(joined, compute) == (1001 if asks_for_all else 3)
+    assert computed[joined] < 20 and set(computed) == {joined, *inputs[: None if asks_for_all else 2]}
 
 
 def test_a_graph_may_grow_while_it_is_analysed() -> None:

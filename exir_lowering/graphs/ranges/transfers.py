@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -21,6 +22,9 @@ _TRANSFERS: dict[str, tuple[Transfer, bool]] = {}
 
 _MOST = float(2**48)
 """No tensor has more elements."""
+
+_MANY = 8
+"""How many inputs a node asks for one by one, before all that it has are computed."""
 
 
 def dtype_of(node: Any) -> torch.dtype | None:
@@ -85,13 +89,16 @@ class Found(dict[Node, Value]):
 
     def of(self, node: Node, compute: Callable[[Node], Value]) -> Value:
         """Return what is computed from that of other nodes, each once; only those are computed that are asked for."""
-        stack = [node]
+        stack, asked = [node], Counter[Node]()
         while stack:
             last = stack[-1]
             if last not in self:
                 try:
                     self[last] = compute(last)
                 except NotYetError as missing:
+                    asked[last] += 1
+                    if asked[last] == _MANY:  # one by one, a cat of n values would ask n times for up to n of them
+                        stack += [each for each in reversed(last.all_input_nodes) if each not in self]
                     stack.append(missing.node)
                     continue
             stack.pop()
