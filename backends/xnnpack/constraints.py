@@ -193,7 +193,7 @@ def _refuse_normalization(node: Node) -> str | None:
     results = [user for made in node.users for user in (made, *made.users)]
     if _tensor(node.args[0]).dim() < 4 and _is_among_quantised(node, *results):
         return "ExecuTorch's preprocess fails on one that is not of images beside quantisation"
-    while isinstance(made, Node) and _name(made) in ("view_copy", "add"):
+    while isinstance(made, Node) and _name(made) in ("view_copy", "add") and graphs.sources.is_part_of_linear(made):
         made = made.args[0]
     if isinstance(made, Node) and _name(made) in ("addmm", "linear", "mm", "bmm") and _tensor(node.args[0]).dim() != 2:
         return "ExecuTorch's preprocess would fuse it with a linear layer along the last dimension"
