@@ -191,9 +191,9 @@ def _refuse_normalization(node: Node) -> str | None:
     if isinstance(made, Node) and graphs.is_getitem(made) and _name(made.all_input_nodes[0]) == _name(node):
         return "ExecuTorch's preprocess fails on a normalization right after another one"
     results = [user for made in node.users for user in (made, *made.users)]
-    if _tensor(node.args[0]).dim() < 4 and _is_among_quantised(node, *results):
-        return "ExecuTorch's preprocess fails on one that is not of images beside quantisation"
-    while isinstance(made, Node) and _name(made) in ("view_copy", "add"):
+    if _tensor(node.args[0]).dim() == 3 and _is_among_quantised(node, *results):
+        return "ExecuTorch's preprocess fails on one of three dimensions beside quantisation"
+    while isinstance(made, Node) and _name(made) in ("view_copy", "add") and graphs.sources.is_part_of_linear(made):
         made = made.args[0]
     if isinstance(made, Node) and _name(made) in ("addmm", "linear", "mm", "bmm") and _tensor(node.args[0]).dim() != 2:
         return "ExecuTorch's preprocess would fuse it with a linear layer along the last dimension"

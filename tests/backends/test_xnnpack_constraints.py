@@ -309,6 +309,10 @@ def normalise(number: int, x: torch.Tensor, gamma: torch.Tensor | None = None) -
     return functional.batch_norm(x, mean, scale, scale if gamma is None else gamma, mean)
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return functional.batch_norm(x, *(torch.arange(x.shape[1]) + each for each in (0.5, 1.5)))
+
+
 @pytest.mark.parametrize(
     ("function", "x", "weights"),
     [
@@ -316,6 +320,10 @@ def normalise(number: int, x: torch.Tensor, gamma: torch.Tensor | None = None) -
         (lambda x, a: normalise(2, conv2d(normalise(1, conv2d(x, a)), a)), IMAGE, [w(4, 4, 3, 3)]),
         (lambda x, a, b: normalise(2, linear(normalise(1, linear(x, a, b)), a, b)), MATRIX, [w(6, 6), w(6)]),
         (lambda x, g: normalise(2, normalise(1, x.relu(), g).relu(), g), IMAGE, [w(4)]),
+        # Normalizations without factors, which are given some.
+        (lambda x, a, c: plain(conv2d(plain(conv2d(x, a)).relu(), c)), IMAGE, [w(4, 4, 3, 3), w(6, 4, 3, 3)]),
+        (lambda x, a, b: plain(linear(plain(linear(x, a, b)).relu(), a, b)), MATRIX, [w(6, 6), w(6)]),
+        (lambda x: plain(plain(x.relu()).relu()), IMAGE, []),
         # The weight of a convolution over one dimension becomes one over two.
         (lambda x, a, b: conv1d(conv1d(x, a, b).relu(), a, b), ROW, [w(4, 4, 3), w(4)]),
         (lambda x, a: normalise(2, conv1d(normalise(1, conv1d(x, a)), a)), ROW, [w(4, 4, 3)]),
@@ -365,6 +373,20 @@ def test_weights_of_a_shared_layer_are_replaced() -> None:
 def test_a_normalization_over_another_dimension_than_a_linear_layer(channels: int) -> None:
     lowered = run(lambda x, a: normalise(1, linear(x, a)), [w(2, channels, 6)], [w(6, 6)])
     assert "along the last dimension" in reasons(lowered)
+
+
+def test_a_normalization_of_what_is_made_of_a_linear_layer() -> None:
+    def function(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return normalise(1, normalise(1, linear(x, a) + x).view(2, 4, 3, 2) * 1).relu()
+
+    assert not run(function, [w(2, 4, 6)], [w(6, 6)]).report.methods[0].host
+
+
+def test_a_reshaped_linear_layer_is_normalised() -> None:
+    """As in a generator of images."""
+    assert (
+        not run(lambda x, a: normalise(1, linear(x, a).view(8, 6, 2, 2)), [MATRIX], [w(24, 6)]).report.methods[0].host
+    )
 
 
 def test_a_normalization_of_rows_beside_quantisation() -> None:

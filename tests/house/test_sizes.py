@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2668,
     "partitioners": 3909,
-    "backends": 2675,
+    "backends": 2697,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

@@ -2,17 +2,19 @@
 
 It has each weight once: in the order of the first layer that reads it, folded with the normalization after that layer
 under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
-a weight gets an input of its own, which holds the same tensor. What is returned is put into the order of the caller,
-also for others that read it where it is quantised: these read another dequantisation.
+a weight gets an input of its own, which holds the same tensor; normalizations without weights, whose names would be the
+same, get ones and zeros. What is returned is put into the order of the caller, also for others that read it where it is
+quantised: these read another dequantisation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, TensorArgument
 from torch.fx import Node
@@ -29,8 +31,22 @@ _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 
 def separate(program: ExportedProgram) -> None:
     """Give operators that need something else of a value one of their own; the program is changed in place."""
+    _separate_factors(program)
     _separate_weights(program)
     _separate_results(program)
+
+
+def _separate_factors(program: ExportedProgram) -> None:
+    """Give normalizations without factors ones of their own: what they become has the same name for all of them."""
+    norms = [node for node in program.graph.nodes if node.op == "call_function" and base_name(node) in _BATCH_NORMS]
+    specs = graphs.lifted_inputs(program)
+    bare = [node for node in norms if node.args[1] is None and node.args[3] in specs]
+    names = Counter(_flat(spec.target) for spec in specs.values())
+    for node in bare if len(bare) > 1 else ():
+        mean = node.args[3]
+        for position, fill in ((1, torch.ones_like), (2, torch.zeros_like)):
+            if node.args[position] is None:
+                node.update_arg(position, _add_input(program, mean, specs[mean], names, fill))
 
 
 def _separate_weights(program: ExportedProgram) -> None:
@@ -111,14 +127,20 @@ def _is_read_elsewhere(source: Node, layers: set[Node]) -> bool:
     return any(not _is_on_the_way(user) or _is_read_elsewhere(user, layers) for user in users)
 
 
-def _add_input(program: ExportedProgram, source: Node, spec: InputSpec, names: Counter[str]) -> Node:
-    """Add an input that holds the same tensor, under another name."""
+def _add_input(
+    program: ExportedProgram,
+    source: Node,
+    spec: InputSpec,
+    names: Counter[str],
+    fill: Callable[[Any], Any] | None = None,
+) -> Node:
+    """Add an input that holds the same tensor under another name, or one made like it."""
     number = next(number for number in range(2, len(names) + 3) if not names[_flat(f"{spec.target}_{number}")])
     target = f"{spec.target}_{number}"
     names[_flat(target)] += 1
     for table in (program.state_dict, program.constants):
         if spec.target in table:
-            table[target] = table[spec.target]
+            table[target] = table[spec.target] if fill is None else fill(table[spec.target])
     place = list(graphs.placeholders(program)).index(source)
     with program.graph.inserting_before(source):
         own: Node = program.graph.placeholder(f"{source.name}_{number}")
