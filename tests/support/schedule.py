@@ -139,8 +139,11 @@ EVERY = {
     "test_views:test_browser_shows_a_picture_that_fits_and_can_be_read": 3,
     "test_wide_depthwise:test_any_geometry": 3,
     "test_xnnpack_constraints:test_a_quantised_operand_without_dimensions": 3,
+    "test_xnnpack_constraints:test_a_quantised_result_is_read_inside_too": 2,
     "test_xnnpack_constraints:test_convolutions_quantised_dynamically": 3,
+    "test_xnnpack_constraints:test_each_layer_has_a_bias_rounded_for_it": 2,
     "test_xnnpack_constraints:test_left_on_the_host": 2,
+    "test_xnnpack_constraints:test_zeros_around_a_quantised_value": 2,
 }
 """Tests of which only each n-th case runs for every change, the first one among them; the others are nightly.
 
@@ -323,7 +326,7 @@ SECONDS: dict[str, float] = {
     "test_debugging": 10,
     "model:mobilenet_v2": 10,
     "test_aliases": 10,
-    "test_xnnpack_constraints": 10,
+    "test_xnnpack_constraints": 45,
     "test_growth:test_what_failed_is_collected_too": 9,
     "model:llama": 9,
     "test_delegates:TestRun": 9,
