@@ -19,7 +19,7 @@ from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
-from exir_lowering.steps.casewise.templates import CONSTANT, FROM_TRACING, Template, take_templates
+from exir_lowering.steps.casewise.templates import FROM_TRACING, Template, take_templates
 from exir_lowering.steps.casewise.value_keys import (
     MEMORY,
     Memory,
@@ -343,7 +343,7 @@ class _Builder:
                 env[part] = self._sizes[size]
                 continue
             if part.op == "get_attr":
-                made = self._constant(part.meta[CONSTANT])
+                made = self._constant(template.constants[part])
             else:
                 args, kwargs = map_arg((part.args, part.kwargs), env.__getitem__)
                 name = packet_name(part.target)

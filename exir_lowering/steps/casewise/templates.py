@@ -15,8 +15,6 @@ from exir_lowering._upstream.likeness import Likeness
 from exir_lowering.steps.casewise.cases import Case, list_results
 from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, outlast
 
-CONSTANT = "constant"  # the key of node.meta under which a node that stands for a constant has it
-
 FROM_TRACING = ("original_aten", "custom")  # the metadata that tracing itself gives to nodes
 
 
@@ -25,6 +23,7 @@ class Template:
     """What the calls of a case become: a graph, whose nodes have prototypes of their values, to be renewed."""
 
     nodes: tuple[Node, ...]  # its operators and constants, in order
+    constants: Mapping[Node, torch.Tensor]
     operands: tuple[Node, ...]  # its placeholders for the operands of the call
     sizes: Mapping[Any, Node]  # its placeholders for the symbolic sizes that it takes, which others compute
     # what it returns: one node, or, for a call that returns a list, one per element (None for None)
@@ -152,7 +151,7 @@ def _template(
     copied: Node | None,
     sizes: Mapping[Node, Any],
 ) -> Template:
-    graph, taken = Graph(), dict[Any, Node]()
+    graph, taken, constants = Graph(), dict[Any, Node](), dict[Node, torch.Tensor]()
     operands = tuple(graph.placeholder("operand") for _ in inputs)
     env: dict[Node, Node] = {node: operand for node, operand in zip(inputs, operands, strict=True) if node is not None}
     for read in (each for node in members for each in node.all_input_nodes if each in sizes):
@@ -168,8 +167,8 @@ def _template(
         env[node] = made = graph.node_copy(node, env.__getitem__)
         made.meta = {name: node.meta[name] for name in ("val", *FROM_TRACING) if name in node.meta}
         if node.op == "get_attr":
-            made.meta[CONSTANT] = getattr(converted, str(node.target), None)
-            if not isinstance(made.meta[CONSTANT], torch.Tensor):
+            constants[made] = getattr(converted, str(node.target), None)
+            if not isinstance(constants[made], torch.Tensor):
                 raise Uncovered(f"{node.target} is no tensor")
     nodes = tuple(node for node in graph.nodes if node.op != "placeholder")
     computed = frozenset(node.meta["val"].node.expr for node in nodes if _is_size(node))
@@ -182,4 +181,4 @@ def _template(
         returned = tuple(None if element is None else next(node_of) for element in case.result)
         value = type(case.result)(None if element is None else next(value_of) for element in case.result)
     Likeness(Uncovered).describe(value)  # what has more to it is not covered
-    return Template(nodes, operands, taken, returned, value, computed)
+    return Template(nodes, constants, operands, taken, returned, value, computed)
