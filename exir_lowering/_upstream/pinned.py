@@ -256,7 +256,22 @@ FEATURES = (
         "restored kernels",
         "what a conversion replaces in torch's operators is restored if it is interrupted",
         "torch restores it unless it is interrupted",
-        _in(_EXPORTED, "_override_composite_implicit_decomp"),
+        (
+            *_in(_EXPORTED, "_override_composite_implicit_decomp"),
+            *_in("torch._subclasses.fake_impls", "register_op_impl", "_deregister_op_impl"),
+        ),
+    ),
+    Feature(
+        "reused kernels",
+        "the kernels that conversions put into torch's composite operators are made once",
+        "each conversion makes ten thousand of them",
+        (
+            *_in(_EXPORTED, "_override_composite_implicit_decomp"),
+            *_in("torch._export.utils", "_get_decomp_for_cia"),
+            *_in("torch._higher_order_ops.utils", "autograd_not_implemented"),
+            *_in("torch._ops", "OperatorBase.py_impl"),
+            *_in("torch._subclasses.fake_impls", "register_op_impl", "_deregister_op_impl"),
+        ),
     ),
 )
 """Everything that is off where upstream's code is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.fx.proxy import _COPY_META_FIELDS  # the metadata that a retraced nod
 from torch.fx.traceback import NodeSource, NodeSourceAction  # where a node comes from
 
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.acceleration import current
 from exir_lowering._upstream.locks import replacing
 
 _SWITCHES: Sequence[tuple[Any, str]] = (
@@ -80,6 +81,26 @@ class _Kernels:
         self._tables = [(operator, dict(operator.py_kernels)) for operator in operators]
         self._rules = dict(fake_impls.op_implementations_dict)
 
+    def reuse(self, operators: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Put the kernels that were put before into operators that are as they were then; return the other ones."""
+        others = {}
+        for operator, decomposition in operators.items():
+            known = _put_before.get(operator)
+            if known is None or known[0] != operator.py_kernels or known[1] is not self._rules.get(operator):
+                others[operator] = decomposition
+                continue
+            operator.py_kernels.update({**known[2], _COMPOSITE: decomposition})
+            operator._dispatch_cache.clear()
+            _set_rule(operator, known[3])
+        return others
+
+    def remember(self, operators: Container[Any]) -> None:
+        """Remember what was put into operators, but for the decompositions, which come with each conversion."""
+        for operator, table in self._tables:
+            if operator in operators:
+                rule, made = self._rules.get(operator), {**operator.py_kernels, _COMPOSITE: None}
+                _put_before[operator] = (table, rule, made, fake_impls.op_implementations_dict[operator])
+
     def restore(self) -> None:
         for operator, table in self._tables:
             if operator.py_kernels != table:
@@ -87,13 +108,23 @@ class _Kernels:
                 operator.py_kernels.update(table)
                 operator._dispatch_cache.clear()
         for operator, _ in self._tables:
-            rule = self._rules.get(operator)
-            if rule is not None:
-                fake_impls.op_implementations_dict[operator] = rule
-            else:
-                fake_impls.op_implementations_dict.pop(operator, None)
+            _set_rule(operator, self._rules.get(operator))
 
 
+def _set_rule(operator: Any, rule: Any) -> None:
+    """Set an operator's rule for fake tensors, None for none."""
+    known = fake_impls.op_implementations_dict.get(operator)
+    if known is not rule:
+        if known is not None:
+            fake_impls._deregister_op_impl(operator)
+        if rule is not None:
+            fake_impls.register_op_impl(operator)(rule)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+# By operator: its kernels and its rule before, and what torch made of them, 20 kernels for each of 550 operators.
+_put_before: dict[Any, tuple[dict[Any, Any], Any, dict[Any, Any], Any]] = {}
 _decomposing: list[_Kernels] = []  # the conversions that have replaced kernels; they are nested, since there is a lock
 
 
@@ -101,11 +132,15 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
     override = exported_program._override_composite_implicit_decomp
 
     @contextmanager
-    def restored(operators: Any) -> Iterator[None]:
+    def restored(operators: Mapping[Any, Any]) -> Iterator[None]:
         kernels = _Kernels(operators)
+        reuses = not _decomposing and current() is not None and pins.is_on("reused kernels")
         _decomposing.append(kernels)
         try:
-            with override(operators):
+            others = kernels.reuse(operators) if reuses else operators
+            with override(others):
+                if reuses:
+                    kernels.remember(others)
                 yield
         finally:
             # If torch is interrupted in between, it restores nothing of what it has replaced.
@@ -116,7 +151,8 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
 
 
 DECOMPOSITIONS = replacing(lambda: _decompositions() if pins.is_on("restored kernels") else [])
-"""A context that restores what conversions replace in operators, however they end."""
+"""A context that restores what conversions replace in operators, however they end; where they are accelerated, torch
+makes the kernels once that they put there."""
 
 
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)

@@ -14,7 +14,7 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1272,
-    "exir_lowering/_upstream": 4227,
+    "exir_lowering/_upstream": 4282,
     "exir_lowering/_upstream/acceleration": 908,
     "exir_lowering/cli": 3265,
     "exir_lowering/cli/pt2": 789,
@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/runtime": 3781,
     "exir_lowering/steps": 6120,
     "exir_lowering/steps/cache": 1316,
-    "exir_lowering/steps/casewise": 1928,
+    "exir_lowering/steps/casewise": 1927,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2668,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 import os
@@ -25,6 +26,7 @@ from executorch.exir.pass_base import ExportPass
 from interrupts import interrupted_after
 from skipped_passes import describe_value
 from torch._export import utils
+from torch._subclasses import fake_impls
 from torch.export import Dim, ExportedProgram, ExportGraphSignature, export, exported_program
 from torch.export.graph_signature import InputSpec
 from torch.fx import GraphModule, Interpreter, symbolic_trace
@@ -34,6 +36,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating, current
+from exir_lowering._upstream.tracing import DECOMPOSITIONS
 
 PLAIN = LoweringOptions(accelerate=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -349,3 +352,57 @@ def test_an_operator_that_is_registered_later_is_found() -> None:
         utils._collect_all_valid_cia_ops().clear()
         assert operator in utils._collect_all_valid_cia_ops()
     assert set(utils._collect_all_valid_cia_ops()) - before == {*found, operator}
+
+
+def _kernels(operators: dict[Any, Any]) -> list[Any]:
+    """Return what operators have while a conversion decides which of them it decomposes."""
+    with exported_program._override_composite_implicit_decomp(operators):
+        return [(op, {key: _describe_kernel(one) for key, one in op.py_kernels.items()}) for op in operators] + [
+            (op, _describe_kernel(fake_impls.op_implementations_dict.get(op))) for op in operators
+        ]
+
+
+def _describe_kernel(kernel: Any) -> Any:
+    if isinstance(kernel, functools.partial):
+        return _describe_kernel(kernel.func), {name: _describe_kernel(one) for name, one in kernel.keywords.items()}
+    cells = [cell.cell_contents for cell in getattr(kernel, "__closure__", None) or ()]
+    return (kernel.__code__, cells) if cells else getattr(kernel, "__code__", kernel)
+
+
+def _chosen(table: Any) -> dict[Any, Any]:
+    return exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))[0]
+
+
+def test_kernels_that_are_put_again_are_those_that_torch_puts() -> None:
+    decomposed = torch.ops.aten.linear.default
+    tables = [{}, exported_program.default_decompositions(), {decomposed: lambda *args: args[0]}]
+    before = {op: dict(op.py_kernels) for op in _chosen({})}
+    rules = dict(fake_impls.op_implementations_dict)
+    for _ in range(2):
+        for chosen in map(_chosen, tables):
+            with DECOMPOSITIONS:
+                expected = _kernels(chosen)
+                with accelerating():
+                    assert _kernels(chosen) == expected
+            assert {op: dict(op.py_kernels) for op in before} == before
+    assert fake_impls.op_implementations_dict == rules
+
+
+def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
+    operator, composite = torch.ops.aten.linear.default, torch._C.DispatchKey.CompositeImplicitAutograd
+    with DECOMPOSITIONS, accelerating():
+        _kernels(_chosen({}))
+        operator.py_impl(composite)(lambda *args: torch.ops.aten.linear.default(*args) + 1)
+        try:
+            again = _kernels(_chosen({}))
+            nested = []
+            with exported_program._override_composite_implicit_decomp({operator: print}):
+                nested = _kernels(_chosen({}))
+        finally:
+            del operator.py_kernels[composite]
+            operator._dispatch_cache.clear()
+        first = _kernels(_chosen({}))
+    assert again != first
+    assert nested != first
+    with DECOMPOSITIONS:
+        assert first == _kernels(_chosen({}))
