@@ -15,6 +15,7 @@ from collections import Counter
 
 import forked
 import pytest
+import quantizer_patterns
 from schedule import SECONDS, choose_nightly, group_of
 
 
@@ -57,3 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
     sizes = Counter(groups.values())
     items.sort(key=lambda item: (-SECONDS.get(groups[item], 0.2 * sizes[groups[item]]), groups[item]))
+
+
+def pytest_collection_finish() -> None:
+    """Export the patterns of quantizers once, where the tests have imported one."""
+    quantizer_patterns.remember()

@@ -167,9 +167,10 @@ def _template(
         env[node] = made = graph.node_copy(node, env.__getitem__)
         made.meta = {name: node.meta[name] for name in ("val", *FROM_TRACING) if name in node.meta}
         if node.op == "get_attr":
-            constants[made] = getattr(converted, str(node.target), None)
-            if not isinstance(constants[made], torch.Tensor):
+            constant = getattr(converted, str(node.target), None)
+            if not isinstance(constant, torch.Tensor):
                 raise Uncovered(f"{node.target} is no tensor")
+            constants[made] = constant
     nodes = tuple(node for node in graph.nodes if node.op != "placeholder")
     computed = frozenset(node.meta["val"].node.expr for node in nodes if _is_size(node))
     found = [env[result] for result in results]
