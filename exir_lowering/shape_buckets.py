@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of, smallest
 from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import lazy_graph_module, pytree
@@ -22,6 +23,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
 from exir_lowering.steps.arguments import check_program
+from exir_lowering.steps.conversion_context import converting
 
 
 def buckets(
@@ -58,7 +60,7 @@ def buckets(
     check_program("buckets", program)
     dims = _Dimensions(program)
     chosen = dims.read(sizes)
-    with locks.conversion():
+    with locks.conversion(), converting([program], gradients=True), accelerating():
         kept = None if exact else follow(program, frozenset(dims.symbols), assume)
     if isinstance(kept, Mixing):
         raise InputError(

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import graphs
 from exir_lowering._upstream import dynamo, locks
+from exir_lowering._upstream.acceleration import COMPOSITES
 from exir_lowering._upstream.operators import higher_order_name
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.dynamo import logs, once
@@ -243,9 +244,10 @@ def _choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, tr
     """Return the decompositions for a graph, which may be differentiated; None stands for the default ones."""
     if given is not None:
         return dict(given)
-    core: Mapping[Any, Any] = dynamo.core_aten_decompositions()
     kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
-    chosen = {operator: made for operator, made in core.items() if not str(operator).startswith(kept)}
+    with COMPOSITES:
+        core: Mapping[Any, Any] = dynamo.core_aten_decompositions()
+        chosen = {operator: made for operator, made in core.items() if not str(operator).startswith(kept)}
     return {**chosen, _NORM: _decompose_mixed_norm}
 
 

@@ -13,13 +13,13 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1272,
+    "exir_lowering": 1274,
     "exir_lowering/_upstream": 4282,
     "exir_lowering/_upstream/acceleration": 908,
     "exir_lowering/cli": 3265,
     "exir_lowering/cli/pt2": 789,
     "exir_lowering/compat": 331,
-    "exir_lowering/dynamo": 3049,
+    "exir_lowering/dynamo": 3051,
     "exir_lowering/errors": 298,
     "exir_lowering/graphs": 2851,
     "exir_lowering/graphs/ranges": 2868,
@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/runtime": 3781,
     "exir_lowering/steps": 6120,
     "exir_lowering/steps/cache": 1316,
-    "exir_lowering/steps/casewise": 1927,
+    "exir_lowering/steps/casewise": 1928,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2668,
