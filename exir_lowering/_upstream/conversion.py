@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
 from torch._export.utils import _special_op_to_preserve_cia
 from torch._export.verifier import Verifier as Verifier, _verify_exported_program_signature
 from torch._higher_order_ops.effects import has_effects as has_effects  # keeps calls in order, by passing tokens
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 from torch.export.exported_program import _common_getitem_elimination_pass, _split_decomp_table_to_cia_and_python_decomp
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
@@ -93,10 +93,21 @@ def add_sizes(graph_module: torch.fx.GraphModule, shape_env: Any) -> None:
     graph.erase_node(reader)
 
 
-def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
+def split_table(table: Mapping[Any, Any]) -> tuple[Set[Any], Set[Any]]:
     """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
-    composite, in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return {op for op, do in composite.items() if do is _special_op_to_preserve_cia}, set(in_python)
+    whole = {op for op, do in table.items() if do is _special_op_to_preserve_cia}
+    composite = exported_program._collect_all_valid_cia_ops()  # type: ignore[attr-defined]  # as it is replaced now
+    return _split(frozenset(table), frozenset(whole), frozenset(composite))
+
+
+@lru_cache(maxsize=8)  # for the same tables, each conversion asks several times
+def _split(
+    named: frozenset[Any], whole: frozenset[Any], composite: frozenset[Any]
+) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Do what `split_table` does, for the operators in a table, those left whole in it, and all composite ones."""
+    table: dict[Any, Any] = {op: _special_op_to_preserve_cia if op in whole else None for op in named}
+    found, in_python = _split_decomp_table_to_cia_and_python_decomp(table)
+    return frozenset(op for op, do in found.items() if do is _special_op_to_preserve_cia), frozenset(in_python)
 
 
 def has_order_of_torch() -> bool:

@@ -34,7 +34,7 @@ from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import conversion, locks
 from exir_lowering._upstream.acceleration import accelerating, current
 from exir_lowering._upstream.tracing import DECOMPOSITIONS
 
@@ -406,3 +406,17 @@ def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
     assert nested != first
     with DECOMPOSITIONS:
         assert first == _kernels(_chosen({}))
+
+
+def test_what_a_table_leaves_whole_is_what_torch_leaves_whole() -> None:
+    aten, whole = torch.ops.aten, utils._special_op_to_preserve_cia
+    given = [{}, {aten.linear.default: whole}, {aten.linear.default: print, aten.relu.default: whole}]
+    with accelerating():
+        for table in [*given, dict(exported_program.default_decompositions())] * 2:
+            composite, in_python = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
+            expected = {op for op, do in composite.items() if do is whole}, set(in_python)
+            assert conversion.split_table(table) == expected
+        library = torch.library.Library("exir_lowering_split", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        assert conversion.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
