@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.backends.xnnpack.payload.shared_values import base_name as _name
+from exir_lowering.backends.xnnpack.payload.shared_values import BATCH_NORMS, base_name as _name
 from exir_lowering.graphs import measures
 
 _Refusal = Callable[[Node], "str | None"]
@@ -207,7 +207,7 @@ def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
         for before in waiting.pop().all_input_nodes:
             if any(value.dim() == 4 for value in _values(before)) and before not in seen:
                 seen.add(before)
-                inside = _name(before) in taken
+                inside = _name(before) in taken or graphs.is_getitem(before)
                 if (inside and _makes_nhwc(before)) or any(map(_is_nhwc, _values(before))):
                     return f"XNNPACK computes it in channels-last order after {before.name}, over another dimension"
                 # What lies before another softmax was looked at for that one.
@@ -220,6 +220,8 @@ def _makes_nhwc(node: Node) -> bool:
     """Return whether ExecuTorch's preprocess computes a node, and what follows it, in channels-last order."""
     if _name(node) == "mean":  # of other dimensions, it stays on the host
         return {dim % 4 for dim in node.args[1]} == {2, 3}  # type: ignore[union-attr, operator]
+    if _name(node) in BATCH_NORMS:  # a convolution is made of it
+        return True
     return node.target in _ordering_pass().memory_sensitive_ops_nhwc
 
 

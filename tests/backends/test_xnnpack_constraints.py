@@ -97,6 +97,10 @@ def conv(x: torch.Tensor) -> torch.Tensor:
         (lambda a: conv(a).softmax(-1), [IMAGE], [], "_softmax", "channels-last order after aten_convolution"),
         (lambda a: (conv(a).relu() + 1).softmax(-1), [IMAGE], [], "_softmax", "channels-last order"),
         (lambda a: functional.max_pool2d(a, 2).softmax(-1), [IMAGE], [], "_softmax", "channels-last order"),
+        (
+            lambda a, mean, var: functional.batch_norm(a, mean, var).relu().softmax(-1),
+            *([IMAGE], [w(4), w(4).abs()], "_softmax", "channels-last order after aten__native_batch_norm"),
+        ),
         (lambda a: a.softmax(-1), [IMAGE.contiguous(**LAST)], [], "_softmax", "channels-last order"),
     ],
 )

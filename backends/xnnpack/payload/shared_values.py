@@ -24,7 +24,7 @@ from exir_lowering import graphs
 _LAYERS = {"convolution": (1, 2), "linear": (1, 2), "addmm": (2, 0), "mm": (1,)}
 """Where layers have their weight and their bias."""
 
-_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
+BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 """How the names begin of operators that lie between a weight and its layer."""
 
@@ -38,7 +38,7 @@ def separate(program: ExportedProgram) -> None:
 
 def _separate_factors(program: ExportedProgram) -> None:
     """Give normalizations without factors ones of their own: what they become has the same name for all of them."""
-    norms = [node for node in program.graph.nodes if node.op == "call_function" and base_name(node) in _BATCH_NORMS]
+    norms = [node for node in program.graph.nodes if node.op == "call_function" and base_name(node) in BATCH_NORMS]
     specs = graphs.lifted_inputs(program)
     bare = [node for node in norms if node.args[1] is None and node.args[3] in specs]
     names = Counter(_flat(spec.target) for spec in specs.values())
@@ -81,9 +81,9 @@ def _separate_results(program: ExportedProgram) -> None:
 def _readings(program: ExportedProgram) -> Iterator[tuple[Node, int, Hashable]]:
     """Yield where layers read weights, with what they need of one: None, as it is; the node, what no other one does."""
     calls = [(node, base_name(node)) for node in program.graph.nodes if node.op == "call_function"]
-    folds = any(name in _BATCH_NORMS for _, name in calls)
+    folds = any(name in BATCH_NORMS for _, name in calls)
     for node, name in calls:
-        if name in _BATCH_NORMS:
+        if name in BATCH_NORMS:
             yield node, 1, node
         for position in (each for each in _LAYERS.get(name, ()) if each < len(node.args)):
             if folds:
