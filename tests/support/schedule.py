@@ -103,6 +103,8 @@ EVERY = {
     "test_recovery:test_random_programs_are_right_whatever_fails": 8,
     "test_reductions:test_last_dimensions": 3,
     "test_reports:test_weights_that_change_again_and_again_become_inputs": 3,
+    "test_reused_layers:test_in_float": 40,
+    "test_reused_layers:test_in_int8": 30,
     "test_serialized:test_models_are_read_as_they_were_written": 6,
     "test_serialized:test_models_that_were_read_lower_to_the_same_bytes": 2,
     "test_serialized:test_quantised_programs": 2,
