@@ -175,7 +175,7 @@ def _one_thread() -> Iterator[None]:
 
 
 _FAST = settings(
-    max_examples=MORE or 100,
+    max_examples=MORE or 50,
     derandomize=not MORE,
     deadline=None,
     database=None,
