@@ -239,6 +239,7 @@ NIGHTLY = frozenset(
         "pipeline/test_models:[mobilenet_v2]",
         "pipeline/test_models:[t5]",
         "pipeline/test_models:[vit]",
+        "pipeline/test_models:[whisper_encoder]",
         "pipeline/test_properties:test_the_programs_equal_the_modules_that_they_come_from",
         "pte/test_damaged_files:test_a_loop_that_goes_on_and_on_ends",
         "pte/test_fuzz:test_damage_that_digests_do_not_reveal_never_ends_the_process",
