@@ -39,7 +39,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import ConversionState
 from exir_lowering.pipeline import to_backend
 
-CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "32"))
+CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "16"))
 """How often four threads together lower and emit."""
 
 SECONDS = 120

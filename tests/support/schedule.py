@@ -108,7 +108,7 @@ EVERY = {
     "test_serialized:test_quantised_programs": 2,
     "test_serialized:test_random_programs": 3,
     "test_settings:test_a_setting_of_the_caller_changes_no_byte": 2,
-    "test_shared_state:test_a_device_runs_the_same_file": 2,
+    "test_shared_state:test_a_device_runs_the_same_file": 3,
     "test_shared_state:test_functions_that_are_compiled_apart_share_state_too": 3,
     "test_shared_state:test_modules_share_it": 6,
     "test_shared_state:test_what_is_shared_can_be_said": 2,
