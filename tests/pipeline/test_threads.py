@@ -176,7 +176,7 @@ def test_executorchs_own_functions_wait_too_where_it_is_patched(small: Job) -> N
 
     alone = make()
     with compat.patch_executorch():
-        _in_threads(3, lambda number: _equal(make(), alone))
+        _in_threads(2, lambda number: _equal(make(), alone))
 
 
 def _equal(got: object, expected: object) -> None:
