@@ -6,12 +6,14 @@ come first, so that the workers end at the same time.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
 import signal
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 
 import forked
 import pytest
@@ -29,6 +31,7 @@ class _Defects(logging.Handler):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep xdist from ordering groups by their number of tests, start the fork server early, and keep a cache apart."""
+    gc.set_threshold(10_000)  # programs are many small objects that live
     logging.getLogger("exir_lowering.steps.rewrite").addHandler(_Defects())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup, and in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,3 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Export the patterns of quantizers once, where the tests have imported one."""
     quantizer_patterns.remember()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported_is_no_garbage() -> Iterator[None]:
+    """Set aside what is imported and shared so far: a full collection walked over gigabytes, for seconds."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: 1)  # it counts them one by one, and each lowering asks
+        yield

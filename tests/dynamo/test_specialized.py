@@ -51,7 +51,7 @@ def test_xnnpack_runs_graphs_with_symbolic_sizes(grad: bool) -> None:
     )
     called = torch.compile(model, backend=counter, dynamic=True)
     with torch.set_grad_enabled(grad):
-        for x in inputs(8):
+        for x in inputs(4):
             expected = model(x)
             found = called(x)
             assert_near(found, expected)

@@ -29,7 +29,7 @@ from exir_lowering.graphs import DELEGATION_TAG, every_node, is_delegate_call, i
 MORE = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "0"))
 """How many examples to run instead of the usual number; they are then drawn at random."""
 
-PROGRAMS = int(os.environ.get("EXIR_LOWERING_PROGRAMS", "8"))
+PROGRAMS = int(os.environ.get("EXIR_LOWERING_PROGRAMS", "8" if MORE else "4"))
 SEED = int(os.environ.get("EXIR_LOWERING_SEED", "0"))
 BACKENDS = ("echo", "noop", "second_noop")
 AS_IT_IS = LoweringOptions(rewrites="none")
@@ -175,7 +175,7 @@ def _one_thread() -> Iterator[None]:
 
 
 _FAST = settings(
-    max_examples=MORE or 100,
+    max_examples=MORE or 50,
     derandomize=not MORE,
     deadline=None,
     database=None,

@@ -39,7 +39,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import ConversionState
 from exir_lowering.pipeline import to_backend
 
-CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "32"))
+CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "16"))
 """How often four threads together lower and emit."""
 
 SECONDS = 120
@@ -176,7 +176,7 @@ def test_executorchs_own_functions_wait_too_where_it_is_patched(small: Job) -> N
 
     alone = make()
     with compat.patch_executorch():
-        _in_threads(3, lambda number: _equal(make(), alone))
+        _in_threads(2, lambda number: _equal(make(), alone))
 
 
 def _equal(got: object, expected: object) -> None:

@@ -211,7 +211,7 @@ class TestKills:
             saved = traced(partial(module.save, tmp_path / f"warm{seed}.pte"))  # what is computed once is there
             assert saved == set(SAVING) - {"steps/emit.py"}
         generator, seen = random.Random(1), []
-        for number in sorted(generator.sample(range(1, 250), 30)):
+        for number in sorted(generator.sample(range(1, 250), 15)):
             modules[0].save(tmp_path / "net.pte")
             if not killed(lambda: modules[1].save(tmp_path / "net.pte"), at_line(number)):
                 break

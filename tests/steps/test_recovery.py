@@ -17,6 +17,7 @@ import forked
 import pytest
 import torch
 from delegate_support import runner
+from executorch.exir import to_edge
 from lowering_support import TagPartitioner, delegates
 from random_programs import random_programs
 from torch.export import ExportedProgram, export
@@ -115,6 +116,11 @@ def program() -> ExportedProgram:
     return export(Chain(), (X,))
 
 
+@pytest.fixture(scope="module")
+def edge(program: ExportedProgram) -> ExportedProgram:
+    return to_edge(program).exported_program()
+
+
 def everything(backend: str = "reference") -> TagPartitioner:
     return TagPartitioner(lambda node: "all", backend=backend, nested=True)
 
@@ -126,9 +132,11 @@ def check(lowered: Any, program: ExportedProgram) -> None:
 
 
 @pytest.mark.parametrize("options", [SPLIT, FALLBACK], ids=["split", "fallback"])
-def test_what_fails_stays_on_the_host_and_the_rest_is_right(program: ExportedProgram, options: Any) -> None:
+def test_what_fails_stays_on_the_host_and_the_rest_is_right(
+    program: ExportedProgram, edge: ExportedProgram, options: Any
+) -> None:
     backend = Fails(on("aten.tanh.default"))
-    lowered = lower(program, everything(), backends={"reference": backend}, options=options)
+    lowered = lower(edge, everything(), backends={"reference": backend}, options=options)
     check(lowered, program)
     (method,) = lowered.report.methods
     left = [
@@ -147,21 +155,21 @@ def test_what_fails_stays_on_the_host_and_the_rest_is_right(program: ExportedPro
         assert len(left) > 20 and len(refused) == 2
 
 
-def test_the_next_partitioner_gets_it(program: ExportedProgram) -> None:
+def test_the_next_partitioner_gets_it(edge: ExportedProgram) -> None:
     backends = {"reference": Fails(on("aten.tanh.default")), "second": ReferenceBackend()}
-    lowered = lower(program, [everything(), everything("second")], backends=backends, options=SPLIT)
+    lowered = lower(edge, [everything(), everything("second")], backends=backends, options=SPLIT)
     (method,) = lowered.report.methods
     seconds = [partition for partition in method.partitions if partition.backend_id == "second"]
     assert sum(one.operators.get("aten.tanh.default", 0) for one in seconds) == 2
     assert [node.operator for node in method.host] == ["cond"]  # whose branches the first one has parts of
 
 
-def test_pieces_are_as_small_as_the_backend_says(program: ExportedProgram) -> None:
+def test_pieces_are_as_small_as_the_backend_says(program: ExportedProgram, edge: ExportedProgram) -> None:
     def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
         return PartitionTooLargeError("at most 5 layers", operators=5) if len(nodes) > 5 else None
 
     backend = Fails(problem)
-    lowered = lower(program, everything(), backends={"reference": backend}, options=SPLIT)
+    lowered = lower(edge, everything(), backends={"reference": backend}, options=SPLIT)
     check(lowered, program)
     assert max(backend.asked[-1]) <= 5
     assert [one.nodes for one in lowered.report.refused] == [("cond",)]  # one operator, with more than five in it
@@ -183,9 +191,9 @@ def test_few_lowerings_find_one_operator_of_many() -> None:
     assert "torch.tanh(x) if number == 61" in "".join(refused.sources)
 
 
-def test_every_order_of_failures_gives_the_same_bytes(program: ExportedProgram) -> None:
+def test_every_order_of_failures_gives_the_same_bytes(edge: ExportedProgram) -> None:
     contents = {
-        lower(program, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))},
+        lower(edge, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))},
               options=SPLIT).emit().buffer
         for _ in range(2)
     }  # fmt: skip
@@ -195,15 +203,15 @@ def test_every_order_of_failures_gives_the_same_bytes(program: ExportedProgram) 
         backend="reference",
         nested=True,
     )
-    plain = lower(program, without, options=LoweringOptions(rewrites="none"))
+    plain = lower(edge, without, options=LoweringOptions(rewrites="none"))
     payloads = [one.processed_bytes for one in delegates(plain["forward"])]
     lowered = lower(
-        program, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))}, options=SPLIT
+        edge, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))}, options=SPLIT
     )
     assert ([one.processed_bytes for one in delegates(lowered["forward"])] == payloads) is True
 
 
-def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -> None:
+def test_what_is_no_failure_of_a_partition_is_raised(edge: ExportedProgram) -> None:
     class Together(Fails):
         def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
             if sum(map(len, edge_programs.values())) > 1:
@@ -216,15 +224,15 @@ def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -
 
     two = TagPartitioner(lambda node: operator_name(node) if node.op == "call_function" else None, backend="reference")
     with pytest.raises(BackendFailure, match="not more than one"):
-        lower(program, two, backends={"reference": Together(lambda nodes, weights: None)}, options=SPLIT)
+        lower(edge, two, backends={"reference": Together(lambda nodes, weights: None)}, options=SPLIT)
     with pytest.raises(BackendContractError):
-        lower(program, everything(), backends={"reference": Liar()}, options=SPLIT)
+        lower(edge, everything(), backends={"reference": Liar()}, options=SPLIT)
     failing = {"reference": Fails(on("aten.tanh.default"))}
     with pytest.raises(BackendFailure, match=r"no kernel for aten\.tanh"):
-        lower(program, everything(), backends=failing)
+        lower(edge, everything(), backends=failing)
     with pytest.raises(CoverageError):
         strict = LoweringOptions(on_backend_error="split", require_full=True)
-        lower(program, everything(), backends=failing, options=strict)
+        lower(edge, everything(), backends=failing, options=strict)
     with pytest.raises(InputError, match='expected "raise", "fallback" or "split"'):
         LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
 

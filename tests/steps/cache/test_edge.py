@@ -193,11 +193,12 @@ def test_what_was_left_to_executorch_is_kept(tmp_path: Path) -> None:
         assert found.left_to_executorch == left
 
 
+_EMPTY = {"pieces": [], "left": []}
 _VALUES: list[Any] = [
     None,
     [],
     {},
-    {"pieces": [], "left": []},
+    _EMPTY,
     {"pieces": None, "left": []},
     {"pieces": [[99, 0, 4]], "left": []},
     {"pieces": [[0, 0, 1 << 60]], "left": []},
@@ -208,7 +209,8 @@ _VALUES: list[Any] = [
 
 
 def test_entries_that_are_not_ours_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, read = _lower(_sines(), tmp_path).emit().buffer, Store.read
+    program, read = _sines(), Store.read
+    plain = _lower(program, tmp_path).emit().buffer
     entry: list[Any] = []
 
     def damaged(store: Store, key: Any) -> Any:
@@ -219,12 +221,14 @@ def test_entries_that_are_not_ours_are_misses(tmp_path: Path, monkeypatch: pytes
         return replace(found, value=value, chunks=found.chunks if graph is None else (graph, *found.chunks[1:]))
 
     monkeypatch.setattr(Store, "read", damaged)
-    for value in _VALUES:
-        for graph in (None, b"", b"EXIRPROG" + bytes(100)):
-            entry[:] = [value, graph]
-            lowered = _lower(_sines(), tmp_path)
-            assert not _use(lowered).hit
-            assert lowered.emit().buffer == plain
+    graphs = (b"", b"EXIRPROG" + bytes(100))
+    for entry[:] in [
+        *((value, None) for value in _VALUES),
+        *((value, graph) for value in (None, _EMPTY) for graph in graphs),
+    ]:
+        lowered = _lower(program, tmp_path)
+        assert not _use(lowered).hit
+        assert lowered.emit().buffer == plain
 
 
 _CHILD = """

@@ -10,7 +10,7 @@ from random_kinds import KINDS
 
 from exir_lowering.errors import InputError
 
-COUNTS = {"attention": 6, "state": 3, "ops": 2, "random": 2, "methods": 2}
+COUNTS = {"attention": 3, "state": 2, "ops": 2, "random": 2, "methods": 2}
 
 
 @pytest.mark.parametrize("kind", COUNTS)
@@ -31,7 +31,7 @@ def test_rewritten_programs_give_the_same_results(kind: str) -> None:
     assert rewritten
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("attention", (1, 2, 5)), ("quantized", (70000, 70001))])
+@pytest.mark.parametrize(("kind", "seeds"), [("attention", (1, 2, 5)), ("quantized", (70000,))])
 def test_with_a_partitioner(kind: str, seeds: tuple[int, ...]) -> None:
     rewritten = 0
     for seed in seeds:
