@@ -13,7 +13,6 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 
 import forked
 import pytest
@@ -69,10 +68,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def imported_is_no_garbage() -> Iterator[None]:
+def imported_is_no_garbage() -> None:
     """Set aside what is imported and shared so far: a full collection walked over gigabytes, for seconds."""
     gc.collect()
     gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: 1)  # it counts them one by one, and each lowering asks
-        yield

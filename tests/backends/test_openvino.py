@@ -67,6 +67,8 @@ except ImportError as error:
 """
 
 Call = tuple[str, tuple[torch.Tensor, ...], Any, float]
+Case = tuple[str, exir_lowering.LoweredMethods, list[Call]]
+"""A name, a lowered program, and calls with what eager PyTorch returns."""
 
 
 class Net(torch.nn.Module):
@@ -142,10 +144,8 @@ def lower(programs: Any, partitioners: Any = "openvino") -> exir_lowering.Lowere
         return exir_lowering.lower(programs, partitioners)
 
 
-def cases() -> Iterator[tuple[str, exir_lowering.LoweredMethods, list[Call]]]:
-    """Yield names, lowered programs, and calls with what eager PyTorch returns."""
-    from exir_lowering.backends.openvino import openvino
-
+def nightly_cases() -> Iterator[Case]:
+    """Yield what only nightly tests ask for."""
     torch.manual_seed(0)
     model, inputs = mobilenet_v2()
     for module in model.modules():  # an untrained one gives numbers near 0, which would equal anything
@@ -160,6 +160,12 @@ def cases() -> Iterator[tuple[str, exir_lowering.LoweredMethods, list[Call]]]:
     programs = {"whole": export(net, (x,)), "head": export(head, (y,))}
     yield "two", lower(programs), [("whole", (x,), net(x), 1e-4), ("head", (y,), head(y), 1e-4)]
 
+
+def cases() -> Iterator[Case]:
+    from exir_lowering.backends.openvino import openvino
+
+    torch.manual_seed(0)
+    net, x = Net().eval(), image()
     counter = Counter().eval()
     exported, once = export(counter, (x,)), counter.net(x)
     yield "counter", lower(exported), [("forward", (x,), once * times, 1e-4) for times in (1, 2, 3)]
@@ -199,26 +205,35 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Lower all cases, and run their files in the runtime of one process of its own, which does not have nncf."""
-    folder, lowered = tmp_path_factory.mktemp("openvino"), {}
+    return _run(cases(), tmp_path_factory.mktemp("openvino"))
+
+
+@pytest.fixture(scope="module")
+def ran_at_night(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return _run(nightly_cases(), tmp_path_factory.mktemp("openvino"))
+
+
+def _run(cases: Iterator[Case], folder: Path) -> Ran:
+    """Lower cases, and run their files in the runtime of one process of its own, which does not have nncf."""
+    lowered: dict[str, exir_lowering.LoweredMethods] = {}
     with torch.no_grad():
-        for name, lowered[name], calls in cases():
+        for name, lowered[name], calls in cases:
             lowered[name].emit().save(folder / f"{name}.pte")
             torch.save(calls, folder / f"{name}.calls")
     return Ran(lowered, python({"nncf"}, RUN, *lowered, cwd=folder, env=FLOAT32), folder)
 
 
 @needs_openvino
-def test_a_convolutional_model(ran: Ran) -> None:
-    lowered = ran.lowered["mobile"]
+def test_a_convolutional_model(ran_at_night: Ran) -> None:
+    lowered = ran_at_night.lowered["mobile"]
     assert backends(lowered) == ["OpenvinoBackend"] and not lowered.report.methods[0].host
-    assert ran.equal("mobile") == 1
+    assert ran_at_night.equal("mobile") == 1
 
 
 @needs_openvino
-def test_a_map_of_two_methods(ran: Ran) -> None:
-    assert [backends(ran.lowered["two"], method) for method in ("whole", "head")] == [["OpenvinoBackend"]] * 2
-    assert ran.equal("two") == 2
+def test_a_map_of_two_methods(ran_at_night: Ran) -> None:
+    assert [backends(ran_at_night.lowered["two"], method) for method in ("whole", "head")] == [["OpenvinoBackend"]] * 2
+    assert ran_at_night.equal("two") == 2
 
 
 @needs_openvino
@@ -348,7 +363,7 @@ print(json.dumps(said))
 def test_without_the_extra(request: pytest.FixtureRequest) -> None:
     """The word, the import, loading a file and the list of plug-ins say what to install; nothing else breaks."""
     lowered = find_spec("openvino") is not None or CI
-    files = [str(request.getfixturevalue("ran").folder / "two.pte")] if lowered else []
+    files = [str(request.getfixturevalue("ran").folder / "counter.pte")] if lowered else []
     *listed, said = python({"openvino", "nncf"}, WITHOUT, *files).strip().splitlines()
     install = 'pip install "exir-lowering[openvino]"'
     kinds, texts = zip(*json.loads(said), strict=True)

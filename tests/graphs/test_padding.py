@@ -6,6 +6,7 @@ import os
 import random
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.export import Dim, ExportedProgram, export
@@ -210,6 +211,7 @@ def _compare(at: Positions, node: Node, real: Any, run: Any, seed: int) -> int:
     return 1
 
 
-def test_what_is_said_of_random_programs_holds() -> None:
+@pytest.mark.parametrize(("first", "enough"), [(1200, 600), (1204, 250), (1208, 150)])
+def test_what_is_said_of_random_programs_holds(first: int, enough: int) -> None:
     more = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "0"))
-    assert sum(map(check, range(1200, 1212 + more))) > 1000
+    assert sum(map(check, range(first, first + 4 + more))) > enough

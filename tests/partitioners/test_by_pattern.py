@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import os
 import random
 import re
 import warnings
@@ -645,7 +646,7 @@ def is_swish(node: Any) -> set[Node] | None:
     return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=int(os.environ.get("EXIR_LOWERING_EXAMPLES", "60")), deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 40))
 def test_every_match_is_found_and_is_one(seed: int, size: int) -> None:
     module = random_graph(seed, size)

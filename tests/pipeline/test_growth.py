@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import Partitioner, PartitionResult
+from exir_lowering.graphs import collector
 
 X = torch.rand(2, 4)
 WARM, CYCLES = 2, 4
@@ -36,6 +37,7 @@ class Model(torch.nn.Module):
 def imported_is_no_garbage() -> None:
     """Here, lowering sets it aside itself, and gives it back."""
     gc.unfreeze()
+    collector._frozen_elsewhere = False
 
 
 def growth(cycle: Callable[[], Any]) -> Counter[str]:

@@ -283,7 +283,7 @@ def check_folded(drawn: Picture, most: int) -> None:
             assert all(0 <= px <= laid.width and 0 <= py <= laid.height for px, py in points)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=int(os.environ.get("EXIR_LOWERING_EXAMPLES", "80")), deadline=None)
 @given(plans())
 def test_picture_is_a_contraction_without_cycles(made: MethodPlan) -> None:
     drawn = picture(made)

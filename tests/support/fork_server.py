@@ -1,8 +1,9 @@
 """A process that has torch, ExecuTorch and this package imported, and forks a child for each script it is sent.
 
-A fresh interpreter spends seven seconds of CPU on these imports, a forked one none. The server has one thread and runs
-nothing itself, so its children are as good as fresh ones: each has its own `__main__`, arguments, folder, environment
-and standard streams, and ends as an interpreter ends. It lives as long as the pipe to its standard input is open.
+A fresh interpreter spends seven seconds of CPU on these imports, and one on what both look up when they lower the first
+program; a forked one none. The server has one thread and executes nothing, so its children are as good as fresh ones:
+each has its own `__main__`, arguments, folder, environment and standard streams, and ends as an interpreter ends. It
+lives as long as the pipe to its standard input is open.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import json
+import linecache
 import os
 import selectors
 import signal
@@ -19,6 +21,7 @@ import sys
 import types
 import warnings
 from typing import Any
+from unittest.mock import patch
 
 WARM = (
     "torch.export",
@@ -28,6 +31,25 @@ WARM = (
     "exir_lowering.runtime",
 )
 _HEADER = 8
+
+
+def warm_up() -> None:
+    """Import what children need, and lower a program: without tqdm's thread and random numbers, nor numbered graphs."""
+    for name in WARM:
+        importlib.import_module(name)
+    import torch
+    from torch.fx import graph_module
+    from tqdm import tqdm
+
+    import exir_lowering
+    from exir_lowering.plugins import registry
+
+    model = torch.nn.Sequential(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2), torch.nn.ReLU())
+    graphs = patch.object(graph_module, "_loader", graph_module._EvalCacheLoader())
+    with patch.object(tqdm, "monitor_interval", 0), graphs, patch.dict(linecache.cache):
+        for partitioner in ("xnnpack", "reference"):
+            exir_lowering.lower(torch.export.export(model, (torch.ones(2, 2),)), partitioner).emit()
+    registry._entries.cache_clear()  # a child may have plug-ins of its own
 
 
 def send(connection: socket.socket, request: dict[str, Any], files: list[int]) -> None:
@@ -135,10 +157,8 @@ if __name__ == "__main__":
     server = Server(sys.argv[1])  # it listens first: a client that comes during the imports waits
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in WARM:
-            importlib.import_module(name)
+        warm_up()
     gc.freeze()
-    gc.get_freeze_count = lambda: 1  # it counts them one by one, and each lowering in a child asks
     todo = server.serve()
     if todo is not None:
         del server

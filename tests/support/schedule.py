@@ -27,6 +27,9 @@ BY_PARAMETER = {
 MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
 
+READERS = frozenset({"test_inspect", "test_inspection_page", "test_method_graph", "test_provenance", "test_signatures"})
+"""Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
+
 EVERY = {
     "test_accelerated:test_executorchs_own_bytes": 10,
     "test_acceleration:test_a_file_is_the_same": 8,
@@ -67,6 +70,7 @@ EVERY = {
     "test_higher_order:test_inference_equals_eager_and_sees_weights": 6,
     "test_higher_order:test_training_equals_eager": 3,
     "test_host_memory:test_the_numbers_are_those_of_eager": 6,
+    "test_hostile_serialized:test_random_changes_give_a_program_or_the_error": 3,
     "test_interpreter:test_models": 2,
     "test_kernels:test_kernels_of_quantised_programs": 6,
     "test_language_models:test_exportable_modules_of_transformers_work_as_they_are": 4,
@@ -86,6 +90,7 @@ EVERY = {
     "test_nested:test_equals_eager": 8,
     "test_nested:test_runtime_equals_eager": 3,
     "test_nested:test_weights_reach_their_partition_and_nothing_is_left_over": 3,
+    "test_padding:test_what_is_said_of_random_programs_holds": 3,
     "test_pins:test_without_a_feature_upstream_does_it": 10,
     "test_profit:test_a_max_pooling_is_whole_unless_its_indices_are_read": 2,
     "test_profit:test_graphs_without_gradients_are_rewritten_by_default": 3,
@@ -251,6 +256,7 @@ NIGHTLY = frozenset(
         "refitting/test_hostile:test_damaged_recipes[many calls]",
         "refitting/test_hostile:test_damaged_recipes[many places]",
         "refitting/test_refit:test_models[mobilenet_v2]",
+        "refitting/test_refit:test_a_fresh_mobilenet",
         "refitting/test_refit:test_random_programs",
         "rewrites/test_common_subexpressions:test_quantised_patterns_are_not_shared",
         "rewriting/test_random_programs:test_rewritten_programs_give_the_same_results[ops]",
@@ -280,11 +286,12 @@ NIGHTLY = frozenset(
 
 SECONDS: dict[str, float] = {
     "test_buckets": 32,
+    "test_docs:test_python_blocks_run": 45,
+    "pte_files": 33,
+    "test_kernels": 18,
     "test_edge": 14,
     "test_properties": 12,
     "test_training": 14,
-    "test_docs:test_python_blocks_run": 57,
-    "test_kernels": 18,
     "test_pins": 11,
     "test_specialized": 11,
     "test_random_programs": 27,
@@ -367,6 +374,8 @@ def group_of(item: pytest.Item) -> str:
     models = MODELS.intersection(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else ()
     if len(models) == 1:
         return f"model:{min(models)}"
+    if file in READERS:
+        return "pte_files"
     if file in BY_FUNCTION:
         part = getattr(item, "originalname", item.name)
     elif file in BY_CLASS:
