@@ -14,14 +14,14 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1274,
-    "exir_lowering/_upstream": 4292,
+    "exir_lowering/_upstream": 4293,
     "exir_lowering/_upstream/acceleration": 908,
     "exir_lowering/cli": 3265,
     "exir_lowering/cli/pt2": 789,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 3051,
     "exir_lowering/errors": 298,
-    "exir_lowering/graphs": 2851,
+    "exir_lowering/graphs": 2854,
     "exir_lowering/graphs/ranges": 2868,
     "exir_lowering/graphs/serialized": 1741,
     "exir_lowering/inspection": 1728,
@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2668,
     "partitioners": 3909,
-    "backends": 2697,
+    "backends": 2699,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

@@ -42,6 +42,7 @@ def warm_up() -> None:
     from tqdm import tqdm
 
     import exir_lowering
+    from exir_lowering._upstream import runtime
     from exir_lowering.plugins import registry
 
     model = torch.nn.Sequential(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2), torch.nn.ReLU())
@@ -49,7 +50,8 @@ def warm_up() -> None:
     with patch.object(tqdm, "monitor_interval", 0), graphs, patch.dict(linecache.cache):
         for partitioner in ("xnnpack", "reference"):
             exir_lowering.lower(torch.export.export(model, (torch.ones(2, 2),)), partitioner).emit()
-    registry._entries.cache_clear()  # a child may have plug-ins of its own
+    registry._entries.cache_clear()  # a child may have plug-ins of its own, and no runtime
+    runtime.executorch_runtime.cache_clear()
 
 
 def send(connection: socket.socket, request: dict[str, Any], files: list[int]) -> None:
