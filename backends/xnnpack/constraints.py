@@ -220,8 +220,10 @@ def _makes_nhwc(node: Node) -> bool:
     """Return whether ExecuTorch's preprocess computes a node, and what follows it, in channels-last order."""
     if _name(node) == "mean":  # of other dimensions, it stays on the host
         return {dim % 4 for dim in node.args[1]} == {2, 3}  # type: ignore[union-attr, operator]
+    if _name(node) == "max":
+        return _is_image_maximum(node)
     if _name(node) in BATCH_NORMS:  # a convolution is made of it
-        return True
+        return _refuse_normalization(node) is None
     return node.target in _ordering_pass().memory_sensitive_ops_nhwc
 
 

@@ -56,6 +56,7 @@ class ConversionState:
     def __init__(self) -> None:
         self._switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES if hasattr(owner, name)]
         self._meta = dict(traceback.current_meta)
+        self._depth = len(_decomposing)
 
     def restore(self) -> None:
         """Restore everything: tracing does so itself, unless it was interrupted just before, or its thread is gone."""
@@ -70,8 +71,9 @@ class ConversionState:
         if traceback.current_meta != self._meta:
             traceback.current_meta.clear()
             traceback.current_meta.update(self._meta)
-        for kernels in _decomposing:
+        for kernels in reversed(_decomposing[self._depth :]):
             kernels.restore()
+        del _decomposing[self._depth :]  # of a thread that a forked child does not have
 
 
 class _Kernels:
@@ -98,8 +100,9 @@ class _Kernels:
         """Remember what was put into operators, but for the decompositions, which come with each conversion."""
         for operator, table in self._tables:
             if operator in operators:
-                rule, made = self._rules.get(operator), {**operator.py_kernels, _COMPOSITE: None}
-                _put_before[operator] = (table, rule, made, fake_impls.op_implementations_dict[operator])
+                made = {**operator.py_kernels, _COMPOSITE: None}
+                rule = fake_impls.op_implementations_dict.get(operator)
+                _put_before[operator] = (table, self._rules.get(operator), made, rule)
 
     def restore(self) -> None:
         for operator, table in self._tables:
@@ -139,13 +142,14 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
         try:
             others = kernels.reuse(operators) if reuses else operators
             with override(others):
-                if reuses:
+                if reuses and _decomposing == [kernels]:  # no other thread decomposes without the lock, by torch alone
                     kernels.remember(others)
                 yield
         finally:
             # If torch is interrupted in between, it restores nothing of what it has replaced.
             kernels.restore()
-            _decomposing.remove(kernels)
+            if kernels in _decomposing:
+                _decomposing.remove(kernels)
 
     return [(exported_program, "_override_composite_implicit_decomp", restored)]
 

@@ -425,9 +425,13 @@ def test_a_linear_layer_that_is_a_batched_product(strict: bool) -> None:
 
 
 def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:
-    """Beside a convolution on the host, or each in a partition of its own, XNNPACK computes it right."""
-    for options in ({"operators": ["aten._softmax"]}, {"per_op_mode": True}):
-        model = Model(lambda a: conv(a).softmax(-1), [])
+    """After a convolution or a maximum on the host, or each in a partition of its own, XNNPACK computes it right."""
+    for function, options in (
+        (lambda a: conv(a).softmax(-1), {"operators": ["aten._softmax"]}),
+        (lambda a: conv(a).softmax(-1), {"per_op_mode": True}),
+        (lambda a: (a + a.max(1, keepdim=True)[0]).softmax(-1), {}),
+    ):
+        model = Model(function, [])
         lowered = exir_lowering.lower(export(model, (IMAGE,)), xnnpack(**options))
         (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
         torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)

@@ -14,8 +14,8 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1274,
-    "exir_lowering/_upstream": 4293,
-    "exir_lowering/_upstream/acceleration": 908,
+    "exir_lowering/_upstream": 4297,
+    "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3265,
     "exir_lowering/cli/pt2": 789,
     "exir_lowering/compat": 331,
@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2668,
     "partitioners": 3909,
-    "backends": 2699,
+    "backends": 2701,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

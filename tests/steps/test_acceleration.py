@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import conversion, locks
 from exir_lowering._upstream.acceleration import accelerating, current
-from exir_lowering._upstream.tracing import DECOMPOSITIONS
+from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 
 PLAIN = LoweringOptions(accelerate=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -420,3 +420,28 @@ def test_what_a_table_leaves_whole_is_what_torch_leaves_whole() -> None:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
         assert conversion.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
+
+
+def test_an_operator_that_is_defined_again_under_its_name_is_found() -> None:
+    found = []
+    for _ in range(2):
+        with accelerating(), torch.library._scoped_library("exir_lowering_again", "DEF") as library:
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+            found.append(torch.ops.exir_lowering_again.twice.default)
+            assert found[-1] in utils._collect_all_valid_cia_ops()
+    assert found[0] is not found[1]
+
+
+def test_a_nested_conversion_that_fails_leaves_the_kernels_of_the_outer_one() -> None:
+    operator = torch.ops.aten.linear.default
+    with DECOMPOSITIONS, exported_program._override_composite_implicit_decomp({operator: print}):
+        outer, state = dict(operator.py_kernels), ConversionState()
+        inner = exported_program._override_composite_implicit_decomp({operator: repr})
+        inner.__enter__()  # and its thread is gone
+        assert operator.py_kernels != outer
+        state.restore()
+        assert operator.py_kernels == outer
+        inner.__exit__(None, None, None)
+        assert operator.py_kernels == outer
+    assert not operator.py_kernels

@@ -5,6 +5,7 @@ Each function returns what replaces one of them; what is imported in it has name
 
 from __future__ import annotations
 
+import os
 import threading
 import typing
 from functools import lru_cache
@@ -149,9 +150,11 @@ class _Collected:
     def _state(self) -> Any:
         """Return what the answer depends on: the kernels of the dispatcher, and those in Python."""
         registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
-        names = tuple((name, tuple(getattr(getattr(torch.ops, name, None), "_dir", ()))) for name in torch.ops._dir)
+        spaces = [(name, getattr(torch.ops, name, None)) for name in torch.ops._dir]
+        # An operator may be another one of the same name; those that were found stay alive, so that none has its id.
+        names = tuple((name, tuple(getattr(space, "_dir", ())), _ids(space)) for name, space in spaces)
         if self._packets[0] != names:
-            found = (getattr(getattr(torch.ops, space), name) for space, known in names for name in known)
+            found = (getattr(getattr(torch.ops, space), name) for space, known, _ in names for name in known)
             self._packets = (names, [packet for packet in found if isinstance(packet, torch._ops.OpOverloadPacket)])
             self._operators = (-1, [])
         overloads = sum(len(packet._overload_names) for packet in self._packets[1])
@@ -162,7 +165,12 @@ class _Collected:
         return registered, names, overloads, in_python
 
 
+def _ids(space: Any) -> tuple[int, ...]:
+    return tuple(map(id, vars(space).values())) if space is not None else ()
+
+
 _COLLECTED = _Collected()
+os.register_at_fork(after_in_child=lambda: setattr(_COLLECTED, "_lock", threading.Lock()))
 
 
 def composites() -> list[tuple[Any, str, Any]]:
