@@ -266,9 +266,9 @@ FEATURES = (
         "the kernels that conversions put into torch's composite operators are made once",
         "each conversion makes ten thousand of them",
         (
-            *_in(_EXPORTED, "_override_composite_implicit_decomp"),
-            *_in("torch._export.utils", "_get_decomp_for_cia"),
             *_in("torch._higher_order_ops.utils", "autograd_not_implemented"),
+            *_in("torch._export.utils", "_get_decomp_for_cia"),
+            *_in(_EXPORTED, "_override_composite_implicit_decomp"),
             *_in("torch._ops", "OperatorBase.py_impl"),
             *_in("torch._subclasses.fake_impls", "register_op_impl", "_deregister_op_impl"),
         ),
