@@ -73,7 +73,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     code = "\n".join(block + "".join(CLAIMS[text] for text in CLAIMS if text in block) for block in blocks)
     script = tmp_path / "page.py"
     script.write_text(code)
-    done = forked.run(script, cwd=tmp_path, quiet=False)
+    done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page == ROOT / "README.md")
     assert done.returncode == 0, done.stderr[-3000:]
     plain = _in_one_line if page.parent.name == "errors" else _plain  # messages are wrapped there
     printed = {"python": plain(done.stdout), "bash": plain(_run_commands(page.read_text(), tmp_path))}

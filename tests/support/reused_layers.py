@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Step = tuple[
-    int, Callable[..., Tensor], Sequence[str]
-]  # the value it takes, and what it does, with the layers it calls
+Step = tuple[int, Callable[..., Tensor], Sequence[str]]
+"""The number of the value that it takes, what it does, and the names of the layers that it calls."""
 
 _SHAPES = ((1, 4, 8, 8), (2, 4, 6, 6), (1, 4, 8), (2, 4, 4), (5, 6), (2, 3, 6))
 _MOST_ELEMENTS = 4000
@@ -34,7 +33,6 @@ class ReusedLayers(nn.Module):
         self._normalized = normalized
         self._layers = nn.ModuleDict()
         self._steps: list[Step] = []
-        self.eval()
         shapes = [self.example.shape]
         for _ in range(self._draw.randint(2, 7)):
             source = self._draw.randrange(max(0, len(shapes) - 3), len(shapes))
