@@ -239,7 +239,9 @@ def _check_inner(what: str, content: bytes | bytearray) -> bytes:
         raise type(error)(f"{what} are an archive in the archive, and {error}") from error
     except InputError as error:
         raise InputError(f"{what} are damaged, or a pickle of another kind ({error})") from error
-    _refuse_memory(what, inner.read("data.pkl") if "data.pkl" in inner else bytearray())
+    if "data.pkl" not in inner:
+        raise InputError(f"{what} have no data.pkl: expected a dict of tensors that torch.save wrote")
+    _refuse_memory(what, inner.read("data.pkl"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as plain:
         for name in inner.sizes:
