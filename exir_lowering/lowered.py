@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
 from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
@@ -15,6 +14,8 @@ from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
 
 if TYPE_CHECKING:
+    from executorch.exir import ExecutorchBackendConfig
+
     from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
 
 _SHOWN = 8  # how many states `print(lowered)` shows

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from executorch.exir.backend.backend_details import PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
-from torch.export import ExportedProgram
+if TYPE_CHECKING:
+    from executorch.exir.backend.backend_details import PreprocessResult
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from executorch.exir import EdgeCompileConfig
-
 from exir_lowering.errors import InputError, let_through
 
 if TYPE_CHECKING:
+    from executorch.exir import EdgeCompileConfig
+
     from exir_lowering.plugins.costs import CostModel
 
 FINITE_BOUND = 1e6
@@ -120,8 +120,11 @@ class LoweringOptions:
         share = self.require_coverage
         shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
         self._require("require_coverage", shares, "a share between 0 and 1")
-        config = isinstance(self.edge_compile_config, (EdgeCompileConfig, type(None)))
-        self._require("edge_compile_config", config, "ExecuTorch's EdgeCompileConfig or None")
+        if self.edge_compile_config is not None:
+            from executorch.exir import EdgeCompileConfig
+
+            config = isinstance(self.edge_compile_config, EdgeCompileConfig)
+            self._require("edge_compile_config", config, "ExecuTorch's EdgeCompileConfig or None")
 
     def _require(self, name: str, fits: bool, expected: str) -> None:
         if not fits:

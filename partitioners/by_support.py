@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -108,6 +107,8 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             adjustments += adjusted
             rejections.update((rejection.node, rejection) for rejection in refused)
             self._explain_rest(scope, rejections)
+        from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+
         tag_constant_data(exported_program)
         if self.own_state:
             tag_mutated_buffer(exported_program)

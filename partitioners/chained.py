@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import (
     Adjustment,
+    DelegationSpec,
     ExplainedResult,
     InputError,
     Partitioner,

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Any, Literal
 
-from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
+from exir_lowering import CompileSpec, DelegationSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.attributes import suggest

@@ -1,4 +1,7 @@
-"""ExecuTorch's compiler, imported without torch's inductor, of which it rarely calls one function."""
+"""ExecuTorch's compiler, imported without torch's inductor, of which it rarely calls one function.
+
+What a user may import first takes ExecuTorch's names from here, which sorts before modules that import ExecuTorch.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.locks import collector_paused
 from exir_lowering._upstream.programs import CALL_DELEGATE
 
 _PASS = "torch.export._remove_auto_functionalized_pass"
@@ -57,7 +61,23 @@ def _remove(instead: ModuleType) -> None:
         del sys.modules[_FROM]
 
 
-_import_pass()
+with collector_paused:  # walking over all that is loaded meanwhile takes a third of the time
+    _import_pass()
+    from executorch.exir import (
+        EdgeProgramManager as _EdgeProgramManager,
+        ExecutorchBackendConfig as ExecutorchBackendConfig,
+        ExecutorchProgramManager as ExecutorchProgramManager,
+    )
+    from executorch.exir.backend.backend_details import (
+        BackendDetails as BackendDetails,
+        PreprocessResult as PreprocessResult,
+    )
+    from executorch.exir.backend.compile_spec_schema import CompileSpec as CompileSpec
+    from executorch.exir.backend.partitioner import (
+        DelegationSpec as DelegationSpec,
+        Partitioner as Partitioner,
+        PartitionResult as PartitionResult,
+    )
 
 if TYPE_CHECKING:
 
@@ -70,4 +90,4 @@ if TYPE_CHECKING:
         def exported_program(self, method_name: str = "forward") -> ExportedProgram: ...
 
 else:
-    from executorch.exir import EdgeProgramManager as EdgeProgramManager
+    EdgeProgramManager = _EdgeProgramManager

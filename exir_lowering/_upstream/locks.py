@@ -7,6 +7,7 @@ reentrant. `with conversion():` takes a lock that is implemented in C, so that n
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -157,6 +158,15 @@ class Shared:
 
 
 _shared: weakref.WeakSet[Shared] = weakref.WeakSet()
+
+
+def _pausing() -> tuple[Change, Change]:
+    return (gc.disable, gc.enable) if gc.isenabled() else ((lambda: None), (lambda: None))
+
+
+collector_paused = Shared(_pausing)
+"""Keeps Python's cyclic garbage collector from running at all."""
+
 _restored: list[Callable[[], object]] = []
 
 

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from exir_lowering._upstream.locks import Change, Shared
+from exir_lowering._upstream.locks import Change, Shared, collector_paused
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def heap_frozen() -> Iterator[Callable[[], None]]:
 
 def paused() -> AbstractContextManager[None]:
     """Keep the collector from running at all, for our own code that makes no garbage."""
-    return _PAUSED
+    return collector_paused
 
 
 _frozen_here = False
@@ -55,8 +55,4 @@ def _unfreeze() -> None:
     gc.unfreeze()
 
 
-def _pausing() -> tuple[Change, Change]:
-    return (gc.disable, gc.enable) if gc.isenabled() else ((lambda: None), (lambda: None))
-
-
-_FROZEN, _PAUSED = Shared(_freezing), Shared(_pausing)
+_FROZEN = Shared(_freezing)

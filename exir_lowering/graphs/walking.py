@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from exir_lowering._upstream.operators import mutates_arguments
 from exir_lowering._upstream.programs import CALL_DELEGATE
 
 DELEGATION_TAG = "delegation_tag"
@@ -178,6 +179,11 @@ def every_node(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], Nod
     for path, module in walk(graph_module):
         for node in module.graph.nodes:
             yield path, node
+
+
+def writes(graph_module: GraphModule) -> bool:
+    """Return whether a graph, or one that it calls, overwrites anything."""
+    return any(mutates_arguments(node.target) for _, node in every_node(graph_module))
 
 
 def delegates(

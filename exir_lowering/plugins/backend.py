@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult as PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec as CompileSpec
-from executorch.exir.backend.partitioner import (
+from torch.export import ExportedProgram
+
+from exir_lowering._upstream.compiler import (
+    BackendDetails,
+    CompileSpec as CompileSpec,
     DelegationSpec as DelegationSpec,
     Partitioner as Partitioner,
     PartitionResult as PartitionResult,
+    PreprocessResult as PreprocessResult,
 )
-from torch.export import ExportedProgram
-
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection

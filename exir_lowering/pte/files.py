@@ -82,6 +82,11 @@ class MappedFile:
         )
 
 
+def is_file(given: object) -> bool:
+    """Return whether a value is a path or the content of a file, rather than what was made in this process."""
+    return isinstance(given, (bytes, bytearray, memoryview, str, os.PathLike))
+
+
 def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     """Open a path or content for `who`, which begins messages; InputError unless it is `expected`, and can be read."""
     if isinstance(given, (bytes, bytearray, memoryview)):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +17,13 @@ from exir_lowering.errors import InputError, did_you_mean, few, let_through
 from exir_lowering.pte import container, digests, recipes, saving
 from exir_lowering.pte.debug_info import SUFFIX
 from exir_lowering.pte.digests import Seal
-from exir_lowering.pte.files import PTE, DataFiles, Given, MappedFile, in_memory, open_file, read_data_files
+from exir_lowering.pte.files import PTE, DataFiles, Given, MappedFile, in_memory, is_file, open_file, read_data_files
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.recipes import Weight, digest, is_bounded
 from exir_lowering.refitting.content import rewrite, spread
-from exir_lowering.steps.emit import Artifact
+
+if TYPE_CHECKING:
+    from exir_lowering.steps.emit import Artifact
 
 _SHOWN = 5
 
@@ -93,10 +95,11 @@ def refit(
         InputError: The file cannot be read, is damaged, or was lowered without `refit=True`; a name, shape, dtype or
             value does not fit; or a backend has a weight in a form that cannot be made again.
     """
-    file = _open(source)
+    artifact = None if is_file(source) else _as_artifact(source)
+    file = _open(source) if artifact is None else in_memory("the artifact", artifact.buffer)
     _, content = file.parse(container.open_program, PTE)
     seal, written = digests.check_program(file, "full", content.named), content.named.get(recipes.KEY)
-    files, debug = _read_beside(source, file, data, seal)
+    files, debug = _read_beside(artifact, file, data, seal)
     digests.check_all(file, seal, files, frozenset(files.named), "full")
     if seal is None or written is None:
         raise InputError(
@@ -127,17 +130,23 @@ def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str
     return {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
 
 
-def _open(source: Any) -> MappedFile:
-    if isinstance(source, Artifact):
-        return in_memory("the artifact", source.buffer)
+def _as_artifact(source: object) -> Artifact | None:
+    from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
+
+    return source if isinstance(source, Artifact) else None
+
+
+def _open(source: object) -> MappedFile:
     return open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
 
 
-def _read_beside(source: Any, file: MappedFile, data: Given, seal: Seal | None) -> tuple[DataFiles, bytes]:
+def _read_beside(
+    artifact: Artifact | None, file: MappedFile, data: Given, seal: Seal | None
+) -> tuple[DataFiles, bytes]:
     """Read the data files of a program, and the debug information beside it."""
-    if isinstance(source, Artifact):
-        debug = source.debug_info.to_json().encode() if source.methods else b""
-        return read_data_files([*source.data_files.values()], "refit"), debug
+    if artifact is not None:
+        debug = artifact.debug_info.to_json().encode() if artifact.methods else b""
+        return read_data_files([*artifact.data_files.values()], "refit"), debug
     if isinstance(file.source, bytes):
         return read_data_files(data, "refit"), b""
     path = Path(file.source)

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import graphs
-from exir_lowering._upstream.edge import manager_contents
+from exir_lowering._upstream.compiler import CompileSpec, ExecutorchProgramManager, Partitioner
+from exir_lowering._upstream.edge import EdgeProgramManager, manager_contents
 from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry

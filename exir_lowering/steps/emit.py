@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
+from exir_lowering._upstream.compiler import ExecutorchBackendConfig, ExecutorchProgramManager
 from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import add_named_data, forgetting_delegates, named_data
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.export import ExportedProgram
@@ -27,13 +27,15 @@ from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.steps.emit import Artifact
 from exir_lowering.verification import local_errors, measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
+
+if TYPE_CHECKING:
+    from exir_lowering.steps.emit import Artifact
 
 _CALLS = 3
 """How often a method is called in a case, where a call may depend on those before."""
@@ -121,12 +123,19 @@ def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: 
 
 def read(source: object, data: files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
     """Return a file, and a function that returns what its debug handles stand for."""
-    if not isinstance(source, Artifact):
+    artifact = None if files.is_file(source) else _as_artifact(source)
+    if artifact is None:
         file = read_file(source, data, None, True)
         return file, file.debug.method
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
-    return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
+    return read_file(artifact.buffer, list(artifact.data_files.values()) or None, None, True), artifact.methods.get
+
+
+def _as_artifact(source: object) -> Artifact | None:
+    from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
+
+    return source if isinstance(source, Artifact) else None
 
 
 @dataclass(slots=True, eq=False)

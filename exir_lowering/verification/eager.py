@@ -16,9 +16,9 @@ from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.operators import is_composite, is_overload, list_arguments
 from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
+from exir_lowering.graphs.walking import writes
 from exir_lowering.pte.format import program_signatures
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.steps.casewise.inline import writes
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 

@@ -9,12 +9,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
-from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Adjustment, ExplainedResult, Partitioner, PartitionerContractError, Rejection, graphs
+from exir_lowering import (
+    Adjustment,
+    DelegationSpec,
+    ExplainedResult,
+    Partitioner,
+    PartitionerContractError,
+    Rejection,
+    graphs,
+)
 from exir_lowering.plugins import asking, refusals
 
 
@@ -143,6 +149,8 @@ def _make_unsupported_operator() -> tuple[torch.library.Library, Any]:
 
 def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
     """Clear the marks by which XNNPACK's checks make a (de)quantisation part of an operator that they then refuse."""
+    from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
+
     # A node that is claimed by itself and still marked would be compiled to nothing. The nodes are in graph order.
     valid: set[Node] = set()
     for node in reversed(list(nodes)):

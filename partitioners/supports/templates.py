@@ -10,7 +10,6 @@ from typing import Any
 
 import networkx as nx
 import torch
-from executorch.exir import to_edge
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node, Proxy
 from torch.fx.operator_schemas import get_signature_for_torch_op
@@ -376,6 +375,8 @@ class _ExportedFunction(_TemplateReader):
                 f"example_inputs are {[type(example).__name__ for example in given]}; expected a tensor for each of "
                 f"the parameters {', '.join(names) or '(none)'}."
             )
+        from executorch.exir import to_edge
+
         try:
             with conversion_lock():
                 program = to_edge(torch.export.export(_FunctionModule(self.function, names), given)).exported_program()

@@ -166,6 +166,23 @@ def test_the_run_command_imports_no_step_of_the_compiler_itself() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_files_are_read_without_the_compiler(tmp_path: Path) -> None:
+    """Which takes longer to import than all of this; and Python's collector is left as it was."""
+    program, file = tmp_path / "model.pt2", tmp_path / "model.pte"
+    exported = export(torch.nn.Linear(3, 4), (torch.ones(2, 3),))
+    torch.export.save(exported, program)
+    torch.save(exported.state_dict, tmp_path / "weights.pt")
+    exir_lowering.lower(exported, "xnnpack", options=exir_lowering.LoweringOptions(refit=True)).emit().save(file)
+    code = (
+        "import gc, sys\nfrom exir_lowering.cli import main\nbefore = gc.get_threshold()\n"
+        "for argv in map(str.split, sys.argv[1:]):\n    assert main(argv) == 0, argv\n"
+        "assert 'torch' in sys.modules and 'executorch.exir' not in sys.modules\nassert gc.get_threshold() == before"
+    )
+    refit = f"refit {file} {tmp_path / 'weights.pt'} -o {tmp_path / 'other.pte'}"
+    done = command(f"inspect {file}", refit, f"run {file} --input randn:2x3", f"verify {file} {program}", code=code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_python_m_is_the_same_command_line() -> None:
     for argv in (["-m", "exir_lowering"], ["-c", RUN]):
         done = subprocess.run([sys.executable, *argv, "--help"], capture_output=True, text=True, timeout=120)

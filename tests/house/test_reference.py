@@ -55,7 +55,7 @@ def _reexported(name: str) -> str | None:
     """Return where a module has a public name from, if it is `import X as X` there."""
     module, _, last = name.rpartition(".")
     file = ROOT / f"{module.replace('.', '/')}.py"
-    for node in ast.parse(file.read_text()).body if file.exists() else ():
+    for node in ast.walk(ast.parse(file.read_text())) if file.exists() else ():
         if isinstance(node, ast.ImportFrom) and last in [one.asname for one in node.names]:
             return f"{node.module}.{last}"
     return None

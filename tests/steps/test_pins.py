@@ -255,6 +255,29 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
     assert (tmp_path / "plain.pte").read_bytes() == slowly
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "plugins.Backend",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lower", "LoweredMethods", "Artifact", "bisect")),
+        pytest.param("partitioners.SupportPartitioner", marks=pytest.mark.nightly),
+        pytest.param("partitioners.RuledPartitioner", marks=pytest.mark.nightly),
+        pytest.param("shape_buckets.buckets", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_compiler_comes_without_inductor_whatever_is_imported_first(names: str) -> None:
+    """And what needs no compiler, before it, without that."""
+    light = "LoweringOptions, graphs, inspect, load, quantize, refit, verify"
+    module, _, name = f"exir_lowering.{names}".rpartition(".")
+    code = (
+        f"import sys\nfrom exir_lowering import {light}\nassert 'executorch.exir' not in sys.modules\n"
+        f"from {module} import {name}\n"
+        "assert 'executorch.exir' in sys.modules and 'torch._inductor.fx_passes.post_grad' not in sys.modules"
+    )
+    done = forked.run(code, fresh=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_inductor_is_imported_where_a_program_needs_it() -> None:
     """ExecuTorch's compiler imports it for one function, which puts operators back that write their arguments."""
     code = """

@@ -18,6 +18,7 @@ from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
 from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors import let_through
+from exir_lowering.graphs.walking import writes
 from exir_lowering.steps.casewise.value_keys import storages_of
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -33,11 +34,6 @@ def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
         if node.op == "get_attr" and not node.users:
             graph_module.graph.erase_node(node)
     return frozenset(inlined)
-
-
-def writes(graph_module: GraphModule) -> bool:
-    """Return whether a graph, or one that it calls, overwrites anything."""
-    return any(graphs.is_mutating(node) for _, node in graphs.every_node(graph_module))
 
 
 def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: bool = False) -> None:
