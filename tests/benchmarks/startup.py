@@ -1,7 +1,8 @@
 """What it costs to start: `python tests/benchmarks/startup.py`.
 
-CPU time, user and system, of a fresh process that imports, loads a file and runs it, beside `import torch` alone and
-beside ExecuTorch's own runtime. The processes take turns, so that whatever else the machine does meets all of them.
+CPU time, user and system, of a fresh process that imports, loads a file and runs it, or does something else with a
+small model, beside `import torch` alone and beside ExecuTorch's own runtime and compiler. The processes take turns, so
+that whatever else the machine does meets all of them.
 """
 
 from __future__ import annotations
@@ -24,14 +25,28 @@ from torch.export import export
 
 import exir_lowering
 
+
+def _command(arguments: str) -> str:
+    return f"from exir_lowering.cli import main; assert main([{arguments}]) == 0"
+
+
 SCRIPTS = {
     "import torch": "import torch",
     "import exir_lowering": "import exir_lowering",
     "load and run": "import torch, exir_lowering; exir_lowering.load({path!r}).run('forward', torch.ones(4, 8))",
-    "exir-lower run": "from exir_lowering.cli import main; main(['run', {path!r}, '--input', 'ones:4x8'])",
+    "exir-lower run": _command("'run', {path!r}, '--input', 'ones:4x8'"),
+    "exir-lower inspect": _command("'inspect', {path!r}"),
+    "exir-lower verify": _command("'verify', {path!r}, {program!r}"),
+    "exir-lower lower": _command("'lower', {program!r}, '-p', 'xnnpack', '--no-cache', '-o', {path!r}"),
     "executorch.runtime": (
         "import torch; from executorch.runtime import Runtime; "
         "Runtime.get().load_program({path!r}).load_method('forward').execute([torch.ones(4, 8)])"
+    ),
+    "executorch.exir": (
+        "import torch; from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner; "
+        "from executorch.exir import to_edge_transform_and_lower; program = torch.export.load({program!r}); "
+        "lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch(); "
+        "lowered.save({path!r})"
     ),
 }
 FLOOR = "import torch"
@@ -58,10 +73,11 @@ def measure(times: int) -> list[dict[str, Any]]:
     seconds: dict[str, list[float]] = {name: [] for name in SCRIPTS}
     with tempfile.TemporaryDirectory() as folder:
         program = export(Model(), (torch.ones(4, 8),))
+        torch.export.save(program, Path(folder, "model.pt2"))
         path = str(exir_lowering.lower(program, "xnnpack").emit().save(Path(folder, "model.pte")))
         for turn in range(times + 1):
             for name, script in SCRIPTS.items():
-                spent = _cpu_seconds(script.format(path=path))
+                spent = _cpu_seconds(script.format(path=path, program=path.replace(".pte", ".pt2")))
                 if turn:  # the first one may compile, and fills the caches of the disk
                     seconds[name].append(spent)
     return [
