@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
 import io
 import json
@@ -13,6 +15,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from importlib import metadata
@@ -181,6 +184,33 @@ def test_files_are_read_without_the_compiler(tmp_path: Path) -> None:
     refit = f"refit {file} {tmp_path / 'weights.pt'} -o {tmp_path / 'other.pte'}"
     done = command(f"inspect {file}", refit, f"run {file} --input randn:2x3", f"verify {file} {program}", code=code)
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_in_threads_leave_the_collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the first to begin is the first to end; and they never turn it on."""
+    ours, both, other = threading.current_thread(), threading.Barrier(2, timeout=60), threading.Event()
+
+    def execute(_: object) -> int:
+        both.wait()
+        seen.append(gc.get_threshold())
+        return 0 if threading.current_thread() is ours or other.wait(60) else 1
+
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(importlib.import_module("exir_lowering.cli.plugins"), "execute", execute)
+    kept = gc.get_threshold()
+    try:
+        for before in ((700, 10, 10), (0, 10, 10)):
+            gc.set_threshold(*before)
+            other.clear()
+            second = threading.Thread(target=cli.main, args=(["plugins"],))
+            second.start()
+            assert cli.main(["plugins"]) == 0
+            other.set()
+            second.join()
+            assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*kept)
+    assert seen == [(100_000, 50, 50)] * 2 + [(0, 10, 10)] * 2
 
 
 def test_python_m_is_the_same_command_line() -> None:
