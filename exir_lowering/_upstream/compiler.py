@@ -64,6 +64,7 @@ def _remove(instead: ModuleType) -> None:
 with collector_paused:  # walking over all that is loaded meanwhile takes a third of the time
     _import_pass()
     from executorch.exir import (
+        EdgeCompileConfig as EdgeCompileConfig,
         EdgeProgramManager as _EdgeProgramManager,
         ExecutorchBackendConfig as ExecutorchBackendConfig,
         ExecutorchProgramManager as ExecutorchProgramManager,

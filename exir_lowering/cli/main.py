@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _prepare_collecting_seldom() -> tuple[Change, Change]:
     """Have Python look for cyclic garbage less often: imports of torch and ExecuTorch make none, but a million objects.
 
-    A short command takes a fifth less time. Where the process looks no more often already, or never, that stays.
+    A short command takes a tenth less time. Where the process looks no more often already, or never, that stays.
     """
     before, seldom = gc.get_threshold(), (100_000, 50, 50)
     after = seldom if 0 < before[0] < seldom[0] else before

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.compiler import EdgeCompileConfig
 from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.operators import is_overload
 from exir_lowering.dynamo.capture import Captured

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from executorch.exir.backend.backend_details import BackendDetails
-
+from exir_lowering._upstream.compiler import BackendDetails
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.partitioning import ForBackend
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean

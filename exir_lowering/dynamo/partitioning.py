@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.compiler import DelegationSpec, Partitioner, PartitionResult
 from exir_lowering._upstream.operators import on_host, returns_view
 from exir_lowering.dynamo.in_pytorch import is_host_call, is_random
 from exir_lowering.graphs import measures

@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from executorch.exir import ExecutorchBackendConfig
-from executorch.exir.backend.backend_details import BackendDetails
-from executorch.exir.backend.partitioner import Partitioner
-from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-
 from exir_lowering._upstream import installed, stderr
+from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.runners import Engine
@@ -280,6 +276,8 @@ def _describe_difference(first: bytes, second: bytes) -> str:
 
 
 def _emit(case: Case, lowered: LoweredMethods) -> bytes:
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
     # State that stays on the host has no initial value in a file unless its names are given.
     names = [name for method in case.build().values() for name in method.module] if case.stateful else []
     passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []

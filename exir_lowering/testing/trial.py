@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
+from exir_lowering._upstream.compiler import CompileSpec, Partitioner
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.errors import (
     BackendContractError,

@@ -260,6 +260,8 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
     [
         "plugins.Backend",
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lower", "LoweredMethods", "Artifact", "bisect")),
+        pytest.param("testing.check_backend", marks=pytest.mark.nightly),
+        pytest.param("dynamo.lowering.EdgeCompileConfig", marks=pytest.mark.nightly),
         pytest.param("partitioners.SupportPartitioner", marks=pytest.mark.nightly),
         pytest.param("partitioners.RuledPartitioner", marks=pytest.mark.nightly),
         pytest.param("shape_buckets.buckets", marks=pytest.mark.nightly),
