@@ -96,7 +96,10 @@ def refit(
             value does not fit; or a backend has a weight in a form that cannot be made again.
     """
     artifact = None if is_file(source) else _as_artifact(source)
-    file = _open(source) if artifact is None else in_memory("the artifact", artifact.buffer)
+    if artifact is None:
+        file = open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
+    else:
+        file = in_memory("the artifact", artifact.buffer)
     _, content = file.parse(container.open_program, PTE)
     seal, written = digests.check_program(file, "full", content.named), content.named.get(recipes.KEY)
     files, debug = _read_beside(artifact, file, data, seal)
@@ -134,10 +137,6 @@ def _as_artifact(source: object) -> Artifact | None:
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     return source if isinstance(source, Artifact) else None
-
-
-def _open(source: object) -> MappedFile:
-    return open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
 
 
 def _read_beside(

@@ -123,19 +123,17 @@ def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: 
 
 def read(source: object, data: files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
     """Return a file, and a function that returns what its debug handles stand for."""
-    artifact = None if files.is_file(source) else _as_artifact(source)
-    if artifact is None:
+    if files.is_file(source):
         file = read_file(source, data, None, True)
         return file, file.debug.method
-    if data is not None:
-        raise InputError("verify: data: an artifact includes its data files; do not give any.")
-    return read_file(artifact.buffer, list(artifact.data_files.values()) or None, None, True), artifact.methods.get
-
-
-def _as_artifact(source: object) -> Artifact | None:
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
-    return source if isinstance(source, Artifact) else None
+    if not isinstance(source, Artifact):
+        kind = type(source).__name__
+        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
+    if data is not None:
+        raise InputError("verify: data: an artifact includes its data files; do not give any.")
+    return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
 
 
 @dataclass(slots=True, eq=False)
