@@ -28,7 +28,8 @@ Outcomes = list[list[str]]
 def outcomes(seed: int, kind: str, count: int = 3, way: str | None = None) -> Outcomes:
     """Return the verdict for each way that a program is lowered in, what it is about, and the way.
 
-    Verdicts are "equal", "WRONG", "refused" (an error of this package), "BROKEN" (any other one), and "not exported".
+    Verdicts are "equal", "WRONG", "refused" (an error of this package), "BROKEN" (any other one), "not exported", and
+    "not compiled by torch", whatever the backend.
 
     Args:
         seed: Of the program, and of the ways.
@@ -39,7 +40,9 @@ def outcomes(seed: int, kind: str, count: int = 3, way: str | None = None) -> Ou
     made = programs.make(seed, KINDS[kind])
     ways = [_read(way)] if way else _ways(random.Random(f"ways {seed}"), kind, count)
     if kind == "compiled":
-        return [[*_verdict(lambda each=each: _compiled(made, each)), str(each)] for each in ways]
+        found = [[*_verdict(lambda each=each: _compiled(made, each)), str(each)] for each in ways]
+        broken = any(verdict == "BROKEN" for verdict, *_ in found)
+        return [["not compiled by torch", about, ""]] if broken and (about := _refused_by_torch(made)) else found
     try:
         given = exported(made.models(), dict(reversed(made.calls)))
     except Exception as error:
@@ -116,6 +119,19 @@ def _interpreted(given: Mapping[str, ExportedProgram], calls: Sequence[tuple[str
         inputs = [value.clone() for value in call]
         results.append([*interpreters[name](*inputs), *inputs])
     return results
+
+
+def _refused_by_torch(made: Made) -> str:
+    """Return why torch.compile fails with a backend of its own that runs the graph in eager PyTorch, or ""."""
+    (model,) = copy.deepcopy(made.models()).values()
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            for _, call in made.calls:
+                torch.compile(model, backend="aot_eager")(*[value.clone() for value in call])
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return ""
 
 
 def _compiled(made: Made, way: Way) -> list[str]:
