@@ -131,6 +131,7 @@ def _compare_methods(
 
 def _run_both(old: EdgeMethod, new: EdgeMethod, calls: Calls, exact: bool, outcome: Outcome) -> None:
     plain, rewritten = Interpreter(old.program), Interpreter(new.program)
+    large = False
     for number, call in enumerate(calls):
         given, same = copy.deepcopy(call), copy.deepcopy(call)
         try:
@@ -147,7 +148,8 @@ def _run_both(old: EdgeMethod, new: EdgeMethod, calls: Calls, exact: bool, outco
             return
         pairs = [*zip(expected, found, strict=True), *zip(given, same, strict=True)]
         pairs += [(plain.state[name], rewritten.state[name]) for name in plain.state if name in rewritten.state]
-        large = not exact and any(map(_is_large, [*call, *expected]))
+        # State may be what large numbers made in a call before.
+        large = (large and bool(plain.state)) or (not exact and any(map(_is_large, [*call, *expected])))
         for place, (one, other) in enumerate(pairs):
             text = None if large else difference(one, other, exact)
             if text is not None:
@@ -212,6 +214,8 @@ def run_files(program: ExportedProgram, calls: Calls, partitioners: Any) -> list
     for number, call in enumerate(calls):
         results = [_run_file(file, call) for file in (plain, rewritten)]
         if not exact and any(map(_is_large, [*call, *results[0]])):
+            if program.graph_signature.buffers_to_mutate:
+                break
             continue
         if "wide-depthwise" in done and not all(map(_is_finite, call)):
             continue  # XNNPACK multiplies elements beyond a kernel by zero, which spreads NaN
