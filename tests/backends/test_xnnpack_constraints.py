@@ -180,6 +180,30 @@ class Quantised(torch.nn.Module):
         return self.function(x, self.conv)
 
 
+def test_activations_in_a_row() -> None:
+    """Each of them is computed: ExecuTorch fuses them with the operator before, one over the other."""
+
+    def chains(a: torch.Tensor, m: torch.Tensor) -> Sequence[torch.Tensor]:
+        first, wide = functional.relu(a * 2), functional.hardtanh(a - 1, -4, 2)
+        return (
+            functional.relu(functional.relu6(conv2d(a, m))),
+            functional.hardtanh(functional.relu(a + 1), -0.5, 0.7),
+            functional.hardtanh(functional.relu(functional.relu6(a * 3)), -1, 4),
+            torch.ops.aten.hardtanh(wide),
+            functional.relu(wide).relu(),
+            functional.relu(functional.hardtanh(a * 3, -1, -0.5)) + a,
+            functional.relu(first),
+            first,
+        )
+
+    model = Model(chains, [w(4, 4, 1, 1)])
+    lowered = exir_lowering.lower(export(model, (IMAGE,)), "xnnpack")
+    assert not lowered.report.methods[0].host
+    torch.testing.assert_close(
+        exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE), chains(IMAGE, w(4, 4, 1, 1))
+    )
+
+
 @pytest.mark.parametrize("order", [{}, LAST], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize(
     "function",

@@ -4,11 +4,13 @@ It has each weight once: in the order of the first layer that reads it, folded w
 under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
 a weight gets an input of its own, which holds the same tensor; normalizations without weights, whose names would be the
 same, get ones and zeros. What is returned is put into the order of the caller, also for others that read it where it is
-quantised: these read another dequantisation.
+quantised: these read another dequantisation. Of two activations in a row, both fused with the operator before them, it
+keeps the last only: the last one gets the bounds of both.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -31,9 +33,30 @@ _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 
 def separate(program: ExportedProgram) -> None:
     """Give operators that need something else of a value one of their own; the program is changed in place."""
+    _combine_activations(program)
     _separate_factors(program)
     _separate_weights(program)
     _separate_results(program)
+
+
+def _combine_activations(program: ExportedProgram) -> None:
+    """Let an activation of an activation compute both, from what the first one reads."""
+    for node in [node for node in program.graph.nodes if _bounds(node) and _bounds(node.args[0])]:
+        before, (low, high) = node.args[0], _bounds(node)
+        bounds = tuple(min(max(bound, low), high) for bound in _bounds(before))
+        node.target = before.target if base_name(node) == "relu" else node.target
+        node.args, node.kwargs = (before.args[0], *bounds[: 2 * (base_name(node) != "relu")]), {}
+        if not before.users:
+            program.graph.erase_node(before)
+
+
+def _bounds(node: Any) -> Any:
+    """Return the least and the greatest value of an activation that is fused with the operator before it."""
+    name = base_name(node) if isinstance(node, Node) and node.op == "call_function" else None
+    if name == "hardtanh":
+        low, high = graphs.argument(node, "min_val"), graphs.argument(node, "max_val")
+        return -1.0 if low is None else low, 1.0 if high is None else high
+    return (0.0, math.inf) if name == "relu" else None
 
 
 def _separate_factors(program: ExportedProgram) -> None:
