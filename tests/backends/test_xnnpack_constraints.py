@@ -214,6 +214,11 @@ def test_activations_in_a_row() -> None:
         lambda x, conv: (lambda y: (conv(y), y.sigmoid()))(x * 1.5),
         lambda x, conv: (lambda y: conv(y) + y)(x.relu()),
         lambda x, conv: (lambda y: conv(y) + conv(y + 1))(x.relu()),
+        lambda x, conv: conv(x.softmax(-1)) + 1,
+        lambda x, conv: conv(conv(x) * w(4, 1, 1).abs()) + 1,
+        lambda x, conv: conv(functional.pad(x, [1, 0, 2, 1])) + 1,
+        lambda x, conv: conv(x.reshape(1, 4, 4, 16).relu()) + 1,
+        lambda x, conv: conv(torch.minimum(w(4, 1, 1), x)) + 1,
     ],
 )
 def test_convolutions_quantised_dynamically(function: Callable[..., Any], order: dict[str, Any]) -> None:
@@ -226,6 +231,33 @@ def test_convolutions_quantised_dynamically(function: Callable[..., Any], order:
     torch.testing.assert_close(
         tuple(got), expected if isinstance(expected, tuple) else (expected,), atol=0.05, rtol=0.05
     )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, conv: conv(conv(x * 2).relu()),
+        lambda x, conv: conv(functional.pad(conv(x), [1, 0, 2, 1])[..., 1:].transpose(2, 3)),
+        lambda x, conv: conv(functional.max_pool2d(x, 2).sigmoid()),
+        lambda x, conv: (lambda y: conv(y.relu()) + y)(conv(x)),
+    ],
+)
+def test_convolutions_after_others(function: Callable[..., Any]) -> None:
+    """What is in channels-last order already needs no other one, so these are delegated."""
+    lowered = exir_lowering.lower(quantise(Quantised(function), IMAGE, dynamic=True), "xnnpack")
+    assert not lowered.report.methods[0].host
+
+
+def test_one_quantised_input_of_two_kinds_of_layers() -> None:
+    """Neither is delegated: what a partition returned as the dequantised input was never written."""
+
+    class Both(Quantised):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.conv(x), functional.linear(x, self.conv.weight.view(2, 8))
+
+    given = quantise(Both(None), IMAGE, dynamic=True)
+    got = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(tuple(got), given.module()(IMAGE), atol=0.05, rtol=0.05)
 
 
 def quantise(model: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> ExportedProgram:
