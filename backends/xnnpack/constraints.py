@@ -159,7 +159,7 @@ def _needs_nchw(node: Node) -> bool:
 def _refuse_shared_input(node: Node) -> str | None:
     """Refuse a linear layer if its input is quantised dynamically for a convolution too, which needs another order."""
     for read in node.all_input_nodes:
-        value = read.args[0] if _name(read) == "view_copy" else read
+        value: Any = read.args[0] if _name(read) == "view_copy" else read
         others = [user for user in value.users if _name(user).startswith("conv")]  # ATen's, too: not to keep the layer
         if others and _is_quantised_dynamically(value):
             return f"ExecuTorch's preprocess would quantise its input for {others[0].name} too, in another order"
