@@ -30,9 +30,10 @@ def mend(config: Any, together: Collection[str]) -> None:
     if config.target_name == "convolution.default":
         config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
     refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
-    if config.target_name == "_softmax.default":
+    refuse = {"_softmax.default": _refuse_last_dimension, "max.dim": _refuse_first_reader}.get(config.target_name)
+    if refuse is not None:
         taken = frozenset(name.partition(".")[0] for name in together)
-        refusals = (*refusals, partial(_refuse_last_dimension, taken=taken))
+        refusals = (*refusals, partial(refuse, taken=taken))
     config.check_constraints = partial(_check, config.check_constraints, refusals)
 
 
@@ -240,6 +241,15 @@ def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
                 if inside and not _makes_nchw(before) and _name(before) != "_softmax":
                     waiting.append(before)
     return None
+
+
+def _refuse_first_reader(node: Node, taken: Collection[str]) -> str | None:
+    outside = not graphs.is_getitem(node.args[0]) and _name(node.args[0]) not in taken  # type: ignore[arg-type]
+    return (
+        "it would read a partition's input in channels-last order"
+        if outside and _is_nhwc(_tensor(node.args[0]))
+        else None
+    )
 
 
 def _makes_nhwc(node: Node) -> bool:

@@ -102,6 +102,7 @@ def conv(x: torch.Tensor) -> torch.Tensor:
             *([IMAGE], [w(4), w(4).abs()], "_softmax", "channels-last order after aten__native_batch_norm"),
         ),
         (lambda a: a.softmax(-1), [IMAGE.contiguous(**LAST)], [], "_softmax", "channels-last order"),
+        (lambda a: a.max(3, keepdim=True)[0], [IMAGE.contiguous(**LAST)], [], "max", "input in channels-last order"),
     ],
 )
 def test_left_on_the_host(
@@ -122,6 +123,7 @@ def test_left_on_the_host(
         (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(1, 3), w(6, 3)]),
         (lambda a, m, b: functional.linear(a, m, b), [MATRIX], [w(3, 6), w(1, 3)]),
         (lambda a: a.max(3, keepdim=True)[0] + a.max(2, keepdim=True)[0], [IMAGE], []),
+        (lambda a: a.relu().max(3, keepdim=True)[0], [IMAGE.contiguous(**LAST)], []),
         (lambda a, p: functional.prelu(a, p), [IMAGE], [w(4)]),
         (lambda a: functional.interpolate(a, scale_factor=1.5, mode="bilinear"), [IMAGE], []),
         (lambda a: functional.interpolate(a, scale_factor=1.7, mode="bilinear", align_corners=True), [IMAGE], []),
