@@ -284,6 +284,22 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
     assert not whole.report.methods[0].host
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: (functional.prelu(y, w(4).abs()), y.softmax(-1)),
+        lambda y: (y.softmax(-1), functional.prelu(y, w(4).abs())),
+        lambda y: (functional.prelu(y, w(4).abs()), y @ w(8, 8)),
+        lambda y: (functional.prelu(y, w(4).abs()), y.exp(), y),
+    ],
+)
+def test_a_quantised_value_of_two_orders(function: Callable[..., Any]) -> None:
+    """An operator over channels has it in another order than the others."""
+    given = quantise(Model(lambda a: function(a + 1), []), IMAGE, dynamic=False)
+    got = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(tuple(got), given.module()(IMAGE), atol=0.05, rtol=0.02)
+
+
 class Twice(torch.nn.Module):
     """A layer that is called twice, with inputs of different scales."""
 

@@ -3,9 +3,9 @@
 It has each weight once: in the order of the first layer that reads it, folded with the normalization after that layer
 under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
 a weight gets an input of its own, which holds the same tensor; normalizations without weights, whose names would be the
-same, get ones and zeros. What is returned is put into the order of the caller, also for others that read it where it is
-quantised: these read another dequantisation. Of two activations in a row, both fused with the operator before them, it
-keeps the last only: the last one gets the bounds of both.
+same, get ones and zeros. A quantised value is put into the order of one reader, or of the caller, also for others that
+read the same dequantisation: each reads another one. Of two activations in a row, both fused with the operator before
+them, it keeps the last only: the last one gets the bounds of both.
 """
 
 from __future__ import annotations
@@ -91,14 +91,13 @@ def _separate_weights(program: ExportedProgram) -> None:
 
 
 def _separate_results(program: ExportedProgram) -> None:
-    output = program.graph.output_node()
-    for value in output.all_input_nodes:
-        readers = [user for user in value.users if user is not output]
-        if readers and value.op == "call_function" and base_name(value).startswith("dequantize"):
-            with program.graph.inserting_after(value):
-                copied = program.graph.node_copy(value, lambda read: read)
-            for reader in readers:
-                reader.replace_input_with(value, copied)
+    weights, output = graphs.lifted_inputs(program), program.graph.output_node()
+    for value in program.graph.nodes:
+        if value.op == "call_function" and base_name(value) == "dequantize_per_tensor" and value.args[0] not in weights:
+            first = output if output in value.users else next(iter(value.users), None)
+            for reader in [user for user in value.users if user is not first and not isinstance(value.args[1], Node)]:
+                with program.graph.inserting_after(value):
+                    reader.replace_input_with(value, program.graph.node_copy(value, lambda read: read))
 
 
 def _readings(program: ExportedProgram) -> Iterator[tuple[Node, int, Hashable]]:
