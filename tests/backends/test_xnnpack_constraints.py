@@ -287,15 +287,15 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     "function",
     [
-        lambda y: (functional.prelu(y, w(4).abs()), y.softmax(-1)),
-        lambda y: (y.softmax(-1), functional.prelu(y, w(4).abs())),
-        lambda y: (functional.prelu(y, w(4).abs()), y @ w(8, 8)),
-        lambda y: (functional.prelu(y, w(4).abs()), y.exp(), y),
+        lambda y, p: (functional.prelu(y, p), y.softmax(-1)),
+        lambda y, p: (y.softmax(-1), functional.prelu(y, p)),
+        lambda y, p: (functional.prelu(y, p), y @ w(8, 8)),
+        lambda y, p: (functional.prelu(y, p), y.exp(), y),
     ],
 )
 def test_a_quantised_value_of_two_orders(function: Callable[..., Any]) -> None:
     """An operator over channels has it in another order than the others."""
-    given = quantise(Model(lambda a: function(a + 1), []), IMAGE, dynamic=False)
+    given = quantise(Model(lambda a, p: function(a + 1, p), [w(4).abs()]), IMAGE, dynamic=False)
     got = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer).run("forward", IMAGE)
     torch.testing.assert_close(tuple(got), given.module()(IMAGE), atol=0.05, rtol=0.02)
 
