@@ -242,12 +242,20 @@ def test_convolutions_quantised_dynamically(function: Callable[..., Any], order:
         lambda x, conv: conv(functional.pad(conv(x), [1, 0, 2, 1])[..., 1:].transpose(2, 3)),
         lambda x, conv: conv(functional.max_pool2d(x, 2).sigmoid()),
         lambda x, conv: (lambda y: conv(y.relu()) + y)(conv(x)),
+        lambda x, conv: linear(conv(x).relu(), conv.weight.view(2, 8)),
+        lambda x, conv: linear(
+            linear(functional.max_pool2d(x, 3, 1, 1), conv.weight.view(2, 8)), conv.weight.view(8, 2)
+        ),
+        lambda x, conv: linear(conv(x).permute(0, 2, 3, 1), conv.weight.view(4, 4)),
     ],
 )
 def test_convolutions_after_others(function: Callable[..., Any]) -> None:
     """What is in channels-last order already needs no other one, so these are delegated."""
-    lowered = exir_lowering.lower(quantise(Quantised(function), IMAGE, dynamic=True), "xnnpack")
+    given = quantise(Quantised(function), IMAGE, dynamic=True)
+    lowered = exir_lowering.lower(given, "xnnpack")
     assert not lowered.report.methods[0].host
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(got, given.module()(IMAGE), atol=0.1, rtol=0.05)
 
 
 def test_one_quantised_input_of_two_kinds_of_layers() -> None:

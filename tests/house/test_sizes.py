@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1833,
     "exir_lowering/verification": 2677,
     "partitioners": 3918,
-    "backends": 2760,
+    "backends": 2783,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

@@ -37,6 +37,7 @@ def separate(program: ExportedProgram) -> None:
     _separate_factors(program)
     _separate_weights(program)
     _separate_results(program)
+    _order_images(program)
 
 
 def _combine_activations(program: ExportedProgram) -> None:
@@ -57,6 +58,28 @@ def _bounds(node: Any) -> Any:
         low, high = graphs.argument(node, "min_val"), graphs.argument(node, "max_val")
         return -1.0 if low is None else low, 1.0 if high is None else high
     return (0.0, math.inf) if name == "relu" else None
+
+
+def _order_images(program: ExportedProgram) -> None:
+    """Let linear layers quantise images in contiguous order: two reshapes, which nothing but that order is given to."""
+    from executorch.backends.xnnpack.operators.node_visitor import ChannelsLastTaggedReshapePass as ordering
+
+    unordered = ordering.memory_sensitive_ops_nhwc
+    if not any(node.target in unordered or base_name(node) in BATCH_NORMS for node in program.graph.nodes):
+        return
+    targets = {target.__name__: target for target in ordering.memory_sensitive_ops_nchw}
+    for node in program.graph.find_nodes(op="call_function", target=targets["aten.linear.default"]):
+        chosen = [value.args[0] for value in node.args[0].all_input_nodes if graphs.is_getitem(value)]
+        image = chosen[0].args[0] if chosen and base_name(node.args[0]).startswith("dequantize") else None
+        unknown = [size for size in node.meta["val"].shape if not isinstance(size, int)]  # a reshape allows one
+        if image is None or image.op == "placeholder" or node.meta["val"].dim() != 4 or len(unknown) > 1:
+            continue
+        with program.graph.inserting_before(chosen[0]):
+            widened = program.graph.call_function(targets["aten.unsqueeze_copy.default"], (image, -1))
+            ordered = program.graph.call_function(targets["aten.squeeze_copy.dim"], (widened, -1))
+        widened.meta, ordered.meta = {**image.meta, "val": image.meta["val"].unsqueeze(-1)}, dict(image.meta)
+        for reader in (chosen[0], node.args[0].args[0]):
+            reader.replace_input_with(image, ordered)
 
 
 def _separate_factors(program: ExportedProgram) -> None:
