@@ -30,9 +30,10 @@ def mend(config: Any, together: Collection[str]) -> None:
     if config.target_name == "convolution.default":
         config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
     refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
-    if config.target_name == "_softmax.default":
+    refuse = {"_softmax.default": _refuse_last_dimension, "max.dim": _refuse_first_reader}.get(config.target_name)
+    if refuse is not None:
         taken = frozenset(name.partition(".")[0] for name in together)
-        refusals = (*refusals, partial(_refuse_last_dimension, taken=taken))
+        refusals = (*refusals, partial(refuse, taken=taken))
     config.check_constraints = partial(_check, config.check_constraints, refusals)
 
 
@@ -127,21 +128,47 @@ def _refuse_weight_order(node: Node) -> str | None:
     return None
 
 
-def _refuse_shared_activation(node: Node) -> str | None:
-    """Refuse a convolution that is quantised dynamically if others read what its input is computed from."""
-    # ExecuTorch's preprocess follows first operands to where the input comes from, and gives all that read this the
-    # order that the convolution needs, without telling them.
-    from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
-
-    inside, before = node, node.args[0]
-    if not isinstance(before, Node) or not is_dynamic_qdq(before):
-        return None
-    while isinstance(before, Node):
+def _refuse_dynamic_convolution(node: Node) -> str | None:
+    """Refuse a convolution that is quantised dynamically, unless what its input is computed from may be reordered."""
+    # ExecuTorch's preprocess follows first operands to where the input comes from, unless this is in channels-last
+    # order already, and gives all that read it the order that the convolution needs, without telling them.
+    inside, before, follower = node, node.args[0], None
+    while isinstance(before, Node) and (inside is not node or _is_quantised_dynamically(before)):
         others = [user for user in before.users if user is not inside and not _quantises(user)]
         if others:
             return f"ExecuTorch's preprocess would give {others[0].name}, which reads {before.name} too, another order"
+        if _makes_nhwc(before):
+            name = graphs.operator_name(before).partition(".")[2]
+            if follower is None or not any(refuse(before) for refuse in _REFUSALS.get(name, ())):
+                return None
+        if _name(before) in ("constant_pad_nd", "slice_copy", "permute_copy"):
+            follower = before
+        elif _needs_nchw(before):
+            return f"ExecuTorch's preprocess would give {before.name} another order"
         inside, before = before, before.args[0] if before.args else None
+    return f"ExecuTorch's preprocess would give the input of {follower.name} another order" if follower else None
+
+
+def _needs_nchw(node: Node) -> bool:
+    """Return whether a node is wrong in another order; operands that are not images keep theirs."""
+    if _name(node) in ("add", "sub", "mul", "div"):
+        return any(value.op == "placeholder" or _tensor(value).dim() != 4 for value in node.all_input_nodes[1:])
+    others = ("linear", "addmm", "mm", "bmm", "_softmax", "minimum", "maximum", "_to_dim_order_copy")
+    return _makes_nchw(node) or _name(node) in others
+
+
+def _refuse_shared_input(node: Node) -> str | None:
+    """Refuse a linear layer if its input is quantised dynamically for a convolution too, which needs another order."""
+    for read in node.all_input_nodes:
+        value: Any = read.args[0] if _name(read) == "view_copy" else read
+        others = [user for user in value.users if _name(user).startswith("conv")]  # ATen's, too: not to keep the layer
+        if others and _is_quantised_dynamically(value):
+            return f"ExecuTorch's preprocess would quantise its input for {others[0].name} too, in another order"
     return None
+
+
+def _is_quantised_dynamically(value: Any) -> bool:
+    return _is_quantised(value) and any(map(graphs.is_getitem, value.all_input_nodes))
 
 
 def _quantises(node: Node) -> bool:
@@ -216,6 +243,15 @@ def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
     return None
 
 
+def _refuse_first_reader(node: Node, taken: Collection[str]) -> str | None:
+    outside = not graphs.is_getitem(node.args[0]) and _name(node.args[0]) not in taken  # type: ignore[arg-type]
+    return (
+        "it would read a partition's input in channels-last order"
+        if outside and _is_nhwc(_tensor(node.args[0]))
+        else None
+    )
+
+
 def _makes_nhwc(node: Node) -> bool:
     """Return whether ExecuTorch's preprocess computes a node, and what follows it, in channels-last order."""
     if _name(node) == "mean":  # of other dimensions, it stays on the host
@@ -255,13 +291,14 @@ _refuse_single_image = _unless(_is_image, "the input has to have four dimensions
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
-    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "addmm.default": (_refuse_shared_input, _refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
     "bmm.default": (_refuse_layer,),
-    "linear.default": (partial(_refuse_bias, bias="bias", weight="weight"),),
+    "mm.default": (_refuse_shared_input,),
+    "linear.default": (_refuse_shared_input, partial(_refuse_bias, bias="bias", weight="weight")),
     "convolution.default": (
         _refuse_half_quantised,
         _refuse_weight_order,
-        _refuse_shared_activation,
+        _refuse_dynamic_convolution,
         _refuse_dynamic_shape,
     ),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),

@@ -102,6 +102,7 @@ def conv(x: torch.Tensor) -> torch.Tensor:
             *([IMAGE], [w(4), w(4).abs()], "_softmax", "channels-last order after aten__native_batch_norm"),
         ),
         (lambda a: a.softmax(-1), [IMAGE.contiguous(**LAST)], [], "_softmax", "channels-last order"),
+        (lambda a: a.max(3, keepdim=True)[0], [IMAGE.contiguous(**LAST)], [], "max", "input in channels-last order"),
     ],
 )
 def test_left_on_the_host(
@@ -122,6 +123,7 @@ def test_left_on_the_host(
         (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(1, 3), w(6, 3)]),
         (lambda a, m, b: functional.linear(a, m, b), [MATRIX], [w(3, 6), w(1, 3)]),
         (lambda a: a.max(3, keepdim=True)[0] + a.max(2, keepdim=True)[0], [IMAGE], []),
+        (lambda a: a.relu().max(3, keepdim=True)[0], [IMAGE.contiguous(**LAST)], []),
         (lambda a, p: functional.prelu(a, p), [IMAGE], [w(4)]),
         (lambda a: functional.interpolate(a, scale_factor=1.5, mode="bilinear"), [IMAGE], []),
         (lambda a: functional.interpolate(a, scale_factor=1.7, mode="bilinear", align_corners=True), [IMAGE], []),
@@ -180,6 +182,30 @@ class Quantised(torch.nn.Module):
         return self.function(x, self.conv)
 
 
+def test_activations_in_a_row() -> None:
+    """Each of them is computed: ExecuTorch fuses them with the operator before, one over the other."""
+
+    def chains(a: torch.Tensor, m: torch.Tensor) -> Sequence[torch.Tensor]:
+        first, wide = functional.relu(a * 2), functional.hardtanh(a - 1, -4, 2)
+        return (
+            functional.relu(functional.relu6(conv2d(a, m))),
+            functional.hardtanh(functional.relu(a + 1), -0.5, 0.7),
+            functional.hardtanh(functional.relu(functional.relu6(a * 3)), -1, 4),
+            torch.ops.aten.hardtanh(wide),
+            functional.relu(wide).relu(),
+            functional.relu(functional.hardtanh(a * 3, -1, -0.5)) + a,
+            functional.relu(first),
+            first,
+        )
+
+    model = Model(chains, [w(4, 4, 1, 1)])
+    lowered = exir_lowering.lower(export(model, (IMAGE,)), "xnnpack")
+    assert not lowered.report.methods[0].host
+    torch.testing.assert_close(
+        exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE), chains(IMAGE, w(4, 4, 1, 1))
+    )
+
+
 @pytest.mark.parametrize("order", [{}, LAST], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize(
     "function",
@@ -190,6 +216,11 @@ class Quantised(torch.nn.Module):
         lambda x, conv: (lambda y: (conv(y), y.sigmoid()))(x * 1.5),
         lambda x, conv: (lambda y: conv(y) + y)(x.relu()),
         lambda x, conv: (lambda y: conv(y) + conv(y + 1))(x.relu()),
+        lambda x, conv: conv(x.softmax(-1)) + 1,
+        lambda x, conv: conv(conv(x) * w(4, 1, 1).abs()) + 1,
+        lambda x, conv: conv(functional.pad(x, [1, 0, 2, 1])) + 1,
+        lambda x, conv: conv(x.reshape(1, 4, 4, 16).relu()) + 1,
+        lambda x, conv: conv(torch.minimum(w(4, 1, 1), x)) + 1,
     ],
 )
 def test_convolutions_quantised_dynamically(function: Callable[..., Any], order: dict[str, Any]) -> None:
@@ -202,6 +233,41 @@ def test_convolutions_quantised_dynamically(function: Callable[..., Any], order:
     torch.testing.assert_close(
         tuple(got), expected if isinstance(expected, tuple) else (expected,), atol=0.05, rtol=0.05
     )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, conv: conv(conv(x * 2).relu()),
+        lambda x, conv: conv(functional.pad(conv(x), [1, 0, 2, 1])[..., 1:].transpose(2, 3)),
+        lambda x, conv: conv(functional.max_pool2d(x, 2).sigmoid()),
+        lambda x, conv: (lambda y: conv(y.relu()) + y)(conv(x)),
+        lambda x, conv: linear(conv(x).relu(), conv.weight.view(2, 8)),
+        lambda x, conv: linear(
+            linear(functional.max_pool2d(x, 3, 1, 1), conv.weight.view(2, 8)), conv.weight.view(8, 2)
+        ),
+        lambda x, conv: linear(conv(x).permute(0, 2, 3, 1), conv.weight.view(4, 4)),
+    ],
+)
+def test_convolutions_after_others(function: Callable[..., Any]) -> None:
+    """What is in channels-last order already needs no other one, so these are delegated."""
+    given = quantise(Quantised(function), IMAGE, dynamic=True)
+    lowered = exir_lowering.lower(given, "xnnpack")
+    assert not lowered.report.methods[0].host
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(got, given.module()(IMAGE), atol=0.1, rtol=0.05)
+
+
+def test_one_quantised_input_of_two_kinds_of_layers() -> None:
+    """Neither is delegated: what a partition returned as the dequantised input was never written."""
+
+    class Both(Quantised):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.conv(x), functional.linear(x, self.conv.weight.view(2, 8))
+
+    given = quantise(Both(None), IMAGE, dynamic=True)
+    got = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(tuple(got), given.module()(IMAGE), atol=0.05, rtol=0.05)
 
 
 def quantise(model: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> ExportedProgram:
@@ -224,6 +290,22 @@ def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) ->
     torch.testing.assert_close(got, given.module()(*inputs), atol=0.02, rtol=0)
     whole = exir_lowering.lower(quantise(Model(function, []), MATRIX, inputs[1].view(1), dynamic=False), "xnnpack")
     assert not whole.report.methods[0].host
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, p: (functional.prelu(y, p), y.softmax(-1)),
+        lambda y, p: (y.softmax(-1), functional.prelu(y, p)),
+        lambda y, p: (functional.prelu(y, p), y @ w(8, 8)),
+        lambda y, p: (functional.prelu(y, p), y.exp(), y),
+    ],
+)
+def test_a_quantised_value_of_two_orders(function: Callable[..., Any]) -> None:
+    """An operator over channels has it in another order than the others."""
+    given = quantise(Model(lambda a, p: function(a + 1, p), [w(4).abs()]), IMAGE, dynamic=False)
+    got = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(tuple(got), given.module()(IMAGE), atol=0.05, rtol=0.02)
 
 
 class Twice(torch.nn.Module):

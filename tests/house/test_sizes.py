@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1830,
     "exir_lowering/verification": 2675,
     "partitioners": 3918,
-    "backends": 2701,
+    "backends": 2783,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

@@ -3,12 +3,14 @@
 It has each weight once: in the order of the first layer that reads it, folded with the normalization after that layer
 under a name made of the weight's, and a bias rounded by the scales of that layer. A layer that needs something else of
 a weight gets an input of its own, which holds the same tensor; normalizations without weights, whose names would be the
-same, get ones and zeros. What is returned is put into the order of the caller, also for others that read it where it is
-quantised: these read another dequantisation.
+same, get ones and zeros. A quantised value is put into the order of one reader, or of the caller, also for others that
+read the same dequantisation: each reads another one. Of two activations in a row, both fused with the operator before
+them, it keeps the last only: the last one gets the bounds of both.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -31,9 +33,53 @@ _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 
 def separate(program: ExportedProgram) -> None:
     """Give operators that need something else of a value one of their own; the program is changed in place."""
+    _combine_activations(program)
     _separate_factors(program)
     _separate_weights(program)
     _separate_results(program)
+    _order_images(program)
+
+
+def _combine_activations(program: ExportedProgram) -> None:
+    """Let an activation of an activation compute both, from what the first one reads."""
+    for node in [node for node in program.graph.nodes if _bounds(node) and _bounds(node.args[0])]:
+        before, (low, high) = node.args[0], _bounds(node)
+        bounds = tuple(min(max(bound, low), high) for bound in _bounds(before))
+        node.target = before.target if base_name(node) == "relu" else node.target
+        node.args, node.kwargs = (before.args[0], *bounds[: 2 * (base_name(node) != "relu")]), {}
+        if not before.users:
+            program.graph.erase_node(before)
+
+
+def _bounds(node: Any) -> Any:
+    """Return the least and the greatest value of an activation that is fused with the operator before it."""
+    name = base_name(node) if isinstance(node, Node) and node.op == "call_function" else None
+    if name == "hardtanh":
+        low, high = graphs.argument(node, "min_val"), graphs.argument(node, "max_val")
+        return -1.0 if low is None else low, 1.0 if high is None else high
+    return (0.0, math.inf) if name == "relu" else None
+
+
+def _order_images(program: ExportedProgram) -> None:
+    """Let linear layers quantise images in contiguous order: two reshapes, which nothing but that order is given to."""
+    from executorch.backends.xnnpack.operators.node_visitor import ChannelsLastTaggedReshapePass as ordering
+
+    unordered = ordering.memory_sensitive_ops_nhwc
+    if not any(node.target in unordered or base_name(node) in BATCH_NORMS for node in program.graph.nodes):
+        return
+    targets = {target.__name__: target for target in ordering.memory_sensitive_ops_nchw}
+    for node in program.graph.find_nodes(op="call_function", target=targets["aten.linear.default"]):
+        chosen = [value.args[0] for value in node.args[0].all_input_nodes if graphs.is_getitem(value)]
+        image = chosen[0].args[0] if chosen and base_name(node.args[0]).startswith("dequantize") else None
+        unknown = [size for size in node.meta["val"].shape if not isinstance(size, int)]  # a reshape allows one
+        if image is None or image.op == "placeholder" or node.meta["val"].dim() != 4 or len(unknown) > 1:
+            continue
+        with program.graph.inserting_before(chosen[0]):
+            widened = program.graph.call_function(targets["aten.unsqueeze_copy.default"], (image, -1))
+            ordered = program.graph.call_function(targets["aten.squeeze_copy.dim"], (widened, -1))
+        widened.meta, ordered.meta = {**image.meta, "val": image.meta["val"].unsqueeze(-1)}, dict(image.meta)
+        for reader in (chosen[0], node.args[0].args[0]):
+            reader.replace_input_with(image, ordered)
 
 
 def _separate_factors(program: ExportedProgram) -> None:
@@ -68,14 +114,13 @@ def _separate_weights(program: ExportedProgram) -> None:
 
 
 def _separate_results(program: ExportedProgram) -> None:
-    output = program.graph.output_node()
-    for value in output.all_input_nodes:
-        readers = [user for user in value.users if user is not output]
-        if readers and value.op == "call_function" and base_name(value).startswith("dequantize"):
-            with program.graph.inserting_after(value):
-                copied = program.graph.node_copy(value, lambda read: read)
-            for reader in readers:
-                reader.replace_input_with(value, copied)
+    weights, output = graphs.lifted_inputs(program), program.graph.output_node()
+    for value in program.graph.nodes:
+        if value.op == "call_function" and base_name(value) == "dequantize_per_tensor" and value.args[0] not in weights:
+            first = output if output in value.users else next(iter(value.users), None)
+            for reader in [user for user in value.users if user is not first and not isinstance(value.args[1], Node)]:
+                with program.graph.inserting_after(value):
+                    reader.replace_input_with(value, program.graph.node_copy(value, lambda read: read))
 
 
 def _readings(program: ExportedProgram) -> Iterator[tuple[Node, int, Hashable]]:
