@@ -95,11 +95,7 @@ def refit(
         InputError: The file cannot be read, is damaged, or was lowered without `refit=True`; a name, shape, dtype or
             value does not fit; or a backend has a weight in a form that cannot be made again.
     """
-    artifact = None if is_file(source) else _as_artifact(source)
-    if artifact is None:
-        file = open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte")
-    else:
-        file = in_memory("the artifact", artifact.buffer)
+    file, artifact = _open(source)
     _, content = file.parse(container.open_program, PTE)
     seal, written = digests.check_program(file, "full", content.named), content.named.get(recipes.KEY)
     files, debug = _read_beside(artifact, file, data, seal)
@@ -133,10 +129,13 @@ def _contents(who: str, sealed: Mapping[str, str], files: DataFiles) -> dict[str
     return {names[digests.find_data_digest(one.weights) or ""]: one.file.content for one in files.files}
 
 
-def _as_artifact(source: object) -> Artifact | None:
-    from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
+def _open(source: object) -> tuple[MappedFile, Artifact | None]:
+    if not is_file(source):
+        from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
-    return source if isinstance(source, Artifact) else None
+        if isinstance(source, Artifact):
+            return in_memory("the artifact", source.buffer), source
+    return open_file(source, "refit", "an Artifact, or the path or content of a .pte file", ".pte"), None
 
 
 def _read_beside(
