@@ -162,6 +162,8 @@ def difference(one: Any, other: Any, exact: bool) -> str | None:
         return None if type(one) is type(other) and (one == other or one != one) else f"{one} / {other}"
     if one.shape != other.shape or one.dtype is not other.dtype:
         return f"{one.dtype} {tuple(one.shape)} / {other.dtype} {tuple(other.shape)}"
+    if one.is_complex():  # its NaN are equal too
+        one, other = (torch.view_as_real(value.resolve_conj().resolve_neg()) for value in (one, other))
     if not one.is_floating_point():
         return None if torch.equal(one, other) else _first(one, other, one != other)
     nan, other_nan = one.isnan(), other.isnan()
