@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # has no memory; `fakes` imports sympy
 
 KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The classes of tensors whose memory is all that there is to them."""

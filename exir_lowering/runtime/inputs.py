@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.tensors import FakeTensor
 from exir_lowering.errors import InputError, let_through
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
