@@ -244,12 +244,11 @@ def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
 
 
 def _refuse_first_reader(node: Node, taken: Collection[str]) -> str | None:
+    """Refuse a maximum of a channels-last input of a partition, on which ExecuTorch's preprocess fails."""
     outside = not graphs.is_getitem(node.args[0]) and _name(node.args[0]) not in taken  # type: ignore[arg-type]
-    return (
-        "it would read a partition's input in channels-last order"
-        if outside and _is_nhwc(_tensor(node.args[0]))
-        else None
-    )
+    if outside and _is_nhwc(_tensor(node.args[0])):
+        return "it would read a partition's input in channels-last order"
+    return None
 
 
 def _makes_nhwc(node: Node) -> bool:

@@ -24,7 +24,6 @@ from exir_lowering.cli.output import (
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchBackendConfig
     from torch.export import ExportedProgram
 
     from exir_lowering.lowered import LoweredMethods
@@ -122,6 +121,7 @@ def execute(arguments: argparse.Namespace) -> int:
     values = read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
+        from exir_lowering._upstream.compiler import ExecutorchBackendConfig
         from exir_lowering.pipeline import lower
 
         cached = False if arguments.no_cache else arguments.cache or True
@@ -141,8 +141,9 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.runner_metadata:
             programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
             values = add_metadata(values, programs["forward"])
+        fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
-            _fusing() if arguments.fuse_quantized else None,
+            fusing if arguments.fuse_quantized else None,
             constant_methods=values,
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
@@ -157,12 +158,6 @@ def execute(arguments: argparse.Namespace) -> int:
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
-
-
-def _fusing() -> ExecutorchBackendConfig:
-    from executorch.exir import ExecutorchBackendConfig
-
-    return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
 
 
 def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path) -> str:

@@ -16,7 +16,7 @@ BUDGETS = {
     "exir_lowering": 1279,
     "exir_lowering/_upstream": 4329,
     "exir_lowering/_upstream/acceleration": 916,
-    "exir_lowering/cli": 3286,
+    "exir_lowering/cli": 3281,
     "exir_lowering/cli/pt2": 791,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 3050,

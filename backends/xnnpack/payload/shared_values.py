@@ -36,7 +36,7 @@ def separate(program: ExportedProgram) -> None:
     _combine_activations(program)
     _separate_factors(program)
     _separate_weights(program)
-    _separate_results(program)
+    _separate_dequantisations(program)
     _order_images(program)
 
 
@@ -44,9 +44,10 @@ def _combine_activations(program: ExportedProgram) -> None:
     """Let an activation of an activation compute both, from what the first one reads."""
     for node in [node for node in program.graph.nodes if _bounds(node) and _bounds(node.args[0])]:
         before, (low, high) = node.args[0], _bounds(node)
-        bounds = tuple(min(max(bound, low), high) for bound in _bounds(before))
-        node.target = before.target if base_name(node) == "relu" else node.target
-        node.args, node.kwargs = (before.args[0], *bounds[: 2 * (base_name(node) != "relu")]), {}
+        bounds = [min(max(bound, low), high) for bound in _bounds(before)]
+        if base_name(node) == "relu":  # of two, it has no bounds; of a hardtanh, it becomes one
+            node.target = before.target
+        node.args, node.kwargs = (before.args[0], *(bounds if base_name(node) == "hardtanh" else ())), {}
         if not before.users:
             program.graph.erase_node(before)
 
@@ -113,7 +114,7 @@ def _separate_weights(program: ExportedProgram) -> None:
                 _reconnect(node, position, own)
 
 
-def _separate_results(program: ExportedProgram) -> None:
+def _separate_dequantisations(program: ExportedProgram) -> None:
     weights, output = graphs.lifted_inputs(program), program.graph.output_node()
     for value in program.graph.nodes:
         if value.op == "call_function" and base_name(value) == "dequantize_per_tensor" and value.args[0] not in weights:
