@@ -12,10 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from importlib import metadata, resources
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError
 from exir_lowering.pte.printing import middle
 
@@ -113,6 +115,36 @@ def find_release(name: str) -> Release:
         known = ", ".join(known_releases())
         raise InputError(f"nothing is known of ExecuTorch {name!r}, only of {known}. Give one of these.")
     return known_releases()[name]
+
+
+def find_target(given: str | PathLike[str] | None) -> Target:
+    """Return the runtime that a file is for: a release, the build in a file of targets; None is what is installed.
+
+    An InputError if there is no such release, or the file has not exactly one target.
+    """
+    if given is None:
+        return _installed()
+    if str(given) in known_releases():
+        return Target(f"ExecuTorch {given}", find_release(str(given)))
+    if not Path(given).is_file():
+        raise InputError(
+            f"the target {str(given)!r} is neither a release of ExecuTorch of which something is known "
+            f"({', '.join(known_releases())}) nor a file of targets."
+        )
+    found = read_targets(Path(given))
+    if len(found) != 1:
+        raise InputError(f"the targets {str(given)!r} are {len(found)}; a file is lowered for one. Give one of them.")
+    return found[0]
+
+
+@cache
+def _installed() -> Target:
+    """Return the runtime that is installed; of a release that is not known, what its kernels are called."""
+    name = metadata.version("executorch")
+    release = known_releases().get(name)
+    if release is None:
+        release = Release(name, dict.fromkeys(installed.kernels() or (), ""), installed.own_backends(), {})
+    return Target(f"ExecuTorch {name}", release)
 
 
 def read_targets(path: Path) -> list[Target]:
