@@ -39,6 +39,7 @@ from torch._export.verifier import SpecViolationError as SpecViolationError  # r
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
+from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.operators import operator_name, wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
 
@@ -86,7 +87,8 @@ def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.N
     validator = EdgeOpArgValidator(graph_module)
     validator.violating_ops = _Violations(note)
     inputs = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
-    with enable_python_dispatcher(), fake_mode_of(graph_module) or nullcontext():
+    mode = fake_mode_of(graph_module)
+    with enable_python_dispatcher(), mode or nullcontext(), without_guards(mode and mode.shape_env):
         validator.run(*inputs)
 
 
