@@ -13,6 +13,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import COMPOSITES
 from exir_lowering._upstream.ambient import set_aside
+from exir_lowering._upstream.guards import evaluating
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 
 
@@ -26,7 +27,7 @@ def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Itera
     before = ConversionState()
     _converting.append(before)
     try:
-        with DECOMPOSITIONS, COMPOSITES, settings(programs, gradients=gradients):
+        with DECOMPOSITIONS, COMPOSITES, evaluating(), settings(programs, gradients=gradients):
             yield
     except BaseException:
         before.restore()

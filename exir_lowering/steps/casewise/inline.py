@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
 from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors import let_through
@@ -72,7 +73,7 @@ def _shares(call: Node, mode: FakeTensorMode) -> bool:
         return False  # `item` makes a symbol
     values = _values(call)
     fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else nullcontext()
-    with mode, torch.no_grad(), fresh:
+    with mode, torch.no_grad(), fresh, without_guards(mode.shape_env):
         try:
             return bool(storages_of(_run(call, *values)) & storages_of(values))
         except Exception as error:

@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, make_fake, storage_of
+from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.likeness import SYMBOLS, Likeness
 from exir_lowering._upstream.operators import is_composite
 from exir_lowering._upstream.programs import pytree
@@ -84,7 +85,8 @@ def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: Fak
     """Return what a call returns with an operator; without gradients, composite ones are decomposed, as torch does."""
     run = target if gradients or not is_composite(target) else decomposed_call(target)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
-    with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients):
+    # The example's sizes decide nothing: a guard would narrow what export said.
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients), without_guards(mode.shape_env):
         return run(*args, **kwargs)
 
 

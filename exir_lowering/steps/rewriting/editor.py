@@ -18,6 +18,7 @@ from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.likeness import Likeness
+from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.tracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
@@ -132,7 +133,7 @@ class Editor:
         if template is not None:
             return renew(template, self.mode)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
-        with self.mode, enable_python_dispatcher(), torch.no_grad():
+        with self.mode, enable_python_dispatcher(), torch.no_grad(), without_guards(self.mode.shape_env):
             value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
         if key is not None:
             MEMORY.put(key, outlast(value))

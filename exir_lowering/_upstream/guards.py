@@ -1,0 +1,58 @@
+"""What evaluating an operator on fake tensors decides about sizes although nothing in a graph depends on it.
+
+torch notes each answer that Python gets about a symbolic size as a guard, which narrows the size: a dimension is less
+than 16 as torch would choose another kernel for more, or is what it is in the example inputs as a kernel in C++ asks
+for a number. The kernels are torch's own; programs that are lowered have others. What tracing asks stays a guard: what
+is traced depends on it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import torch
+from executorch.exir.verification import verifier  # runs each operator of an Edge program
+
+from exir_lowering._upstream import pins
+from exir_lowering._upstream.fakes import shape_env_of
+from exir_lowering._upstream.locks import during, replacing
+from exir_lowering._upstream.programs import fake_mode_of
+
+
+def without_guards(shape_env: Any) -> AbstractContextManager[Any]:
+    """Let what is evaluated leave sizes as they are; a program without symbolic sizes has no environment."""
+    return nullcontext() if shape_env is None else shape_env.suppress_guards()
+
+
+def evaluating() -> AbstractContextManager[bool]:
+    """Keep ExecuTorch's verifier, and torch's choice of a kernel, from narrowing sizes where this thread converts."""
+    return during(_evaluating, True, _REPLACED)
+
+
+_evaluating: ContextVar[bool] = ContextVar("exir_lowering_evaluating", default=False)
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    if not pins.is_on("sizes without guards"):
+        return []
+    choose = torch._C._select_conv_backend  # what fake tensors ask of a convolution
+    check = verifier._check_tensor_args_matching_op_allowed_dtype
+
+    @wraps(choose)
+    def select(given: Any, *args: Any, **kwargs: Any) -> Any:
+        with without_guards(shape_env_of(given) if _evaluating.get() else None):
+            return choose(given, *args, **kwargs)
+
+    @wraps(check)
+    def verify(graph_module: torch.fx.GraphModule) -> None:
+        mode = fake_mode_of(graph_module) if _evaluating.get() else None
+        with without_guards(None if mode is None else mode.shape_env):
+            check(graph_module)
+
+    return [(torch._C, "_select_conv_backend", select), (verifier, check.__name__, verify)]
+
+
+_REPLACED = replacing(_replacements)
