@@ -147,6 +147,10 @@ def difference(got: Any, want: Any, exact: torch.Tensor | None) -> str:
     return f"error {float(error.max()):.3g} of {float(real.abs().max()):.3g}" * bool((error > allowed).any())
 
 
+def _first(text: str) -> str:
+    return " ".join(text.split("\n")[:3])
+
+
 def _lowered(program: ExportedProgram, way: str) -> tuple[Callable[..., Any], str]:
     """Return what runs a program and "", or the refusal of `lower`; raises what else happens."""
     upstream, _, name = way.rpartition(":")
@@ -157,7 +161,7 @@ def _lowered(program: ExportedProgram, way: str) -> tuple[Callable[..., Any], st
     except LoweringError as error:
         if isinstance(error, InvariantError) or not isinstance(error, ValueError | NotImplementedError):
             raise
-        return torch.Tensor, " ".join(str(error).split("\n")[:2])
+        return torch.Tensor, _first(str(error))
     loaded = exir_lowering.load(lowered.emit().buffer)
     return lambda *inputs: list(loaded.run("forward", *inputs)), ""
 
@@ -170,7 +174,7 @@ def _lowered_upstream(program: ExportedProgram, name: str) -> tuple[Callable[...
     try:
         edge = to_edge_transform_and_lower(program, partitioner=None if name == "host" else [XnnpackPartitioner()])
     except Exception as error:
-        return torch.Tensor, f"{type(error).__name__}: {error}".partition("\n")[0]
+        return torch.Tensor, _first(f"{type(error).__name__}: {error}")
     loaded = Runtime.get().load_program(edge.to_executorch().buffer)
     method = loaded.load_method("forward")
     return lambda *inputs: (loaded, list(method.execute([each.contiguous() for each in inputs])))[1], ""
@@ -184,7 +188,7 @@ def try_sample(module: _Module, ways: Sequence[str]) -> Iterator[tuple[str, str,
         random = not torch.equal(before, torch.get_rng_state())
         program = None if random else export(module, tuple(_copied(module.given)), strict=False)
     except Exception as error:
-        yield from ((way, "not exported", f"{type(error).__name__}: {error}".partition("\n")[0]) for way in ways)
+        yield from ((way, "not exported", _first(f"{type(error).__name__}: {error}")) for way in ways)
         return
     if program is None:
         yield from ((way, "random", "") for way in ways)
@@ -202,7 +206,7 @@ def try_sample(module: _Module, ways: Sequence[str]) -> Iterator[tuple[str, str,
             worst = next(filter(None, found), "")
             yield way, "wrong" if worst else "right", worst
         except Exception as error:
-            yield way, "fails", f"{type(error).__name__}: {error}".partition("\n")[0]
+            yield way, "fails", _first(f"{type(error).__name__}: {error}")
 
 
 def _work(info: Any, ways: Sequence[str], dtypes: Sequence[torch.dtype], count: int, done: set[Trial], to: Any) -> None:
