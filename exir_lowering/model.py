@@ -217,6 +217,7 @@ class EdgeMethod:
     unchanged: ExportedProgram | None = None  # before them; None if they changed nothing
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()  # what could have been changed, and why it was not
+    legalized: tuple[Rewriting, ...] = ()  # what does not run on the host, and what became of it
 
     def __str__(self) -> str:
         origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"

@@ -70,6 +70,11 @@ class LoweringOptions:
             allocate themselves is not counted. None for no limit.
         refit: Whether the file's weights can be replaced later, by `refit`: rewrites use nothing of weights but that
             they are at most 65,536, and `emit` writes down how the content of the file is made of them.
+        unsupported: What to do with an operator that stays on the host, for which the runtime has no kernel that runs,
+            and for which no others are known that compute the same: "raise" an InputError with its line, in `lower` and
+            `plan`; or "allow", for runtimes with more kernels.
+        target: The runtime that the file is for: a release of ExecuTorch such as "1.4.1", or the path of a JSON file
+            with one target, as `exir-lower check --target` takes it. None is the release that is installed.
         costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
             None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
             that the given model does not know.
@@ -93,12 +98,17 @@ class LoweringOptions:
     costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
+    unsupported: Literal["raise", "allow"] = "raise"
+    target: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         self._require("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"')
         self._require("edge", self.edge in ("fast", "executorch", "check"), '"fast", "executorch" or "check"')
         modes = ("raise", "fallback", "split")
         self._require("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"')
+        self._require("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"')
+        target = isinstance(self.target, (str, os.PathLike, type(None)))
+        self._require("target", target, "a release, a path or None")
         planners = get_args(MemoryPlanner)
         self._require("memory_planner", self.memory_planner in planners, f"one of {planners}")
         read_size(self.require_memory)

@@ -1,4 +1,4 @@
-"""The compiler, top to bottom: edge -> rewrite -> tag -> extract -> plan -> group -> preprocess -> splice."""
+"""The compiler: edge -> rewrite -> tag -> extract -> legalize -> plan -> group -> preprocess -> splice."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
+from exir_lowering.steps.legalize import ROUNDS, legalize, require_legal
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recipes import list_weights
@@ -162,10 +163,10 @@ def plan(
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            extracted, planned = _partition_all(methods, states, session)
+            methods, extracted, planned = _partition_all(methods, states, session)
             planned = plan_memory(methods, extracted, planned, session.options)
             if any(method.rewritings for method in methods):
-                _, unchanged = _partition_all(given, states, session, required=False)
+                _, _, unchanged = _partition_all(given, states, session, required=False)
                 planned = planned.beside(unchanged)
     return planned
 
@@ -262,7 +263,7 @@ def _lower(
         results: list[LoweredPartition] | None = None
         while results is None:  # again only where a backend fails, and that is no error
             with locks.conversion(), converting([method.program for method in methods], gradients=True):
-                extracted, planned = _partition_all(methods, states, session, recovery)
+                methods, extracted, planned = _partition_all(methods, states, session, recovery)
                 if session.options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
                         planned = plan_memory(methods, extracted, planned, session.options)
@@ -315,20 +316,37 @@ def _partition_all(
     recovery: Recovery | None = None,
     *,
     required: bool = True,
-) -> tuple[list[ExtractedMethod], LoweringPlan]:
+) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
-    extracted, plans = [], []
+    legal, extracted, plans = [], [], []
     for method in session.progress.each("partition", methods):
-        tagged, partitioned = _partition(method, elsewhere(states, method.name), session, recovery)
+        method, tagged, partitioned = _partition_legal(method, elsewhere(states, method.name), session, recovery)
+        legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned, session.options.costs))
-    for method, partitioned in zip(methods, extracted, strict=True):
-        check_preserved(method, partitioned.program, session.options)
+    for method, partitioned in zip(legal, extracted, strict=True):
+        check_preserved(method, partitioned.program)
+    if required:
+        require_legal(extracted, session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
-    return extracted, planned
+    return tuple(legal), extracted, planned
+
+
+def _partition_legal(
+    method: EdgeMethod, shared: frozenset[str], session: Session, recovery: Recovery | None
+) -> tuple[EdgeMethod, list[TaggedMethod], ExtractedMethod]:
+    """Partition a method, and again where its host got other operators for those that do not run there."""
+    tagged, partitioned = _partition(method, shared, session, recovery)
+    for _ in range(ROUNDS):
+        legal = legalize(method, partitioned, session)
+        if legal is None:
+            break
+        method = legal
+        tagged, partitioned = _partition(method, shared, session, recovery)
+    return method, tagged, partitioned
 
 
 def _partition(

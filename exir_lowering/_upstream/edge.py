@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -33,14 +32,11 @@ from executorch.exir.program._program import (
     _transform_with_pass_manager,
     lift_constant_tensor_pass,
 )
-from executorch.exir.verification.arg_validator import EdgeOpArgValidator  # checks the dtypes of Edge programs
-from torch._dispatch.python import enable_python_dispatcher  # runs operators on fake tensors
 from torch._export.verifier import SpecViolationError as SpecViolationError  # raised if one value goes to two buffers
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
-from exir_lowering._upstream.operators import operator_name, wrapped_operator
-from exir_lowering._upstream.programs import fake_mode_of
+from exir_lowering._upstream.operators import operator_name
 
 gen_edge_manager = _gen_edge_manager_for_partitioners
 
@@ -60,46 +56,9 @@ def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedPro
     return dict(manager._edge_programs), dict(manager._config_methods or {})
 
 
-def checks_validity(config: EdgeCompileConfig) -> bool:
-    """Return whether a configuration asks for the verification of Edge programs."""
-    return bool(config._check_ir_validity)
-
-
-def allow(config: EdgeCompileConfig, operators: Iterable[Any]) -> None:
-    """Add operators to those that a configuration allows in Edge programs."""
-    config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *operators})
-
-
-def allowed_operators(config: EdgeCompileConfig) -> list[Any]:
+def allowed_operators(config: EdgeCompileConfig | None) -> list[Any]:
     """Return the operators that a configuration allows although they are not in Core ATen."""
-    return list(config._core_aten_ops_exception_list)
-
-
-def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: bool = True) -> EdgeCompileConfig:
-    """Return a copy of a configuration that allows more operators, or checks nothing."""
-    allowed = dict.fromkeys([*allowed_operators(config), *map(wrapped_operator, targets)])
-    return replace(config, _core_aten_ops_exception_list=list(allowed), _check_ir_validity=checked)
-
-
-def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
-    """Note nodes whose Edge operators are not defined for their dtypes, by argument; any Exception of an operator."""
-    validator = EdgeOpArgValidator(graph_module)
-    validator.violating_ops = _Violations(note)
-    inputs = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
-    with enable_python_dispatcher(), fake_mode_of(graph_module) or nullcontext():
-        validator.run(*inputs)
-
-
-class _Violations(dict[Any, Any]):
-    """The validator's table of violations, which keeps one per operator; this one reports all of them."""
-
-    def __init__(self, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
-        super().__init__()
-        self._note = note
-
-    def __setitem__(self, target: Any, violation: Any) -> None:
-        types, node = violation
-        self._note(node, types)
+    return [] if config is None else list(config._core_aten_ops_exception_list)
 
 
 def out_variant(target: Any) -> str | None:
@@ -168,6 +127,7 @@ def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: S
 ADD_NUMBER = ops.edge.aten.add.Scalar
 CLONE = ops.edge.aten.clone.default
 CLONE_IN_ORDER = ops.edge.dim_order_ops._clone_dim_order.default
+FULL = ops.edge.aten.full.default
 INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 LESS = ops.edge.aten.lt.Scalar

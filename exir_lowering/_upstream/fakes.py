@@ -284,6 +284,13 @@ def expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
 
 
+def decided(shape_env: Any) -> Any:
+    """Return what symbolic sizes have been decided to be so far: it is another value when that becomes more."""
+    if shape_env is None:
+        return None
+    return len(shape_env.guards), dict(shape_env.replacements), dict(shape_env.var_to_range)
+
+
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:
     """Return the symbols by the names of the `torch.export.Dim`s that they stand for; a file does not have them."""
     names = shape_env.source_name_to_debug_name

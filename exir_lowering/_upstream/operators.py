@@ -163,6 +163,13 @@ def argument_names(target: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
 
 
+def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the type and the value of each argument of a call, in the order of the operator's schema."""
+    for number, argument in enumerate(wrapped_operator(target)._schema.arguments):
+        given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
+        yield str(argument.type), given
+
+
 def mutates_arguments(target: Any) -> bool:
     """Return whether an operator writes into its arguments; False if it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)

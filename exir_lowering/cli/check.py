@@ -35,8 +35,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InputError("no runtime was given; expected --runtime 1.4.1, --target targets.json, or both.")
     path = None if arguments.target is None else find_file(arguments.target)
 
-    from exir_lowering.inspection.compatibility import Target, check, find_release, read_targets, worst
+    from exir_lowering.inspection.compatibility import check, worst
     from exir_lowering.inspection.report import as_data
+    from exir_lowering.pte.releases import Target, find_release, read_targets
 
     names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
     targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]

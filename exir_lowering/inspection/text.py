@@ -12,7 +12,7 @@ from rich.text import Text
 
 from exir_lowering.errors import few
 from exir_lowering.plans import formatting as shown
-from exir_lowering.pte.printing import make_table, printable, render
+from exir_lowering.pte.printing import make_table, middle, printable, render
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor, Stored
@@ -29,7 +29,7 @@ _MADE_BY = ("exir-lowering", "torch", "executorch")
 
 def summary(report: FileReport, width: int) -> str:
     """Return at most ten lines, none wider than the width."""
-    return "\n".join(shown.middle(printable(line), width) for line in _summary(report)) + "\n"
+    return "\n".join(middle(printable(line), width) for line in _summary(report)) + "\n"
 
 
 def _summary(report: FileReport) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _weights(report: FileReport) -> str:
     text = f"weights: {shown.many(len(weights), 'tensor')} of {shown.size(sum(one.bytes for one in weights))}"
     if len(inside) < len(weights):
         text += f", {len(weights) - len(inside):,} of them in data files"
-    largest = f", the largest {shown.middle(weights[0].title, 40)}" if weights else ""
+    largest = f", the largest {middle(weights[0].title, 40)}" if weights else ""
     return f"{text}, {shared:,} used more than once{largest}"
 
 
@@ -134,7 +134,7 @@ def family_rows(report: FileReport) -> list[tuple[str, ...]]:
 
 
 def _row(one: Stored) -> tuple[str, str, str, str]:
-    name = shown.middle(one.title, 60)
+    name = middle(one.title, 60)
     where = "" if one.start is not None else " (in a data file)"
     return f"{one.bytes:,}", f"{one.kind}{where}", name, ", ".join(one.users[:6]) + ", ..." * (len(one.users) > 6)
 
@@ -170,4 +170,4 @@ def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:
 
 def spec(value: bytes) -> str:
     """Return the value of a compile spec in words, or in hexadecimal."""
-    return shown.middle(value.decode() if value.isascii() and value.decode().isprintable() else value.hex(), 40)
+    return middle(value.decode() if value.isascii() and value.decode().isprintable() else value.hex(), 40)

@@ -33,14 +33,6 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def middle(text: str, width: int) -> str:
-    """Shorten a text in the middle."""
-    if len(text) <= width:
-        return text
-    kept = width - 1
-    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
-
-
 def head(text: str, width: int) -> str:
     """Shorten a text at its end."""
     return text if len(text) <= width else f"{text[: width - 1]}…"

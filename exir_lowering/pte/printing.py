@@ -30,6 +30,14 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def middle(text: str, width: int) -> str:
+    """Shorten a text in the middle."""
+    if len(text) <= width:
+        return text
+    kept = width - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
 def render(parts: Iterable[RenderableType], width: int) -> str:
     """Return parts as plain text, without control characters that names may have."""
     from rich.console import Console

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
-from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
@@ -19,9 +19,6 @@ from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.edge import (
     SpecViolationError,
-    allow,
-    allowed_operators,
-    checks_validity,
     gen_edge_manager,
     preserved_ops_left_over,
     transform,
@@ -87,28 +84,27 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bo
     accelerated = accelerating(options.accelerate)
     with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
         if is_edge(method.program):
-            config, edge, origin = None, private_copy(method.program), None
+            edge, origin = private_copy(method.program), None
             uncovered: tuple[str, ...] = ()
         else:
-            config, origin = _config(options), method.program
-            edge, uncovered = _convert(method, options, config, decomposed)
+            origin = method.program
+            edge, uncovered = _convert(method, options, decomposed)
         if method.passes is not None:
-            edge = _run_passes(method.name, edge, method.passes, config, _config(options))
+            edge = _run_passes(method.name, edge, method.passes)
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)
 
 
 def _convert(
-    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig, decomposed: bool
+    method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch, and why."""
     if options.edge == "executorch" or not pins.is_on("fast Edge conversion"):
-        return _convert_as_executorch(method, options, config), ()
+        return _convert_as_executorch(method, options), ()
     from exir_lowering.steps.casewise.compare import require_equal  # names that may be missing where this is off
     from exir_lowering.steps.casewise.convert import Conversion
 
-    own = _config(options)
     try:
-        conversion = Conversion(method.name, own)
+        conversion = Conversion(method.name, _config(options))
         private = _private_copy(method.program)
         converted = conversion.rename(private) if decomposed else conversion.convert(private, method.partitioners)
         if _lacks_state(converted):
@@ -117,24 +113,20 @@ def _convert(
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
         let_through(error)
         reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
-        return _convert_as_executorch(method, options, config), (f"the whole conversion: {reason}",)
+        return _convert_as_executorch(method, options), (f"the whole conversion: {reason}",)
     if options.edge == "check":
-        require_equal(method.name, converted, _convert_as_executorch(method, options, _config(options)))
-    allow(config, allowed_operators(own))
+        require_equal(method.name, converted, _convert_as_executorch(method, options))
     return converted, conversion.uncovered
 
 
-def _convert_as_executorch(
-    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig
-) -> ExportedProgram:
-    convert = partial(_convert_once, method)
+def _convert_as_executorch(method: RequestedMethod, options: LoweringOptions) -> ExportedProgram:
     try:
-        return convert(config)
+        return _convert_once(method, _config(options))
     except LoweringError:
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.explain_conversion(method.name, method.program, error, _config(options), convert) from error
+        raise edge_errors.explain_conversion(method.name, method.program, error) from error
 
 
 def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
@@ -207,13 +199,8 @@ def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> No
             (node.meta["stack_trace"],) = found
 
 
-def _run_passes(
-    name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, requested: EdgeCompileConfig
-) -> ExportedProgram:
-    """Run passes, which may change the program, and check that the result is valid and no tensor was written to.
-
-    `config`, None for what was given in Edge dialect, has what partitioners keep whole; `requested` is the caller's.
-    """
+def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> ExportedProgram:
+    """Run passes, which may change the program, and check that they made one and wrote to no tensor."""
     named = {**program.state_dict, **program.constants}.items()
     tensors = {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
@@ -231,11 +218,6 @@ def _run_passes(
             f"{who} wrote into {written}, tensors of the model. Put new tensors into the program's state_dict or "
             "constants instead."
         )
-    invalid = None
-    if config is not None and checks_validity(requested):
-        invalid = edge_errors.explain_invalid(name, result, config, requested)
-    if invalid is not None:
-        raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
     return result
 
 
@@ -255,23 +237,21 @@ def _format_error(error: BaseException) -> str:
     return f"{'; '.join(line.rstrip('.') for line in chain)}."
 
 
-def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:
-    """Check that what partitioners kept from decomposition was delegated, and that the owner is valid Edge dialect."""
+def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
+    """Check that what partitioners kept from decomposition was delegated."""
     if method.converted_from is None:
         return
     try:
-        preserved = preserved_ops_left_over(method.name, owner, list(method.partitioners))
+        preserved_ops_left_over(method.name, owner, list(method.partitioners))
     except Exception as error:
         let_through(error)
         raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
-    config = _config(options)
-    if checks_validity(config):
-        verifier = EXIREdgeDialectVerifier(
-            edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
-        )
-        verifier()(owner.graph_module)
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:
-    """Copy the configuration, since ExecuTorch appends to its lists."""
-    return copy.deepcopy(options.edge_compile_config) if options.edge_compile_config else EdgeCompileConfig()
+    """Copy the configuration, since ExecuTorch appends to its lists; the step `legalize` checks what stays on the host.
+
+    ExecuTorch's check executes each operator, which fixes sizes, and refuses operators for which there are kernels.
+    """
+    given = options.edge_compile_config or EdgeCompileConfig()
+    return replace(copy.deepcopy(given), _check_ir_validity=False)

@@ -6,22 +6,19 @@ have no out variant, which constants are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
-from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import edge, installed
-from exir_lowering._upstream.edge import checks_validity, lacks_out_variant, note_mistyped, out_variant, with_allowed
+from exir_lowering._upstream import edge
+from exir_lowering._upstream.edge import lacks_out_variant
 from exir_lowering._upstream.fakes import memory_of
-from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
+from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering.errors import InputError, few, let_through
 from exir_lowering.graphs.copies import private_copy
 
@@ -33,84 +30,14 @@ _LISTED = 20  # how many operators a message lists before it only counts the res
 _NAMES = 3  # how many nodes of one operator a message names
 
 
-def explain_conversion(
-    name: str,
-    program: ExportedProgram,
-    error: Exception,
-    config: EdgeCompileConfig,
-    convert: Callable[[EdgeCompileConfig], ExportedProgram],
-) -> InputError:
-    """Return why a method was not converted; `convert` converts the program with another configuration."""
-    if checks_validity(config):
-        unchecked = with_allowed(config, (), checked=False)
-        try:
-            converted = convert(unchecked)
-        except Exception as another:
-            let_through(another)
-            converted = None
-        if converted is not None and (reason := explain_invalid(name, converted, unchecked, config)) is not None:
-            return reason
+def explain_conversion(name: str, program: ExportedProgram, error: Exception) -> InputError:
+    """Return why a method was not converted."""
     return _written_constants(name, program) or InputError(
         f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
     )
 
 
-def explain_invalid(
-    name: str, program: ExportedProgram, config: EdgeCompileConfig, requested: EdgeCompileConfig
-) -> InputError | None:
-    """Return what makes a program invalid Edge dialect, None if nothing; `config` has what partitioners keep whole."""
-    foreign = _refused_operators(program, with_allowed(config, ()))
-    targets = [nodes[0][1].target for nodes in foreign.values()]
-    rest = _refusal(EXIREdgeDialectVerifier(edge_compile_config=with_allowed(config, targets)), program.graph_module)
-    if not foreign and rest is None:
-        return None
-    lines = [f"Method {name!r} is not valid Edge dialect."]
-    if foreign:
-        lines += ["Operators that are not in the Core ATen operator set:", *_list_places(foreign)]
-    if rest is not None:
-        lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs rejects it: {rest}"]
-    helps = with_allowed(requested, targets, checked=rest is None)
-    lines.append(
-        f"What to do: {'allow the operators' if rest is None else 'disable the check'} with "
-        f"LoweringOptions(edge_compile_config={_find_written(helps)}), or rewrite these lines of the model with other "
-        "operators."
-    )
-    return InputError("\n".join([*lines, *_kernels(targets)]))
-
-
-def _refused_operators(program: ExportedProgram, config: EdgeCompileConfig) -> dict[str, list[Found]]:
-    """Return the operators that ExecuTorch's verifier does not know, with their nodes."""
-    verifier = EXIREdgeDialectVerifier(edge_compile_config=config)
-    refused: dict[str, list[Found]] = {}
-    for path, node in graphs.every_node(program.graph_module):
-        if graphs.is_operator(node) and _refusal(verifier.check_valid_op, node.target) is not None:
-            refused.setdefault(graphs.operator_name(node), []).append((path, node))
-    return refused
-
-
-def _refusal(check: Callable[[Any], object], value: Any) -> str | None:
-    """Return what ExecuTorch says against a value, None if it accepts it."""
-    try:
-        check(value)
-    except Exception as error:
-        let_through(error)
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _mistyped(program: ExportedProgram) -> list[str]:
-    """List the operators that take or return dtypes which ExecuTorch does not define them for."""
-    found: dict[str, list[Found]] = {}
-
-    def note(node: Node, types: Mapping[str, Any]) -> None:
-        dtypes = ", ".join(f"{_ROLES.get(name, name)} {str(dtype)[6:]}" for name, dtype in types.items())
-        found.setdefault(f"{graphs.operator_name(node)} ({dtypes})", []).append(((), node))
-
-    _refusal(partial(note_mistyped, note=note), program.graph_module)
-    return ["Operators with dtypes that ExecuTorch does not define them for:", *_list_places(found)] if found else []
-
-
-def _list_places(operators: Mapping[str, Sequence[Found]]) -> list[str]:
+def list_places(operators: Mapping[str, Sequence[Found]]) -> list[str]:
     """List operators with their nodes and source lines."""
     lines = []
     for name, nodes in list(operators.items())[:_LISTED]:
@@ -133,44 +60,6 @@ def _where(nodes: Sequence[Found]) -> list[str]:
     if len(places) > _NAMES:
         lines.append(f"        and at {len(places) - _NAMES} more lines of the model")
     return lines
-
-
-def _kernels(targets: Iterable[Any]) -> list[str]:
-    """Say what happens to operators that are allowed and stay on the host."""
-    homeless, missing = [], []
-    known = installed.kernels()
-    for target in targets:
-        out = out_variant(target)
-        if out is None:
-            homeless.append(operator_name(target))
-        elif known is not None and out not in known:
-            missing.append(f"{operator_name(target)} ({out})")
-    lines = []
-    if missing:
-        lines.append(
-            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: if you allow such an operator, it "
-            "lowers, but on the host it only runs in a runtime that has its kernel. Let a partitioner delegate it, or "
-            "replace it with other operators."
-        )
-    if homeless:
-        lines.append(
-            f"There is no out variant of {', '.join(homeless)}, and a file cannot have such an operator on the host: "
-            "allowing it helps only if a partitioner delegates it. Otherwise replace it with other operators."
-        )
-    return lines
-
-
-def _find_written(config: EdgeCompileConfig) -> str:
-    """Write a configuration as Python, without fields that have their defaults."""
-    default, given = EdgeCompileConfig(), []
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if value != getattr(default, entry.name):
-            text = repr(value)
-            if isinstance(value, list):
-                text = f"[{', '.join(f'torch.ops.{operator_name(item)}' for item in value)}]"
-            given.append(f"{entry.name}={text}")
-    return f"EdgeCompileConfig({', '.join(given)})"
 
 
 def _written_constants(name: str, program: ExportedProgram) -> InputError | None:
@@ -256,7 +145,7 @@ def explain_emission(
     lines = [
         f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that writes "
         "into given memory; a file cannot contain others.",
-        *_list_places(variants.missing),
+        *list_places(variants.missing),
     ]
     fused: set[str] = set()
     if not config.do_quant_fusion_and_const_prop:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgres
 
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.report import Times
+from exir_lowering.pte.releases import find_target
 from exir_lowering.steps.cache.store import Cache
 
 T = TypeVar("T")
@@ -45,3 +46,4 @@ class Session:
         self.options, self.progress = options, Progress(options.progress)
         self.times, self.cache = Times(), Cache(options.cache)
         self.timed = self.times.step
+        self.target = find_target(options.target)  # the runtime that host operators have to run in

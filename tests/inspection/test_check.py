@@ -17,16 +17,9 @@ from release_probes import Case
 from torch.export import export
 
 from exir_lowering import InputError, cli, lower
-from exir_lowering.inspection.compatibility import (
-    Target,
-    Verdict,
-    check,
-    chosen_verdicts,
-    find_release,
-    known_releases,
-    read_targets,
-)
+from exir_lowering.inspection.compatibility import check, chosen_verdicts
 from exir_lowering.pte.manifest import Bucket, Line, Size
+from exir_lowering.pte.releases import Target, Verdict, find_release, known_releases, read_targets
 
 
 class Images(torch.nn.Module):

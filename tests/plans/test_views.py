@@ -32,6 +32,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import MOST_BOXES, Picture, edges_between, fold, picture
 from exir_lowering.plans.planned import Advice, MethodPlan
 from exir_lowering.plans.views import to_text
+from exir_lowering.pte.printing import middle
 
 PLANS = {
     "small": fake_plans.small(),
@@ -53,8 +54,8 @@ def test_numbers_are_written_short() -> None:
 
 
 def test_long_texts_lose_their_middle() -> None:
-    assert formatting.middle("abcdefgh", 8) == "abcdefgh"
-    assert formatting.middle("abcdefghi", 8) == "abcd…ghi"
+    assert middle("abcdefgh", 8) == "abcdefgh"
+    assert middle("abcdefghi", 8) == "abcd…ghi"
     assert (formatting.head("abcdefghi", 8), formatting.tail("abcdefghi", 8)) == ("abcdefg…", "…cdefghi")
     assert formatting.path(list("abcdef")) == "a -> b -> c -> d -> e -> f"
     assert formatting.path(list("abcdefghi")) == "a -> b -> c -> (3 more) -> g -> h -> i"

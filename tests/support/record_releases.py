@@ -1,4 +1,4 @@
-"""Record what ExecuTorch's releases run, in `exir_lowering/inspection/releases.json`.
+"""Record what ExecuTorch's releases run, in `exir_lowering/pte/releases.json`.
 
     python tests/support/record_releases.py 1.4.1 1.5.1
     python tests/support/record_releases.py 1.3.1 --python /path/to/python/with/torch/2.12
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-TABLE = Path(__file__).parents[2] / "exir_lowering" / "inspection" / "releases.json"
+TABLE = Path(__file__).parents[2] / "exir_lowering" / "pte" / "releases.json"
 RUNNER = Path(__file__).with_name("release_runner.py")
 TABLES = ("Program", "ExecutionPlan", "Tensor", "ExtraTensorInfo")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import conversion
-from exir_lowering._upstream.edge import allow
-from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering.graphs.copies import has_symbols, private_copy
-from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators
 from exir_lowering.steps.casewise.inplace import is_mutable
@@ -30,7 +26,7 @@ class Conversion:
         self._name, self._config = name, config
 
     def convert(self, program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-        """Convert a private copy to Edge dialect, and allow what partitioners keep whole; Uncovered if not by cases."""
+        """Convert a private copy to Edge dialect; raise Uncovered if it cannot be converted by cases."""
         inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
         sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
         dynamic = not all(type(size) is int for size in sizes)
@@ -48,9 +44,7 @@ class Conversion:
         for partitioner in partitioners:
             program, kept = self._decompose_for(partitioner, program)
             preserved += [op for op in kept if op not in preserved]
-        program = self._to_edge(program, preserved)
-        allow(self._config, preserved)
-        return program
+        return self._to_edge(program, preserved)
 
     def rename(self, program: ExportedProgram) -> ExportedProgram:
         """Convert a private copy that is functional and decomposed already; raise what torch and ExecuTorch do."""
@@ -88,24 +82,11 @@ class Conversion:
         except Uncovered as reason:
             self.uncovered += (f"Edge operators: {reason}",)
             return conversion.generate_edge_program(self._config, program, preserved)
-        verifier = conversion.edge_verifier(self._config, preserved)
         edge = with_graph(program, graph_module)
-        conversion.set_verifier(edge, verifier)
+        conversion.set_verifier(edge, conversion.edge_verifier(self._config, preserved))
         edge = conversion.finish_edge(edge)
-        verifier()(_one_of_each(edge.graph_module))
         conversion.verify_signature(edge)
         return edge
-
-
-def _one_of_each(graph_module: GraphModule) -> GraphModule:
-    """Return a graph that has each case once: verifiers look at each operator by itself; they name calls by cases."""
-    describer, cases = Describer(constants=True), dict[Any, Case]()
-    for node in graph_module.graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
-            values = [operand.meta["val"] for operand in node.all_input_nodes]
-            case = describer.case(node, node.target, values, node.meta["val"])
-            cases.setdefault((case.key, describer.value(node.meta["val"])), case)
-    return lazy_graph_module({}, place_side_by_side(list(cases.values())))
 
 
 def _trial(program: ExportedProgram) -> ExportedProgram:

@@ -149,7 +149,7 @@ class Editor:
         """Remove what was made, for the current node if nothing else is said."""
         for node in reversed(self.made if made is None else made):
             if not node.users and node not in self.gone:
-                self._erase(node)
+                self.erase(node)
         self.made = []
 
     def may_replace(self, node: Node, new: Node) -> bool:
@@ -177,13 +177,14 @@ class Editor:
             if dead in self.gone or dead.users or not (dead is node or only_computes(dead)):
                 continue  # of the node itself the rewrite knows what it computes
             operands = dead.all_input_nodes
-            self._erase(dead)
+            self.erase(dead)
             removed.append(dead)
             pending += [operand for operand in operands if not operand.users and operand not in self.made]
         self.made = [made for made in self.made if made not in self.gone]
         return removed
 
-    def _erase(self, node: Node) -> None:
+    def erase(self, node: Node) -> None:
+        """Remove a node that nothing uses."""
         if node is self._first_input:  # of a program without inputs
             self._first_input = node.next
         self.graph.erase_node(node)

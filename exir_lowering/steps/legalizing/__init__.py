@@ -1,0 +1,1 @@
+"""How host operators become others that run: what is wrong with kernels, rules, and their tracing."""

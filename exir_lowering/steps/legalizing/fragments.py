@@ -1,0 +1,220 @@
+"""A call that does not run is replaced by a fragment, a traced graph that computes the same; it is inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from exir_lowering import graphs
+from exir_lowering._upstream.ambient import switches
+from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order
+from exir_lowering._upstream.legalizing import own_decomposition, trace
+from exir_lowering._upstream.likeness import Likeness
+from exir_lowering.errors import let_through
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.pte.releases import Target
+from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, renew
+from exir_lowering.steps.legalizing.faults import find_fault
+from exir_lowering.steps.legalizing.kernels import refuse
+from exir_lowering.steps.legalizing.rules import RULES
+from exir_lowering.steps.legalizing.widening import in_dtype
+
+_OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
+_DEPTH = 4  # how often what a fragment consists of is replaced again
+_WIDER = (
+    ((torch.float16, torch.bfloat16), torch.float32),
+    ((torch.uint8, torch.int8, torch.int16, torch.int32), torch.int64),  # equal modulo the width of the narrow type
+)
+
+
+class Failed(Exception):
+    """No fragment is known that runs; its text is a clause about the last one that was tried."""
+
+
+@dataclass
+class Fragments:
+    """The fragments of one method, each traced once for equal calls."""
+
+    mode: FakeTensorMode
+    config: EdgeCompileConfig
+    target: Target
+    _known: dict[Any, GraphModule | Failed] = field(default_factory=dict)
+
+    def find(self, node: Node, depth: int = 0) -> GraphModule:
+        """Return a graph that computes what a call does, and runs; Failed if there is none."""
+        key = self._key(node)
+        if key is None or key not in self._known:
+            try:
+                found: GraphModule | Failed = self._make(node, depth)
+            except Failed as failed:
+                found = failed
+            if key is None:
+                key = node
+            self._known[key] = found
+        made = self._known[key]
+        if isinstance(made, Failed):
+            raise made
+        return made
+
+    def _make(self, node: Node, depth: int) -> GraphModule:
+        if depth == _DEPTH:
+            raise Failed("what would replace it consists of such operators again")
+        why = ""
+        for function in _candidates(node):
+            made = self._attempt(node, function, depth)
+            if isinstance(made, GraphModule):
+                return made
+            why = made
+        raise Failed(why)
+
+    def _attempt(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule | str:
+        """Return a fragment, or why there is none."""
+        try:
+            return self._try(node, function, depth)
+        except Failed as failed:
+            return str(failed)
+        except Exception as error:  # of torch's decomposition, for these arguments
+            let_through(error)
+            return f"its decomposition failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+    def _try(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule:
+        operands = node.all_input_nodes
+        wanted = list(tensors(node.meta["val"]))
+
+        def compute(*values: Any) -> tuple[Any, ...]:
+            given = dict(zip(operands, values, strict=True))
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
+            made = function(*args, **kwargs)
+            if made is NotImplemented:
+                raise Failed("its rule does not cover these arguments")
+            listed = made if isinstance(made, (list, tuple)) else [made]
+            return tuple(_laid_out(one, like, values) for one, like in zip(listed, wanted, strict=True))
+
+        values = [operand.meta["val"] for operand in operands]
+        before = decided(self.mode.shape_env)
+        graph_module = trace(compute, values, self.mode, self.config, whole=())
+        if decided(self.mode.shape_env) != before:
+            raise Failed("its decomposition would hold for some sizes only")
+        _check(graph_module, wanted)
+        for inner in list(graph_module.graph.nodes):
+            if inner.op == "call_function" and runs_not(inner, self.target) is not None:
+                if inner.target is node.target and _read_types(inner) == _read_types(node):
+                    raise Failed("its decomposition consists of itself")
+                inline(inner, self.find(inner, depth + 1), attributes_of(graph_module, inner))
+        graph_module.graph.eliminate_dead_code()
+        return graph_module
+
+    def _key(self, node: Node) -> Any:
+        """Return what equal calls have in common; None where that is not known, or sizes are symbolic."""
+        likeness = Likeness(Uncovered)
+        try:
+            known = describe_arguments((node.args, node.kwargs), node.all_input_nodes.index)
+            values = likeness.describe([operand.meta["val"] for operand in node.all_input_nodes])
+        except Uncovered:
+            return None
+        return None if likeness.symbolic else (node.target, known, values, switches())
+
+
+def runs_not(node: Node, target: Target) -> str | None:
+    """Return why a call does not run, or not right, on the host; None if nothing is known against it."""
+    if not graphs.is_operator(node):
+        return None
+    why = refuse(node, target)
+    if why is None and (fault := find_fault(node)) is not None:
+        why = fault.says
+    return why
+
+
+def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
+    """Yield functions that compute what a call does, the best first."""
+    fault = find_fault(node)
+    cure = fault.cure(node.target, node) if fault is not None else None
+    if cure is not None:
+        yield cure
+    rule = RULES.get(graphs.operator_name(node))
+    if rule is not None:
+        yield rule
+    decomposition = own_decomposition(node.target)
+    if decomposition is not None:
+        yield decomposition
+    read = set(_read_types(node))
+    for narrow, wide in _WIDER:
+        if read.intersection(narrow):
+            yield in_dtype(node.target, narrow, wide, node)
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor, given: Any) -> torch.Tensor:
+    """Return a value with its elements in the order of another one's; what is an input is copied."""
+    order = dim_order(like)
+    if dim_order(value) != order:
+        formats = {(0, 2, 3, 1): torch.channels_last, tuple(range(value.dim())): torch.contiguous_format}
+        if order not in formats:
+            raise Failed("its result lies in memory in an order that no kernel makes")
+        return value.clone(memory_format=formats[order])
+    return value.clone() if any(value is one for one in given) else value
+
+
+def _check(graph_module: GraphModule, wanted: list[torch.Tensor]) -> None:
+    """Check that a fragment makes what the call did."""
+    made = [one.meta["val"] for one in _results(graph_module)]
+    for value, like in zip(made, wanted, strict=True):
+        if value.dtype is not like.dtype or not measures.same_sizes(value.shape, like.shape):
+            raise Failed(f"its decomposition makes {value.dtype} {list(value.shape)}")
+
+
+def _results(fragment: GraphModule) -> Sequence[Node]:
+    results: Any = fragment.graph.output_node().args[0]
+    return cast(Sequence[Node], results)
+
+
+def _read_types(node: Node) -> list[torch.dtype]:
+    return [value.dtype for value in tensors([operand.meta.get("val") for operand in node.all_input_nodes])]
+
+
+Constants = Callable[[torch.Tensor], Node]
+"""Gives a graph a constant, before the node that is replaced."""
+
+
+def inline(node: Node, fragment: GraphModule, constant: Constants) -> list[Node]:
+    """Put a fragment in the place of a call, which is not used any more then; return the nodes that were added."""
+    made: list[Node] = []
+    env = dict(zip(fragment.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
+    inherited = {key: value for key, value in node.meta.items() if key not in _OWN}
+    for inner in fragment.graph.nodes:
+        if inner.op == "get_attr":
+            env[inner] = constant(graphs.attribute(fragment, str(inner.target)))
+        elif inner.op == "call_function":
+            with node.graph.inserting_before(node):
+                env[inner] = node.graph.node_copy(inner, env.__getitem__)
+            env[inner].meta = {**inherited, "val": renew(inner.meta["val"], None)}
+            made.append(env[inner])
+    results = [env[one] for one in _results(fragment)]
+    if isinstance(node.meta["val"], (list, tuple)):
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+    else:
+        node.replace_all_uses_with(results[0])
+    return made
+
+
+def attributes_of(root: GraphModule, node: Node) -> Constants:
+    """Return what keeps constants as attributes of a graph module, for a node of it."""
+
+    def constant(tensor: torch.Tensor) -> Node:
+        number = 0
+        while hasattr(root, name := f"_fragment_constant{number}"):
+            number += 1
+        root.register_buffer(name, tensor)
+        with node.graph.inserting_before(node):
+            made = node.graph.get_attr(name)
+        made.meta["val"] = tensor
+        return made
+
+    return constant

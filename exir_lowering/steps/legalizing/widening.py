@@ -1,0 +1,31 @@
+"""Compute in a wider type, between casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering._upstream.operators import wrapped_operator
+from exir_lowering._upstream.programs import pytree
+from exir_lowering.graphs.operators.calls import tensors
+
+
+def in_dtype(operator: Any, narrow: Sequence[torch.dtype], wide: torch.dtype, node: Node) -> Callable[..., Any]:
+    """Return a function that computes an operator with tensors of some types cast to another one, and back."""
+    run, dtypes = wrapped_operator(operator), [value.dtype for value in tensors(node.meta["val"])]
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype in narrow:
+            return value.to(wide)
+        return wide if isinstance(value, torch.dtype) and value in narrow else value
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        found = run(*pytree.tree_map(cast, args), **pytree.tree_map(cast, kwargs))
+        if isinstance(found, torch.Tensor):
+            return found.to(dtypes[0])
+        return tuple(value.to(dtype) for value, dtype in zip(found, dtypes, strict=True))
+
+    return compute
