@@ -1,14 +1,9 @@
-"""Rules: what computes an operator by other ones."""
+"""Rules: what computes an operator by other ones, each operator by its name."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
-
-
-def _remainder(a, b):
-    r = torch.fmod(a, b)
-    return torch.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-
-
-RULES: Mapping[str, Callable[..., Any]] = {"aten.remainder.Tensor": _remainder, "aten.remainder.Scalar": _remainder}
+from exir_lowering.steps.legalizing import (  # noqa: F401  each adds its rules
+    arithmetic,
+    indexing,
+    order,
+    windows,
+)
+from exir_lowering.steps.legalizing.registry import RULES as RULES

@@ -1,0 +1,78 @@
+"""The calls of operators that rules compute, taken from samples, and how a rule's results differ from the operator's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import operator_database
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from exir_lowering.steps.legalizing.rules import RULES
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the calls of operators that have rules, with copies of what they read and what they returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        given = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, (args, kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name in RULES:
+            self.calls.append((name, func, *given, result))
+        return result
+
+
+def calls(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any], Any]]:
+    """Yield the calls that the samples of an operator make."""
+    for module in operator_database.samples(info, dtype, count):
+        with Recorder() as recorder:
+            try:
+                module(*[each.clone() for each in module.given])
+            except Exception:  # the sample is not for this machine
+                continue
+        yield from recorder.calls
+
+
+UNUSED = {"aten._embedding_bag": 1, "aten._embedding_bag_forward_only": 1}
+"""How many results of an operator count; the others are for its derivative, and partly unset."""
+TIES = re.compile(r"^aten\.(sort\.default|topk|kthvalue|mode|median\.dim|nanmedian\.dim)")
+"""What says in no order where equal elements are."""
+
+
+def differences(name: str, operator: Any, args: Any, kwargs: Any, want: Any) -> list[str] | None:
+    """Return how what a rule computes differs from what the operator did; None if it refuses."""
+    got = RULES[name](*args, **kwargs)
+    if got is NotImplemented:
+        return None
+    got, want, exact = tree_leaves(got), tree_leaves(want), [None]
+    if TIES.match(name) and len(got) == 2:
+        at = kwargs.get("dim", args[{"kthvalue": 2, "topk": 2}.get(name.split(".")[1], 1) :][:1] or -1)
+        got, want = (_told(args[0], *found, at if isinstance(at, int) else at[0]) for found in (got, want))
+    with contextlib.suppress(Exception):  # of what takes no float64
+        wide = tree_map(_wide, (args, kwargs))
+        exact = tree_leaves(operator(*wide[0], **wide[1]))
+    exact = exact if len(exact) == len(want) else [None] * len(want)
+    count = UNUSED.get(name.rpartition(".")[0], len(want))
+    told = [operator_database.difference(*each) for each in zip(got, want, exact, strict=True)][:count]
+    return [f"result {number}: {found}" for number, found in enumerate(told) if found]
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _told(source: torch.Tensor, values: torch.Tensor, places: torch.Tensor, dim: int) -> list[torch.Tensor]:
+    """Return the values, and what the places point at."""
+    if source.dim() == 0:
+        return [values, places]
+    whole = places if places.dim() == source.dim() else places.unsqueeze(dim)
+    return [values, source.gather(dim, whole)]
