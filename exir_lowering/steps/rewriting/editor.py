@@ -17,8 +17,8 @@ from exir_lowering import graphs
 from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.guards import without_guards
+from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.tracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
