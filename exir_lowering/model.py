@@ -90,14 +90,15 @@ class RefusedPartition:
 
 @dataclass(frozen=True, slots=True)
 class NarrowedDimension:
-    """A dynamic dimension of an input that may have fewer sizes in Edge dialect than in the program that was given.
+    """A dynamic dimension of an input that may have fewer sizes in the file than in the program that was given.
 
     Attributes:
         method: The method.
         input: The name of the input.
         dimension: Its dimension, from 0.
         given: The smallest and the largest size in the program; None for an unbounded largest size.
-        converted: The same in Edge dialect.
+        converted: The same after the conversion to Edge dialect; instead of an unbounded largest size that of the
+            example, as ExecuTorch plans memory for it.
     """
 
     method: str
@@ -107,6 +108,12 @@ class NarrowedDimension:
     converted: tuple[int, int | None]
 
     def __str__(self) -> str:
+        if self.given[1] is None and self.converted[1] is not None:
+            return (
+                f"{self.method}: dimension {self.dimension} of {self.input} has no largest size in the program; the "
+                f"file takes at most {self.converted[1]}, that of the example, for which memory is planned: export "
+                "with a Dim that has a max"
+            )
         given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
         return (
             f"{self.method}: dimension {self.dimension} of {self.input} is {given} in the program; the conversion to "

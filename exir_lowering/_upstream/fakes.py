@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode as FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # symbols belong to an environment; no public name
+from torch.utils._sympy.value_ranges import ValueRanges  # what an environment knows of a symbol
 
 from exir_lowering._upstream.likeness import SYMBOLS
 
@@ -302,6 +303,16 @@ def names_of_symbols(shape_env: Any) -> dict[str, Any]:
             if name.isidentifier():
                 found[name] = shape_env.replacements.get(symbol, symbol)
     return {name: each for name, each in found.items() if each.is_Symbol}
+
+
+def bounds_by_example(shape_env: Any) -> dict[Any, Any]:
+    """Return ranges for the symbols that have no greatest number: files have one, and it is the example's."""
+    found = {}
+    for symbol, known in shape_env.var_to_range.items() if shape_env is not None else ():
+        example = shape_env.backed_var_to_val.get(symbol)
+        if example is not None and not isinstance(known.upper, sympy.Integer):
+            found[symbol] = ValueRanges(known.lower, max(known.lower, example))
+    return found
 
 
 def grows(size: Any) -> bool:

@@ -82,7 +82,7 @@ class Report(LoweringPlan):
             ExecuTorch that is not known, so upstream's code was used.
         refused: The partitions that backends failed on, if `on_backend_error` is not "raise".
         units: By partition, the operators on each unit of the device, if the backend's compiler reports them.
-        narrowed: The dynamic dimensions of inputs that may have fewer sizes in Edge dialect than in the programs.
+        narrowed: The dynamic dimensions of inputs that may have fewer sizes in the file than in the programs.
     """
 
     payload_bytes: Mapping[str, int]

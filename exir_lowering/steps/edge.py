@@ -42,6 +42,8 @@ _EXPECTED = (
     "given; or it is an ExportedProgramPassBase."
 )
 
+_EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
+
 
 def to_edge(
     methods: Iterable[RequestedMethod], session: Session, *, decomposed: bool = False
@@ -155,6 +157,7 @@ def _lacks_state(program: ExportedProgram) -> bool:
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
+    _fill_empty(private)
     separate(private, distinct=distinct)
     if not distinct:
         return private
@@ -166,6 +169,16 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     }
     written = [node for node in private.graph.find_nodes(op="placeholder") if not writing.isdisjoint(node.users)]
     return _with_state(private, {given[node.name] for node in written})
+
+
+def _fill_empty(private: ExportedProgram) -> None:
+    """Fill what has dynamic sizes and no content: ExecuTorch's operator for it takes numbers, those of the example."""
+    for _, node in graphs.every_node(private.graph_module):
+        value = node.meta.get("val")
+        if node.target in _EMPTY and not all(type(size) is int for size in value.shape):
+            sizes = graphs.argument(node, "size")
+            node.target = torch.ops.aten.full.default
+            node.args, node.kwargs = (sizes, 0), {"dtype": value.dtype, "device": value.device}
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from torch.export.graph_signature import OutputKind
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
+from exir_lowering._upstream.fakes import bounds_by_example, expression, names_of_symbols, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering.errors import let_through
+from exir_lowering.errors import InputError, few, let_through
 from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -136,16 +138,38 @@ def _qualified(kind: type) -> str:
 
 
 def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...]:
-    """Return the dimensions of inputs that have fewer sizes in Edge dialect than in the programs that were given."""
+    """Return the dimensions of inputs that have fewer sizes in files than in the programs that were given.
+
+    InputError if one of them was declared, and torch's least size of 2 is not all that narrows it.
+    """
     found = []
     for method in methods:
         programs = (method.converted_from or method.program, method.program)
         for (name, given), (_, converted) in zip(*map(_user_inputs, programs), strict=False):
-            sizes = zip(*map(_sizes, programs, (given, converted)), strict=False)
+            env = shape_env_of(converted)
+            sizes = zip(
+                _sizes(programs[0], given), _sizes(programs[1], converted, bounds_by_example(env)), strict=False
+            )
             for number, (before, after) in enumerate(sizes):
                 if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
                     found.append(NarrowedDimension(method.name, name, number, before, after))
+                    _check_declared(found[-1], given.shape[number], env)
     return tuple(found)
+
+
+def _check_declared(narrowed: NarrowedDimension, size: Any, converted: Any) -> None:
+    """Raise InputError if a size is narrowed that has a range of the user's: a Dim's, or in a file of a program."""
+    (low, high), (least, most) = narrowed.given, narrowed.converted
+    env, symbols = shape_env_of(size), set(expression(size).free_symbols)
+    declared = symbols <= set(names_of_symbols(env).values()) or not any(env.var_to_sources.get(one) for one in symbols)
+    if declared and high is not None and (least > max(low, 2) or most is None or most < high):
+        reasons = [str(guard.expr) for guard in converted.guards if symbols & guard.expr.free_symbols]
+        raise InputError(
+            f"Method {narrowed.method!r}: dimension {narrowed.dimension} of input {narrowed.input} was declared as "
+            f"{low}..{high}, but its conversion to Edge dialect holds for {least}..{most} only"
+            f"{f', as operators of the model depend on {few(reasons, 3)}' if reasons else ''}. Export with a Dim of "
+            f"that range (min={least}, max={most}), or let torch choose it with Dim.AUTO."
+        )
 
 
 def _user_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
@@ -192,13 +216,13 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
     return _sizes(program, value)
 
 
-def _sizes(program: ExportedProgram, value: Any) -> Bounds:
+def _sizes(program: ExportedProgram, value: Any, known: Mapping[Any, Any] = MappingProxyType({})) -> Bounds:
     shape = value.shape if isinstance(value, torch.Tensor) else ()
-    return tuple((size, size) if isinstance(size, int) else _range(program, size) for size in shape)
+    return tuple((size, size) if isinstance(size, int) else _range(program, size, known) for size in shape)
 
 
-def _range(program: ExportedProgram, size: torch.SymInt) -> tuple[int, int | None]:
-    found = bounds_of(size.node.expr, program.range_constraints)
+def _range(program: ExportedProgram, size: torch.SymInt, known: Mapping[Any, Any]) -> tuple[int, int | None]:
+    found = bounds_of(size.node.expr, {**program.range_constraints, **known})
     least, greatest = (_number(end) for end in (found.lower, found.upper))
     return max(least or 0, 0), greatest
 

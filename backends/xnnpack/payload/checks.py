@@ -153,9 +153,13 @@ class _Checked(CheckedPayload):
             tensors[value.id] = tensor
         values = self.graph.values
         given = {id_: _dims(tensor) for id_, tensor in tensors.items() if values[id_].given}
-        shapes = infer(values, self.graph.nodes, given)
+        dynamic = any(tensor.dynamic for tensor in tensors.values())
+        if self.graph.misdeclared and not dynamic:
+            raise CorruptError(self.graph.misdeclared)
+        shapes = infer(values, self.graph.nodes, given, bounds=dynamic)
         for id_, tensor in tensors.items():
-            if not values[id_].given and shapes[id_] != _dims(tensor):
+            same = len(shapes[id_]) == len(tensor.sizes) if tensor.dynamic else shapes[id_] == _dims(tensor)
+            if not values[id_].given and not same:
                 raise CorruptError(
                     f"it makes a result of shape {list(shapes[id_])}, but value {values[id_].external} is {tensor}"
                 )

@@ -124,6 +124,7 @@ class Graph:
     values: Mapping[int, GraphValue]  # by their ids
     nodes: tuple[Node, ...]  # in the order in which they are computed
     weights: Mapping[str, int]  # how many bytes it reads of each constant in a file's named data
+    misdeclared: str  # which declared shape is not what its node makes, "" if none; with dynamic sizes they are bounds
 
 
 INPUTS = frozenset({"input", "input1", "input2", "input3", "input4", "input5", "filter", "bias"})

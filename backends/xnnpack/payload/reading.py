@@ -89,21 +89,22 @@ def read_graph(payload: memoryview) -> Graph:
         raise CorruptError("two values are the same external value")
     nodes = tuple(_node(number, one, values) for number, one in enumerate(table.tables(XNNGraph.XNODES)))
     check_nodes(values, nodes)
-    _check_shapes(values, nodes)
-    return Graph(values, nodes, constants.read)
+    return Graph(values, nodes, constants.read, _check_shapes(values, nodes))
 
 
-def _check_shapes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None:
-    """Check the declared shapes: XNNPACK allocates memory for them before it computes its own."""
-    free = free_memory()
-    for id_, shape in infer(values, nodes, {id_: value.dims for id_, value in values.items() if value.given}).items():
+def _check_shapes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> str:
+    """Check the declared shapes, for which XNNPACK allocates memory; return what contradicts them, "" if nothing."""
+    free, found = free_memory(), ""
+    given = {id_: value.dims for id_, value in values.items() if value.given}
+    for id_, shape in infer(values, nodes, given, bounds=True).items():
         value = values[id_]
         if math.prod(value.dims) != math.prod(shape):  # the order of the declared dimensions may differ
-            raise CorruptError(
+            found = found or (
                 f"value {id_} is declared with the shape {list(value.dims)}, but its node makes {list(shape)}"
             )
-        if free is not None and _size(value.datatype, shape) > free:
+        if free is not None and max(_size(value.datatype, dims) for dims in (shape, value.dims)) > free:
             raise CorruptError(f"value {id_} has the shape {list(shape)}, but only {free} bytes are free")
+    return found
 
 
 def split_payload(payload: memoryview) -> tuple[memoryview, int | None]:

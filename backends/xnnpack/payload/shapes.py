@@ -17,6 +17,14 @@ class _Mismatch(Exception):
     """The shapes of a node's inputs do not match."""
 
 
+class _Unequal(_Mismatch):
+    """Dimensions that have to be equal have other sizes: if these are bounds, the least one holds."""
+
+    def __init__(self, message: str, made: Dims) -> None:
+        super().__init__(message)
+        self.made = made
+
+
 def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None:
     """Check that each value is made once, before it is read; CorruptError if not."""
     made = {id_ for id_, value in values.items() if value.constant or value.given}
@@ -33,8 +41,14 @@ def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None
         raise CorruptError(f"value {lost[0]} is returned, but no node makes it")
 
 
-def infer(values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
-    """Return the shapes of all values of a checked graph, by ids; CorruptError if a node cannot take its inputs."""
+def infer(
+    values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mapping[int, Dims], *, bounds: bool
+) -> dict[int, Dims]:
+    """Return the shapes of all values of a checked graph, by ids; CorruptError if a node cannot take its inputs.
+
+    Given sizes may be `bounds` of dynamic ones, which differ although the sizes are equal when the graph runs: XNNPACK
+    computes and checks the shapes then.
+    """
     shapes = {id_: value.dims for id_, value in values.items() if value.constant}
     shapes.update(given)
     for node in nodes:
@@ -42,7 +56,9 @@ def infer(values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mappin
         try:
             made = _RULES.get(node.type.name, _same)(node, taken)
         except _Mismatch as error:
-            raise CorruptError(f"{node}, takes {', '.join(map(str, map(list, taken)))}: {error}") from None
+            if not (bounds and isinstance(error, _Unequal)):
+                raise CorruptError(f"{node}, takes {', '.join(map(str, map(list, taken)))}: {error}") from None
+            made = error.made
         if len(made) > MAX_RANK or math.prod(made) >= _LIMIT:
             raise CorruptError(f"{node}, makes a value of shape {list(made)}")
         shapes.update(dict.fromkeys(node.outputs, made))
@@ -60,12 +76,11 @@ def _same(node: Node, taken: Sequence[Dims]) -> Dims:
 
 def _broadcast(first: Dims, second: Dims) -> Dims:
     rank = max(len(first), len(second))
-    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
-    made = []
-    for one, other in pairs:
-        _require(one == other or 1 in (one, other), "their dimensions must be equal, or 1")
-        made.append(other if one == 1 else one)
-    return tuple(made)
+    pairs = [*zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)]
+    made = tuple(max(pair) if 1 in pair else min(pair) for pair in pairs)
+    if any(one != other and 1 not in (one, other) for one, other in pairs):
+        raise _Unequal("their dimensions must be equal, or 1", made)
+    return made
 
 
 def _slope(node: Node, taken: Sequence[Dims]) -> Dims:
@@ -86,8 +101,15 @@ def _product(node: Node, taken: Sequence[Dims]) -> Dims:
     left, right = taken
     _require(min(len(left), len(right)) >= 2, "both must be matrices")
     inner, outer = right[-2:] if not node.numbers["flags"] & 1 else right[:-3:-1]
-    _require(left[-1] == inner, "the rows of one must be as long as the columns of the other")
-    return (*_broadcast(left[:-2], right[:-2]), left[-2], outer)
+    try:
+        made, message = _broadcast(left[:-2], right[:-2]), ""
+    except _Unequal as error:
+        made, message = error.made, str(error)
+    if left[-1] != inner:
+        message = "the rows of one must be as long as the columns of the other"
+    if message:
+        raise _Unequal(message, (*made, left[-2], outer))
+    return (*made, left[-2], outer)
 
 
 def _windows(node: Node, height: int, width: int) -> tuple[int, int]:
@@ -188,7 +210,9 @@ def _reshaped(node: Node, taken: Sequence[Dims]) -> Dims:
     _require(shape.count(0) <= 1, "its new shape has two unknown dimensions")
     known = math.prod(size for size in shape if size)
     made = tuple(size or count // known for size in shape)
-    _require(math.prod(made) == count, f"its new shape is {list(shape)}")
+    _require(math.prod(made) <= count, f"its new shape is {list(shape)}")
+    if math.prod(made) != count:
+        raise _Unequal(f"its new shape is {list(shape)}", made)
     return made
 
 
@@ -208,9 +232,12 @@ def _concatenated(node: Node, taken: Sequence[Dims]) -> Dims:
     first = taken[0]
     _require(-len(first) <= axis < len(first), f"its axis is {axis}")
     axis %= len(first)
-    rest = {(dims[:axis], dims[axis + 1 :]) for dims in taken}
-    _require(len(rest) == 1, "they may differ in one dimension only")
-    return (*first[:axis], sum(dims[axis] for dims in taken), *first[axis + 1 :])
+    _require({len(dims) for dims in taken} == {len(first)}, "they must have as many dimensions")
+    least = [min(sizes) for sizes in zip(*taken, strict=True)]
+    made = (*least[:axis], sum(dims[axis] for dims in taken), *least[axis + 1 :])
+    if any((*dims[:axis], made[axis], *dims[axis + 1 :]) != made for dims in taken):
+        raise _Unequal("they may differ in one dimension only", made)
+    return made
 
 
 _ELEMENTWISE = ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum")
