@@ -19,7 +19,7 @@ import time
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -42,6 +42,8 @@ COUNTED = ("right", "refused", "fails", "wrong", "died")
 BAD = ("fails", "wrong", "died")
 _TIES = re.compile(r"^(sort|msort|argsort|topk|kthvalue|mode|median|nanmedian|masked_median)")
 """What returns the places of equal elements in no order that is promised."""
+TIES = re.compile(r"^(aten\.)?(sort|argsort|topk|kthvalue|mode|median|nanmedian|masked_median)\b(?!\.stable)")
+"""What promises no order of the places of equal elements."""
 _UNSET = re.compile(r"^(new_)?empty")
 
 
@@ -73,19 +75,26 @@ class _Linear(NamedTuple):
 class _Module(torch.nn.Module):
     """An operator as a function of the tensors of a sample; everything else is closed over."""
 
-    def __init__(self, function: Callable[..., Any], sample: Any) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], sample: Any) -> None:
         super().__init__()
-        self.function = function
+        self.name, self.function = name, function
         leaves, self.spec = tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.given = tuple(leaves[place].detach() for place in self.places)
         self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def told(self, results: Sequence[Any]) -> list[Any]:
+        first, rest, kwargs = self._arguments(self.given)
+        return told(self.name, (first, *rest), kwargs, results)
+
+    def _arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
         leaves = list(self.others)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
-        first, args, kwargs = tree_unflatten(leaves, self.spec)
+        return tree_unflatten(leaves, self.spec)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        first, args, kwargs = self._arguments(tensors)
         return tree_leaves(self.function(first, *args, **kwargs))
 
 
@@ -94,7 +103,7 @@ def samples(info: Any, dtype: torch.dtype, count: int) -> Iterator[_Module]:
     torch.manual_seed(zlib.crc32(f"{info.formatted_name} {dtype}".encode()))
     seen = set()
     for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 60):
-        module = _Module(info.op, sample)
+        module = _Module(info.formatted_name, info.op, sample)
         form = repr(([(each.shape, each.stride(), each.dtype) for each in module.given], module.others, module.spec))
         if form not in seen:
             seen.add(form)
@@ -114,6 +123,18 @@ def _exact(module: _Module) -> list[torch.Tensor | None]:
         return [torch.as_tensor(each) for each in module(*_copied(module.given, torch.float64))]
     except Exception:
         return [None]
+
+
+def told(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]) -> list[Any]:
+    """Return results with what places point at instead of them, where equal elements may come in any order."""
+    source, places = args[0], results[-1]
+    if not TIES.match(name) or kwargs.get("stable") or not isinstance(places, torch.Tensor) or source.dim() == 0:
+        return list(results)
+    if places.dtype is not torch.int64 or (len(results) == 1 and "argsort" not in name):
+        return list(results)
+    numbers = [each for each in args[1:] if type(each) is int][bool(re.search("topk|kthvalue", name)) :]
+    dim = kwargs.get("dim", numbers[0] if numbers else -1)
+    return [*results[:-1], source.gather(dim, places if places.dim() == source.dim() else places.unsqueeze(dim))]
 
 
 def difference(got: Any, want: Any, exact: torch.Tensor | None) -> str:
@@ -204,7 +225,7 @@ def try_sample(module: _Module, ways: Sequence[str]) -> Iterator[tuple[str, str,
                 yield way, "refused", refusal
                 continue
             got = run(*_copied(module.given))
-            found = [difference(*each) for each in zip(got, want, exact, strict=True)]
+            found = [difference(*each) for each in zip(module.told(got), module.told(want), exact, strict=True)]
             worst = next(filter(None, found), "")
             yield way, "wrong" if worst else "right", worst
         except Exception as error:
@@ -235,7 +256,7 @@ def _work(info: Any, ways: Sequence[str], dtypes: Sequence[torch.dtype], count: 
 
 def _warm() -> None:
     """Import what lowering imports, once for all children; nothing is run, for the runtime has threads."""
-    module = _Module(torch.nn.functional.linear, _Linear(torch.ones(2, 3), (torch.ones(4, 3),), {}))
+    module = _Module("linear", torch.nn.functional.linear, _Linear(torch.ones(2, 3), (torch.ones(4, 3),), {}))
     for partitioner in ("xnnpack", None):
         exir_lowering.lower(export(module, module.given, strict=False), partitioner).emit()
 

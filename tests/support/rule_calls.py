@@ -1,9 +1,8 @@
-"""The calls of operators that rules compute, taken from samples, and how a rule's results differ from the operator's."""
+"""The calls of operators that rules compute, taken from samples, and how a rule's results differ from theirs."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +23,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        given = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, (args, kwargs or {}))
+        given = tree_map(
+            lambda value: value.clone() if isinstance(value, torch.Tensor) else value, (args, kwargs or {})
+        )
         result = func(*args, **(kwargs or {}))
         if name in RULES:
             self.calls.append((name, func, *given, result))
@@ -44,8 +45,6 @@ def calls(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[str, Any,
 
 UNUSED = {"aten._embedding_bag": 1, "aten._embedding_bag_forward_only": 1}
 """How many results of an operator count; the others are for its derivative, and partly unset."""
-TIES = re.compile(r"^aten\.(sort\.default|topk|kthvalue|mode|median\.dim|nanmedian\.dim)")
-"""What says in no order where equal elements are."""
 
 
 def differences(name: str, operator: Any, args: Any, kwargs: Any, want: Any) -> list[str] | None:
@@ -54,9 +53,7 @@ def differences(name: str, operator: Any, args: Any, kwargs: Any, want: Any) -> 
     if got is NotImplemented:
         return None
     got, want, exact = tree_leaves(got), tree_leaves(want), [None]
-    if TIES.match(name) and len(got) == 2:
-        at = kwargs.get("dim", args[{"kthvalue": 2, "topk": 2}.get(name.split(".")[1], 1) :][:1] or -1)
-        got, want = (_told(args[0], *found, at if isinstance(at, int) else at[0]) for found in (got, want))
+    got, want = (operator_database.told(name, args, kwargs, found) for found in (got, want))
     with contextlib.suppress(Exception):  # of what takes no float64
         wide = tree_map(_wide, (args, kwargs))
         exact = tree_leaves(operator(*wide[0], **wide[1]))
@@ -68,11 +65,3 @@ def differences(name: str, operator: Any, args: Any, kwargs: Any, want: Any) -> 
 
 def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _told(source: torch.Tensor, values: torch.Tensor, places: torch.Tensor, dim: int) -> list[torch.Tensor]:
-    """Return the values, and what the places point at."""
-    if source.dim() == 0:
-        return [values, places]
-    whole = places if places.dim() == source.dim() else places.unsqueeze(dim)
-    return [values, source.gather(dim, whole)]

@@ -33,7 +33,7 @@ def _apart(r: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(a: Any, b: Any) -> Any:
+def _remainder(a: Any, b: Any) -> Any:
     a, b = _both(a, b)
     if not a.is_floating_point():
         return a - torch.div(a, b, rounding_mode="floor") * b
@@ -42,7 +42,7 @@ def remainder(a: Any, b: Any) -> Any:
 
 
 @rule("fmod.Tensor", "fmod.Scalar")
-def fmod(a: Any, b: Any) -> Any:
+def _fmod(a: Any, b: Any) -> Any:
     a, b = _both(a, b)
     if a.is_floating_point():
         return NotImplemented
@@ -51,7 +51,7 @@ def fmod(a: Any, b: Any) -> Any:
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default", "floor_divide.Scalar")
-def divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
+def _divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
     a, b = _both(a, b)
     if rounding_mode is None:
         return a / b
@@ -70,19 +70,19 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
 
 
 @rule("__lshift__.Tensor", "__lshift__.Scalar", "bitwise_left_shift.Scalar_Tensor")
-def shift_left(a: Any, b: Any) -> Any:
+def _shift_left(a: Any, b: Any) -> Any:
     a, b = _both(a, b)
     return NotImplemented if a.is_floating_point() else torch.bitwise_left_shift(a, b)
 
 
 @rule("__rshift__.Tensor", "__rshift__.Scalar", "bitwise_right_shift.Scalar_Tensor")
-def shift_right(a: Any, b: Any) -> Any:
+def _shift_right(a: Any, b: Any) -> Any:
     a, b = _both(a, b)
     return NotImplemented if a.is_floating_point() else torch.bitwise_right_shift(a, b)
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
-def power(base: Any, exponent: Any) -> Any:
+def _power(base: Any, exponent: Any) -> Any:
     dtype = torch.result_type(base, exponent)
     if dtype.is_floating_point or dtype.is_complex:
         root = not isinstance(exponent, Tensor) and exponent == 0.5
@@ -112,33 +112,33 @@ def _raised(a: Tensor, exponent: int) -> Any:
 
 
 @rule("floor.default", "ceil.default", "trunc.default", "round.default")
-def whole(a: Tensor) -> Any:
+def _whole(a: Tensor) -> Any:
     return NotImplemented if a.is_floating_point() else a.clone()
 
 
 @rule("sign.default")
-def sign(a: Tensor) -> Any:
+def _sign(a: Tensor) -> Any:
     return a.clone() if a.dtype is torch.bool else (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
 
 
 @rule("signbit.default")
-def signbit(a: Tensor) -> Tensor:
+def _signbit(a: Tensor) -> Tensor:
     if not a.is_floating_point():
         return a < 0
     return (a < 0) | ((a == 0) & (torch.reciprocal(a) < 0))
 
 
 @rule("copysign.Tensor", "copysign.Scalar")
-def copysign(a: Tensor, b: Any) -> Tensor:
+def _copysign(a: Tensor, b: Any) -> Tensor:
     dtype = torch.result_type(a, b)
     dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-    negative = signbit(b) if isinstance(b, Tensor) else math.copysign(1, b) < 0
+    negative = _signbit(b) if isinstance(b, Tensor) else math.copysign(1, b) < 0
     a = a.to(dtype)
-    return torch.where(signbit(a) != negative, -a, a)
+    return torch.where(_signbit(a) != negative, -a, a)
 
 
 @rule("hypot.default")
-def hypot(a: Tensor, b: Tensor) -> Tensor:
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.result_type(a, b)
     a, b = a.double().abs(), b.double().abs()
     large, small = torch.maximum(a, b), torch.minimum(a, b)
@@ -148,13 +148,15 @@ def hypot(a: Tensor, b: Tensor) -> Tensor:
 
 
 @rule("rrelu_with_noise.default")
-def rrelu(a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any) -> Any:
+def _rrelu(
+    a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
+) -> Any:
     return NotImplemented if training else torch.where(a >= 0, a, a * ((lower + upper) / 2))
 
 
 @rule("_log_softmax.default")
-def log_softmax(a: Tensor, dim: int, half_to_float: bool) -> Any:
-    if a.dim() == 0:
+def _log_softmax(a: Tensor, dim: int, half_to_float: bool) -> Any:
+    if a.dim() == 0 or 0 in a.shape:
         return a - a
     shifted = widened(a) - widened(a).amax(dim, keepdim=True)
     found = shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
@@ -174,7 +176,7 @@ def _floats(a: Tensor) -> torch.dtype:
 
 
 @rule("erfc.default")
-def erfc(a: Tensor) -> Tensor:
+def _erfc(a: Tensor) -> Tensor:
     """Near zero 1 - erf; beyond it the trapezoidal rule for an integral of exp(-t * t) / (t * t + x * x)."""
     return _erfc(a.double()).to(_floats(a))
 
@@ -193,7 +195,7 @@ _BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 @rule("lgamma.default")
-def lgamma(a: Tensor) -> Tensor:
+def _lgamma(a: Tensor) -> Tensor:
     """Stirling's series from 8 on, which recurrence and reflection lead to."""
     x = a.double()
     mirrored = x < 0.5
@@ -212,8 +214,8 @@ def lgamma(a: Tensor) -> Tensor:
 
 
 @rule("digamma.default", "special_digamma.default")
-def digamma(a: Tensor) -> Tensor:
-    """As `lgamma`, whose derivative it is."""
+def _digamma(a: Tensor) -> Tensor:
+    """As `_lgamma`, whose derivative it is."""
     x = a.double()
     whole = x == torch.floor(x)
     mirrored = x < 0.5
@@ -230,10 +232,10 @@ def digamma(a: Tensor) -> Tensor:
 
 
 @rule("polygamma.default")
-def polygamma(n: int, a: Tensor) -> Any:
+def _polygamma(n: int, a: Tensor) -> Any:
     """The series of Euler and Maclaurin from 16 on, which recurrence and reflection lead to."""
     if n == 0:
-        return digamma(a)
+        return _digamma(a)
     if n > 8:
         return NotImplemented
     x = a.double()

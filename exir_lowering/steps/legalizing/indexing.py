@@ -11,13 +11,13 @@ from exir_lowering.steps.legalizing.registry import rule, widened, within
 
 
 @rule("take.default")
-def take(x: Tensor, index: Tensor) -> Tensor:
+def _take(x: Tensor, index: Tensor) -> Tensor:
     index = index.to(torch.int64)
     return x.reshape(-1)[torch.where(index < 0, index + x.numel(), index)]
 
 
 @rule("masked_select.default")
-def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     x, mask = torch.broadcast_tensors(x, mask)
     return torch.masked_select(x.contiguous(), mask.contiguous())
 
@@ -39,17 +39,13 @@ def _reduced(mask: Tensor, values: Tensor, reduce: str) -> Tensor:
 
 
 @rule("scatter_reduce.two")
-def scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
     wider = x.to(torch.int64) if x.dtype is torch.bool else widened(x)
     if wider is not x:
-        wide = scatter_reduce(wider, dim, index, src.to(wider.dtype), reduce, include_self=include_self)
+        wide = _scatter_reduce(wider, dim, index, src.to(wider.dtype), reduce, include_self=include_self)
         return wide if wide is NotImplemented else wide.to(x.dtype)
     if x.dim() == 0:
-        rows = scatter_reduce(
-            x.reshape(1), 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self
-        )
+        rows = _scatter_reduce(x.reshape(1), 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self)
         return rows if rows is NotImplemented else rows.reshape(())
     if 0 in index.shape:
         return x.clone()
@@ -86,18 +82,16 @@ def scatter_reduce(
 
 
 @rule("index_reduce.default")
-def index_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
+def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Any:
     if x.dim() == 0:
-        return scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+        return _scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
     shape = [-1 if other == dim % x.dim() else 1 for other in range(x.dim())]
     wide = index.reshape(shape).expand(source.shape).contiguous()
-    return scatter_reduce(x, dim, wide, source, reduce, include_self=include_self)
+    return _scatter_reduce(x, dim, wide, source, reduce, include_self=include_self)
 
 
 @rule("_embedding_bag.default", "_embedding_bag_forward_only.default")
-def embedding_bag(
+def _embedding_bag(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,

@@ -27,7 +27,7 @@ def _back(x: Tensor, dim: int, like: Tensor, keepdim: bool = True) -> Tensor:
 
 
 def _ascending(x: Tensor, descending: bool = False) -> Tensor:
-    """Return the places of the elements in their order along the last dimension; equal ones keep theirs, NaN is last."""
+    """Return the places of the elements in their order in the last dimension: stable, NaN last."""
     size = x.shape[-1]
     one, other = x.unsqueeze(-1), x.unsqueeze(-2)
     place = torch.arange(size)
@@ -53,24 +53,24 @@ def _sorted(x: Tensor, dim: int, descending: bool = False) -> Any:
 
 
 @rule("sort.default")
-def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
     found = _sorted(x, dim, descending)
     return NotImplemented if found is None else tuple(_back(one, dim, x) for one in found)
 
 
 @rule("sort.stable")
-def stable_sort(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    return sort(x, dim, descending)
+def _stable_sort(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    return _sort(x, dim, descending)
 
 
 @rule("topk.default")
-def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
     found = _sorted(x, dim, largest)
     return NotImplemented if found is None else tuple(_back(one[..., :k], dim, x) for one in found)
 
 
 @rule("kthvalue.default")
-def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     found = _sorted(x, dim)
     return NotImplemented if found is None else tuple(_back(one[..., k - 1 : k], dim, x, keepdim) for one in found)
 
@@ -79,7 +79,7 @@ def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> Any:
     found = _sorted(x, dim)
     if found is None:
         return NotImplemented
-    values, places = found
+    values = found[0]
     last = (~_nan(values)).sum(-1, keepdim=True) - 1
     middle = torch.div(torch.clamp(last, min=0), 2, rounding_mode="floor")
     if not skip_nan and x.is_floating_point():  # the first NaN, if there is one
@@ -88,29 +88,29 @@ def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> Any:
 
 
 @rule("median.dim")
-def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+def _median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     return _middle(x, dim, keepdim, skip_nan=False)
 
 
 @rule("nanmedian.dim")
-def nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+def _nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     return _middle(x, dim, keepdim, skip_nan=True)
 
 
 @rule("median.default")
-def median_of_all(x: Tensor) -> Any:
+def _median_of_all(x: Tensor) -> Any:
     found = _middle(x.reshape(-1), 0, False, skip_nan=False)
     return found if found is NotImplemented else found[0]
 
 
 @rule("nanmedian.default")
-def nanmedian_of_all(x: Tensor) -> Any:
+def _nanmedian_of_all(x: Tensor) -> Any:
     found = _middle(x.reshape(-1), 0, False, skip_nan=True)
     return found if found is NotImplemented else found[0]
 
 
 @rule("mode.default")
-def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     found = _sorted(x, dim)
     if found is None:
         return NotImplemented
@@ -140,17 +140,17 @@ def _running(x: Tensor, dim: int, largest: bool) -> Any:
 
 
 @rule("cummax.default")
-def cummax(x: Tensor, dim: int) -> Any:
+def _cummax(x: Tensor, dim: int) -> Any:
     return _running(x, dim, True)
 
 
 @rule("cummin.default")
-def cummin(x: Tensor, dim: int) -> Any:
+def _cummin(x: Tensor, dim: int) -> Any:
     return _running(x, dim, False)
 
 
 @rule("logcumsumexp.default")
-def logcumsumexp(x: Tensor, dim: int) -> Any:
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if x.dim() == 0:
         return x.clone()
     rows = widened(_at_end(x, dim))
@@ -162,7 +162,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Any:
 
 
 @rule("searchsorted.Tensor")
-def searchsorted(
+def _searchsorted(
     ordered: Tensor,
     values: Tensor,
     *,
@@ -182,22 +182,22 @@ def searchsorted(
 
 
 @rule("searchsorted.Scalar")
-def searchsorted_scalar(ordered: Tensor, value: float, **kwargs: Any) -> Any:
-    return searchsorted(ordered, torch.full((), value, dtype=ordered.dtype), **kwargs)
+def _searchsorted_scalar(ordered: Tensor, value: float, **kwargs: Any) -> Any:
+    return _searchsorted(ordered, torch.full((), value, dtype=ordered.dtype), **kwargs)
 
 
 @rule("bucketize.Tensor")
-def bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    return searchsorted(boundaries, values, out_int32=out_int32, right=right)
+def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
 
 
 @rule("bucketize.Scalar")
-def bucketize_scalar(value: float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    return searchsorted_scalar(boundaries, value, out_int32=out_int32, right=right)
+def _bucketize_scalar(value: float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted_scalar(boundaries, value, out_int32=out_int32, right=right)
 
 
 @rule("histc.default")
-def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     if not within(x.numel(), bins) or (min == max and x.numel() == 0):
         return NotImplemented
     flat = x.reshape(-1)

@@ -17,7 +17,7 @@ Taps = list[tuple[Tensor, Tensor]]
 
 
 @rule("constant_pad_nd.default")
-def constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
+def _constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
     if not all(isinstance(each, int) for each in pad) or min(pad, default=0) >= 0:
         return NotImplemented
     for number in range(len(pad) // 2):
@@ -28,7 +28,13 @@ def constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
 
 
 def _listed(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
-    given = list(default) if value is None or value == () or value == [] else [value] if isinstance(value, int) else list(value)
+    given = (
+        list(default)
+        if value is None or value == () or value == []
+        else [value]
+        if isinstance(value, int)
+        else list(value)
+    )
     return given * count if len(given) == 1 else given
 
 
@@ -94,27 +100,25 @@ def _pooling(x: Tensor, dims: int, kernel: Any, stride: Any, padding: Any, dilat
     kernel = _listed(kernel, dims)
     stride, padding, dilation = _listed(stride, dims, kernel), _listed(padding, dims), _listed(dilation, dims)
     sizes = x.shape[-dims:]
-    return [
-        _taps(*each, ceil) for each in zip(sizes, kernel, stride, padding, dilation, strict=True)
-    ]
+    return [_taps(*each, ceil) for each in zip(sizes, kernel, stride, padding, dilation, strict=True)]
 
 
 @rule("max_pool2d_with_indices.default")
-def max_pool2d(
+def _max_pool2d(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
     return _greatest(x, _pooling(x, 2, kernel, stride, padding, dilation, ceil_mode))
 
 
 @rule("max_pool3d_with_indices.default")
-def max_pool3d(
+def _max_pool3d(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
     return _greatest(x, _pooling(x, 3, kernel, stride, padding, dilation, ceil_mode))
 
 
 @rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
-def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> Any:
+def _adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> Any:
     sizes = x.shape[-len(output_size) :]
     return _greatest(x, [_adaptive_taps(size, count) for size, count in zip(sizes, output_size, strict=True)])
 
@@ -129,7 +133,7 @@ def _summed(x: Tensor, taps: Sequence[Taps]) -> Tensor:
 
 
 @rule("_adaptive_avg_pool3d.default", "_adaptive_avg_pool2d.default")
-def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Any:
+def _adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Any:
     sizes = x.shape[-len(output_size) :]
     taps = [_adaptive_taps(size, count) for size, count in zip(sizes, output_size, strict=True)]
     if None in taps:
@@ -143,7 +147,7 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Any:
 
 
 @rule("avg_pool3d.default", "avg_pool2d.default")
-def avg_pool(
+def _avg_pool(
     x: Tensor,
     kernel: Sequence[int],
     stride: Any = (),
@@ -173,7 +177,7 @@ def avg_pool(
 
 
 @rule("convolution.default")
-def convolution(
+def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -190,7 +194,7 @@ def convolution(
     if widened(x) is not x:
         bias = None if bias is None else widened(bias)
         wide = (widened(x), widened(weight), bias, stride, padding, dilation, transposed, output_padding, groups)
-        return convolution(*wide).to(x.dtype)
+        return _convolution(*wide).to(x.dtype)
     (s, *flat_stride), (p, *flat_padding), (d, *flat_dilation) = (
         _listed(each, 3) for each in (stride, padding, dilation)
     )
@@ -225,9 +229,7 @@ def _transposed(
     flat = x.permute(0, 2, 1, 3, 4).reshape(batch * depth, channels, *plane)
     total: Any = None
     for k in range(steps):
-        part = F.conv_transpose2d(
-            flat, weight[:, :, k], None, stride, padding, output_padding, groups, dilation
-        )
+        part = F.conv_transpose2d(flat, weight[:, :, k], None, stride, padding, output_padding, groups, dilation)
         part = part.reshape(batch, depth, 1, *part.shape[1:])
         part = F.pad(part, [0, 0, 0, 0, 0, 0, 0, s - 1]).reshape(batch, depth * s, *part.shape[3:])
         part = F.pad(part[:, : (depth - 1) * s + 1], [0, 0, 0, 0, 0, 0, k * d, (steps - 1 - k) * d + o])
