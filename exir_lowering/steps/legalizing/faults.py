@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -53,6 +53,31 @@ def _in_float32(operator: Any, node: Node) -> Callable[..., Any] | None:
     return in_dtype(operator, _HALF, torch.float32, node)
 
 
+def _of_floats(node: Node) -> bool:
+    return not _of_integers(node)
+
+
+def _truncates(node: Node) -> bool:
+    return _of_integers(node) and node.kwargs.get("rounding_mode", "trunc") == "trunc"
+
+
+def _floors(node: Node) -> bool:
+    return _of_floats(node) and node.kwargs.get("rounding_mode", "floor") == "floor"
+
+
+def _crops(node: Node) -> bool:
+    return any(isinstance(each, int) and each < 0 for each in cast(Sequence[Any], node.args[1]))
+
+
+def _wraps(node: Node) -> bool:
+    return _reads(node, (torch.uint8,)) and any(isinstance(each, int) and each < 0 for each in node.args[1:])
+
+
+def _broadcasts(node: Node) -> bool:
+    first, second = (operand.meta["val"].shape for operand in cast(Sequence[Node], node.args))
+    return tuple(first) != tuple(second)
+
+
 _ACCUMULATING = (
     "native_layer_norm.default native_group_norm.default native_batch_norm.default var.correction var.dim var.default "
     "_native_batch_norm_legit_no_training.default _native_batch_norm_legit.default _native_batch_norm_legit.no_stats "
@@ -72,6 +97,51 @@ FAULTS: tuple[Fault, ...] = (
         frozenset({"aten.remainder.Tensor", "aten.remainder.Scalar"}),
         "its remainders of integers have the sign of the dividend",
         _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "integer quotient",
+        frozenset({"aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.fmod.Tensor", "aten.fmod.Scalar"}),
+        "it divides integers as floats, which is wrong beyond 2**53",
+        _truncates,
+        _by_rule,
+    ),
+    Fault(
+        "integer power",
+        frozenset({"aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar"}),
+        "it computes powers of integers as floats, which is wrong beyond 2**53 and for negative exponents",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "integer rounding",
+        frozenset({"aten.floor.default", "aten.ceil.default", "aten.trunc.default"}),
+        "it rounds integers as floats, which changes large ones",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "shift",
+        frozenset({"aten.bitwise_left_shift.Tensor", "aten.bitwise_right_shift.Tensor"}),
+        "it shifts by the remainder of what is negative or too large",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "floor division by zero",
+        frozenset({"aten.div.Tensor_mode", "aten.floor_divide.default"}),
+        "its quotients of floats by zero are infinite where they are NaN",
+        _floors,
+        _by_rule,
+    ),
+    Fault("sign", frozenset({"aten.sign.default"}), "its sign of NaN is NaN, not zero", _of_floats, _by_rule),
+    Fault("crop", frozenset({"aten.constant_pad_nd.default"}), "it does not take negative padding", _crops, _by_rule),
+    Fault("bounds", frozenset({"aten.clamp.default"}), "it does not take negative bounds of bytes", _wraps, _by_rule),
+    Fault(
+        "broadcast mask",
+        frozenset({"aten.masked_select.default"}),
+        "its result has room for as many elements as its first operand has",
+        _broadcasts,
         _by_rule,
     ),
 )
