@@ -240,8 +240,9 @@ def _lgamma(a: Tensor) -> Tensor:
     terms = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]
     found = (y - 0.5) * torch.log(y) - y + 0.5 * math.log(2 * math.pi) + _series(1 / (y * y), terms[::-1]) / y
     found = found - torch.log(factor)
-    sine = torch.sin((x - torch.floor(x)) * math.pi)
+    sine = torch.sin((x - torch.round(x)) * math.pi)
     found = torch.where(mirrored, math.log(math.pi) - torch.log(sine.abs()) - found, found)
+    found = torch.where((x == 1) | (x == 2), 0.0, found)
     found = torch.where((x <= 0) & (x == torch.floor(x)), math.inf, found)
     return torch.where(x.abs() == math.inf, math.inf, found).to(_floats(a))
 
@@ -258,7 +259,7 @@ def _digamma(a: Tensor) -> Tensor:
         found = found - 1 / (positive + k)
     terms = [-b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)]
     found = found + torch.log(y) - 0.5 / y + _series(1 / (y * y), terms[::-1]) / (y * y)
-    part = x - torch.floor(x)
+    part = x - torch.round(x)
     found = torch.where(mirrored, found - math.pi / torch.tan(math.pi * part), found)
     found = torch.where(mirrored & whole, math.nan, found)
     return torch.where(x == 0, -torch.reciprocal(x), found).to(_floats(a))
@@ -284,7 +285,7 @@ def _polygamma(n: int, a: Tensor) -> Any:
     for _ in range(n):
         first = [k * c for k, c in enumerate(slopes)][1:]
         slopes = [-(u + v) for u, v in zip([*first, 0.0, 0.0], [0.0, 0.0, *first], strict=True)]
-    cotangent = 1 / torch.tan((x - torch.floor(x)) * math.pi)
+    cotangent = 1 / torch.tan((x - torch.round(x)) * math.pi)
     sign = (-1) ** (n + 1)
     reflected = -(math.pi ** (n + 1)) * _series(cotangent, slopes[::-1]) - found
     found = torch.where(mirrored, reflected, sign * found)

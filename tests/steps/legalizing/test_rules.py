@@ -1,0 +1,254 @@
+"""Rules compute what the operators do: on PyTorch's own samples, on corners, and in the runtime."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import operator_database
+import pytest
+import rule_calls
+import torch
+from torch.export import Dim, export
+from torch.nn import functional as F
+
+import exir_lowering
+from exir_lowering.steps.legalizing.registry import MASK
+from exir_lowering.steps.legalizing.rules import RULES
+
+NAN, INF = float("nan"), float("inf")
+OPERATORS = (
+    "^(argsort|bitwise_..*_shift|bucketize|ceil|constant_pad_nd|copysign|cummax|cummin|digamma|div_.*|erfc|floor.*|fmod|"
+    "hist.*|hypot|index_reduce_.*|kthvalue|lgamma|linalg.*|logcumsumexp|log_softmax|masked_median|masked_select|median|"
+    "mode|msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
+    "sort|take|topk|trunc|clamp|special_.*|i0|erfinv|grid_sampler_3d|_segment_.*|cholesky.*|qr|lu.*|logdet|inverse|"
+    "nn_functional_(adaptive.*|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*|rrelu))$"
+)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", operator_database.DTYPES, ids=str)
+def test_rules_do_what_the_operators_do(dtype: torch.dtype) -> None:
+    told, computed = [], Counter[str]()
+    for info in operator_database.choose(OPERATORS):
+        if dtype not in info.supported_dtypes("cpu"):
+            continue
+        for name, operator, args, kwargs, want in rule_calls.calls(info, dtype, 6):
+            found = rule_calls.differences(name, operator, args, kwargs, want)
+            computed[name] += found is not None
+            told += [f"{name} {args} {kwargs}: {each}"[:500] for each in found or ()]
+    assert not told
+    assert len(computed) > (10 if dtype is torch.bool else 20)
+
+
+def _corners(dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        info: Any = torch.finfo(dtype)
+        some = [
+            0.0,
+            -0.0,
+            1,
+            -1,
+            2,
+            -3,
+            0.5,
+            1.5,
+            2.5,
+            -2.5,
+            NAN,
+            INF,
+            -INF,
+            info.max,
+            info.min,
+            info.tiny,
+            7.25,
+            1,
+            2.5,
+        ]
+        return torch.tensor(some, dtype=torch.float64).to(dtype)
+    info = torch.iinfo(dtype)
+    return torch.tensor(
+        [0, 1, 2, 3, 5, 7, 100, info.max, info.min, info.max // 3, 1, 2] + [-1, -2, -5] * dtype.is_signed, dtype=dtype
+    )
+
+
+def _differences(name: str, *args: Any, **kwargs: Any) -> str:
+    packet, _, overload = name.removeprefix("aten.").partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload)
+    found = rule_calls.differences(name, operator, args, kwargs, operator(*args, **kwargs))
+    return f"{name} {args}: {found}"[:400] if found else ""
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_have_the_extremes_of_their_types(dtype: torch.dtype) -> None:
+    some = _corners(dtype)
+    a, b = some.repeat_interleave(len(some)), some.repeat(len(some))
+    whole = (b != 0) & ~((a == torch.iinfo(dtype).min) & (b == -1) & dtype.is_signed)
+    divided, divisor, names = a[whole], b[whole], ("remainder.Tensor", "fmod.Tensor", "floor_divide.default")
+    told = [_differences(f"aten.{name}", divided, divisor) for name in names]
+    modes = ("floor", "trunc")
+    told += [_differences("aten.div.Tensor_mode", divided, divisor, rounding_mode=mode) for mode in modes]
+    told.append(_differences("aten.pow.Tensor_Tensor", a, b))
+    told += [_differences("aten.pow.Tensor_Scalar", some, exponent) for exponent in (0, 1, 2, 3, 7, 65)]
+    told += [_differences(f"aten.bitwise_{way}_shift.Tensor", a, b) for way in ("left", "right")]
+    told += [_differences(f"aten.__{way}shift__.Scalar", some, count) for way in "lr" for count in (0, 1, 7)]
+    told += [_differences(f"aten.{name}.Scalar", some, 3) for name in ("remainder", "fmod")]
+    told += [_differences(f"aten.{name}.default", some) for name in ("floor", "ceil", "trunc", "sign")]
+    assert not [each for each in told if each]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_keep_nan_infinities_and_the_sign_of_zero(dtype: torch.dtype) -> None:
+    some = _corners(dtype)
+    a, b = some.repeat_interleave(len(some)), some.repeat(len(some))
+    a, b = a[b == b], b[b == b]  # the sign of NaN cannot be seen in the runtime
+    small = (a.abs() < 1e4) & (b.abs() > 1e-4)  # eager mode's fmod of others is NaN
+    for name, args in (
+        ("aten.copysign.Tensor", (a, b)),
+        ("aten.copysign.Scalar", (a, -0.0)),
+        ("aten.floor_divide.default", (a[small], b[small])),
+        ("aten.floor_divide.default", (a, torch.zeros_like(b))),
+    ):
+        got, want = RULES[name](*args), getattr(torch, name.split(".")[1])(*args)
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)), name
+        assert torch.equal(torch.signbit(got) & (got == got), torch.signbit(want) & (want == want)), name
+    assert torch.equal(RULES["aten.signbit.default"](some[some == some]), torch.signbit(some[some == some]))
+    unary = ("sign", "erfc", "lgamma", "digamma")
+    told = [_differences(f"aten.{name}.default", some[some.abs() < 1e30]) for name in unary]
+    told += [_differences(f"aten.{name}.default", torch.tensor([NAN, INF], dtype=dtype)) for name in unary]
+    told += [_differences("aten.hypot.default", a, b)]
+    assert not [each for each in told if each]
+
+
+def test_functions_of_floats_are_right_to_the_last_places() -> None:
+    x = torch.cat([torch.linspace(-30, 30, 4001), torch.linspace(-1e-3, 1e-3, 101), 10 ** torch.linspace(-30, 30, 241)])
+    for name in ("erfc", "lgamma", "digamma"):
+        exact = getattr(torch, name)(x.double())
+        error = (RULES[f"aten.{name}.default"](x).double() - exact).abs() / exact.abs().clamp(min=1e-37)
+        assert error[exact.isfinite() & (exact.abs() < 3e38)].max() < 2e-7, name
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+def test_order_is_stable_with_nan_last(dtype: torch.dtype) -> None:
+    some = _corners(dtype)
+    for shape in ((len(some),), (1,), (), (0,), (3, 0), (2, len(some)), (3, 2, len(some))):
+        count = torch.Size(shape).numel()
+        x = some.repeat(1 + count // len(some))[:count].reshape(shape)
+        for dim, descending in itertools.product(range(-1, max(x.dim() - 1, 0)), (False, True)):
+            want = torch.sort(x, stable=True, dim=dim, descending=descending)
+            got = RULES["aten.sort.stable"](x, stable=True, dim=dim, descending=descending)
+            assert all(torch.equal(*pair) for pair in zip(got[1:], want[1:], strict=True))
+            assert torch.equal(got[0].nan_to_num(7), want[0].nan_to_num(7))
+            if x.numel() and x.dim():
+                running = [_differences(f"aten.{name}.default", x, dim) for name in ("cummax", "cummin")]
+                kth = [_differences("aten.kthvalue.default", x, k, dim) for k in (1, x.shape[dim])]
+                middle = [_differences(f"aten.{name}.dim", x, dim) for name in ("median", "nanmedian")]
+                assert not [each for each in (*running, *kth, *middle) if each]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_pooling_takes_the_last_nan_and_the_first_of_equal_elements(dtype: torch.dtype) -> None:
+    some = torch.tensor([1, 5, 5, -1, 0, 2, 5, 5], dtype=dtype)
+    x = some.repeat(2 * 4 * 5 * 6)[: 2 * 4 * 5 * 6].reshape(1, 2, 4, 5, 6).clone()
+    if dtype.is_floating_point:
+        x[0, 0, 1:3, 2, 2:5], x[0, 1, 0] = NAN, -INF
+    told = []
+    for kernel, stride, padding, dilation, ceil in ((2, [], 0, 1, False), (3, 2, 1, 1, True), (2, 1, 1, 2, False)):
+        rest = ([stride] * 3 if stride else [], [padding] * 3, [dilation] * 3, ceil)
+        told.append(_differences("aten.max_pool3d_with_indices.default", x, [kernel] * 3, *rest))
+        flat = [each[:2] if isinstance(each, list) else each for each in rest]
+        told.append(_differences("aten.max_pool2d_with_indices.default", x[0], [kernel] * 2, *flat))
+    if dtype.is_floating_point:
+        told.append(_differences("aten.adaptive_max_pool3d.default", x, [3, 4, 5]))
+    assert not [each for each in told if each]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32], ids=str)
+def test_scattered_reductions(reduce: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    told = []
+    for include, dim in itertools.product((True, False), (0, 1, -1)):
+        x, src = torch.randint(-9, 9, (4, 5), dtype=dtype), torch.randint(-9, 9, (6, 7), dtype=dtype)
+        if dtype.is_floating_point:
+            src[0, 0], src[1, 1], x[0, 0] = INF, NAN, -0.0
+        index = torch.randint(0, 4, (3, 4))
+        told.append(_differences("aten.scatter_reduce.two", x, dim, index, src, reduce, include_self=include))
+    assert not [each for each in told if each]
+
+
+def test_what_would_take_too_much_memory_is_refused() -> None:
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(2, int(MASK**0.5) + 1)
+        assert RULES["aten.sort.default"](x) is NotImplemented
+        assert RULES["aten.cummax.default"](x, 1) is NotImplemented
+        assert RULES["aten.histc.default"](x, MASK) is NotImplemented
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def _run(function: Callable[..., Any], *calls: tuple[torch.Tensor, ...], dims: Any = None) -> None:
+    """Lower a function for the host, with the first call as the example, and compare each call with eager mode."""
+    model = _Model(function)
+    program = export(model, calls[0], dynamic_shapes=None if dims is None else {"inputs": dims}, strict=False)
+    loaded = exir_lowering.load(exir_lowering.lower(program).emit().buffer)
+    for call in calls:
+        for got, want in zip(loaded.run("forward", *call), torch.utils._pytree.tree_leaves(model(*call)), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8], ids=str)
+def test_integers_in_the_runtime(dtype: torch.dtype) -> None:
+    some = _corners(dtype)
+    a, b = some.repeat_interleave(len(some)), some.repeat(len(some))
+    whole = (b != 0) & ~((a == torch.iinfo(dtype).min) & (b == -1) & dtype.is_signed)
+
+    def divide(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return a % b, torch.fmod(a, b), a // b, torch.div(a, b, rounding_mode="trunc"), a % -3, 7 % a.clamp(min=1)
+
+    _run(divide, (a[whole], b[whole]))
+    _run(lambda a, b: (a**b, a**3, a << b, a >> b, a << 2, a >> 1, torch.floor(a), torch.sign(a)), (a, b))
+
+
+def test_order_and_windows_of_dynamic_sizes_in_the_runtime() -> None:
+    torch.manual_seed(0)
+    n = {0: Dim("n", min=2, max=9)}
+    rows = [torch.randint(-3, 3, (size, 6)).float() for size in (4, 2, 9)]
+    rows[1][0, :2] = NAN
+    _run(
+        lambda x: (*x.sort(dim=0, stable=True), *x.cummax(0), *x.T.sort(dim=-1, descending=True, stable=True)),
+        *[(x,) for x in rows],
+        dims=(n,),
+    )
+    volumes = [(torch.randn(size, 4, 5, 6, 7),) for size in (4, 2, 9)]
+    weight, back = torch.randn(6, 2, 2, 3, 2), torch.randn(4, 3, 2, 3, 2)
+
+    def space(x: torch.Tensor) -> Any:
+        convolved = F.conv3d(x, weight, stride=(1, 2, 1), padding=1, groups=2, dilation=(2, 1, 1))
+        grown = F.conv_transpose3d(x, back, torch.ones(6), stride=2, padding=1, output_padding=1, groups=2)
+        pooled = (
+            F.max_pool3d(x, 2, padding=1),
+            F.avg_pool3d(x, 3, 2, 1, True, False),
+            F.adaptive_avg_pool3d(x, (3, 2, 5)),
+        )
+        return convolved, grown, *pooled, F.pad(x, (-1, 2, 0, -2))
+
+    _run(space, *volumes, dims=(n,))
+
+
+def test_an_embedding_bag_in_the_runtime() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(10, 3)
+    calls = [(torch.tensor([1, 2, 4, 5, 2, 9]), torch.tensor(offsets)) for offsets in ([0, 2, 2], [0, 0, 5], [0, 6, 6])]
+    for mode in ("sum", "mean", "max"):
+        _run(lambda index, offsets, m=mode: F.embedding_bag(index, weight, offsets, mode=m, padding_idx=2), *calls)
