@@ -3,6 +3,7 @@
 from exir_lowering.steps.legalizing import (  # noqa: F401  each adds its rules
     arithmetic,
     indexing,
+    linear,
     order,
     windows,
 )
