@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.legalizing import own_decomposition
 from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
 from exir_lowering.steps.legalizing.widening import in_dtype
 
@@ -25,59 +28,176 @@ class Fault:
     """What is wrong in some kernels."""
 
     name: str
-    operators: frozenset[str]
+    operators: tuple[str, ...]  # without "aten."
     says: str  # a clause about the kernel
     applies: Callable[[Node], bool]
-    cure: Callable[[Any, Node], Callable[..., Any] | None]  # of the operator, and of a call of it
+    cure: Callable[[Node], Callable[..., Any]]
 
 
-def _reads(node: Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    values = [operand.meta.get("val") for operand in node.all_input_nodes]
-    return any(value.dtype in dtypes for value in tensors(values))
+def _dtypes(node: Node) -> set[torch.dtype]:
+    read = (operand.meta.get("val") for operand in node.all_input_nodes)
+    return {value.dtype for value in tensors([*read, node.meta.get("val")])}
 
 
 def _in_half(node: Node) -> bool:
-    return _reads(node, _HALF)
+    return not _dtypes(node).isdisjoint(_HALF)
+
+
+def _of_floats(node: Node) -> bool:
+    return any(dtype.is_floating_point for dtype in _dtypes(node))
 
 
 def _of_integers(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return not _of_floats(node)
 
 
-def _by_rule(operator: Any, node: Node) -> Callable[..., Any] | None:
-    return RULES.get(graphs.operator_name(node))
+def _accumulates_in_half(node: Node) -> bool:
+    return _in_half(node) and bool(graphs.argument(node, "accumulate"))
 
 
-def _in_float32(operator: Any, node: Node) -> Callable[..., Any] | None:
-    return in_dtype(operator, _HALF, torch.float32, node)
+def _divides(node: Node) -> bool:
+    mode = graphs.argument(node, "rounding_mode")
+    return mode == ("floor" if _of_floats(node) else "trunc")
+
+
+def _below_zero(node: Node) -> bool:
+    bounds = [graphs.argument(node, name) for name in ("min", "max")]
+    return _dtypes(node) == {torch.uint8} and any(isinstance(one, (int, float)) and one < 0 for one in bounds)
+
+
+def _by_rule(node: Node) -> Callable[..., Any]:
+    return RULES[graphs.operator_name(node)]
+
+
+def _in_float32(node: Node) -> Callable[..., Any]:
+    return in_dtype(node.target, _HALF, torch.float32, node)
+
+
+def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a tensor without its mean and divided by its deviation, the mean, and one over the deviation."""
+    mean = x.mean(dims, keepdim=True)
+    apart = x - mean
+    rstd = torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
+    return apart * rstd, mean, rstd
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[Any]) -> Tensor:
+    x = x if weight is None else x * weight.to(x.dtype).reshape(shape)
+    return x if bias is None else x + bias.to(x.dtype).reshape(shape)
+
+
+def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
+    return _scaled(found, weight, bias, list(shape)).to(x.dtype), mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
+) -> Any:
+    found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
+    affine = _scaled(found.reshape(x.shape), weight, bias, [c, *[1] * (x.dim() - 2)])
+    return affine.to(x.dtype), mean.reshape(n, group).to(x.dtype), rstd.reshape(n, group).to(x.dtype)
+
+
+def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    pool = torch.ops.aten.max_pool2d_with_indices.default
+    found, places = pool(x, *args, **kwargs)
+    inside, first = pool((x != x).to(torch.float32), *args, **kwargs)
+    return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    low, high = (None if bound is None else int(bound) % 256 for bound in (low, high))  # as eager mode converts them
+    return x.clamp(low, high)
+
+
+def _decomposed(node: Node) -> Callable[..., Any]:
+    return own_decomposition(node.target) or _in_float32(node)
 
 
 _ACCUMULATING = (
-    "native_layer_norm.default native_group_norm.default native_batch_norm.default var.correction var.dim var.default "
-    "_native_batch_norm_legit_no_training.default _native_batch_norm_legit.default _native_batch_norm_legit.no_stats "
-    "cumsum.default prod.default prod.dim_int convolution.default"
+    "var.correction var_mean.correction cumsum.default cumprod.default prod.default prod.dim_int convolution.default "
+    "addmm.default linear.default avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
+    "_native_batch_norm_legit.default native_batch_norm.default"
 )
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "half",
-        frozenset(f"aten.{name}" for name in _ACCUMULATING.split()),
+        tuple(_ACCUMULATING.split()),
         "it accumulates in half precision, or overflows in it",
         _in_half,
         _in_float32,
     ),
     Fault(
+        "half index",
+        ("index_put.default",),
+        "it accumulates in half precision",
+        _accumulates_in_half,
+        _in_float32,
+    ),
+    Fault(
+        "layer norm",
+        ("native_layer_norm.default",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        lambda _: _layer_norm,
+    ),
+    Fault(
+        "group norm",
+        ("native_group_norm.default",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        lambda _: _group_norm,
+    ),
+    Fault(
+        "batch norm",
+        ("_native_batch_norm_legit.no_stats",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        _decomposed,
+    ),
+    Fault(
         "remainder",
-        frozenset({"aten.remainder.Tensor", "aten.remainder.Scalar"}),
-        "its remainders of integers have the sign of the dividend",
+        ("remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "fmod.Scalar"),
+        "it computes remainders of integers in floats, and with the sign of the dividend",
         _of_integers,
         _by_rule,
+    ),
+    Fault(
+        "division",
+        ("div.Tensor_mode", "div.Scalar_mode"),
+        "it divides integers in floats, and zero by zero to infinity",
+        _divides,
+        _by_rule,
+    ),
+    Fault(
+        "power",
+        ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"),
+        "it computes powers of integers in floats",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "whole",
+        ("floor.default", "ceil.default", "trunc.default", "round.default"),
+        "it rounds integers in floats",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault("sign", ("sign.default",), "the sign of NaN is NaN for it", _of_floats, _by_rule),
+    Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, lambda _: _clamp),
+    Fault(
+        "max pool",
+        ("max_pool2d_with_indices.default",),
+        "it takes NaN for less than any number",
+        _of_floats,
+        lambda _: _max_pool,
     ),
 )
 
 _BY_OPERATOR: Mapping[str, tuple[Fault, ...]] = {
-    name: tuple(fault for fault in FAULTS if name in fault.operators)
+    f"aten.{name}": tuple(fault for fault in FAULTS if name in fault.operators)
     for name in {name for fault in FAULTS for name in fault.operators}
 }
 
