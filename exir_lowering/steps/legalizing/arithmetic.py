@@ -69,16 +69,43 @@ def _divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
     return torch.where(b == 0, exact, torch.where(q == 0, exact * 0, whole)).to(dtype)
 
 
-@rule("__lshift__.Tensor", "__lshift__.Scalar", "bitwise_left_shift.Scalar_Tensor")
+@rule("__lshift__.Tensor", "__lshift__.Scalar", "bitwise_left_shift.Tensor", "bitwise_left_shift.Scalar_Tensor")
 def _shift_left(a: Any, b: Any) -> Any:
+    dtype = torch.result_type(a, b)
+    if dtype.is_floating_point or dtype is torch.bool:
+        return NotImplemented
+    bits = torch.iinfo(dtype).bits
+    if isinstance(b, int) and 0 <= b < bits:
+        return torch.bitwise_left_shift(a, b)
     a, b = _both(a, b)
-    return NotImplemented if a.is_floating_point() else torch.bitwise_left_shift(a, b)
+    found = a * _power_of_two(b) * (1 + (b == 63).to(torch.int64))
+    return torch.where((b >= 0) & (b < bits), found, 0).to(dtype)
 
 
-@rule("__rshift__.Tensor", "__rshift__.Scalar", "bitwise_right_shift.Scalar_Tensor")
+@rule("__rshift__.Tensor", "__rshift__.Scalar", "bitwise_right_shift.Tensor", "bitwise_right_shift.Scalar_Tensor")
 def _shift_right(a: Any, b: Any) -> Any:
+    dtype = torch.result_type(a, b)
+    if dtype.is_floating_point or dtype is torch.bool:
+        return NotImplemented
+    bits = torch.iinfo(dtype).bits
+    if isinstance(b, int) and 0 <= b < bits:
+        return torch.bitwise_right_shift(a, b)
     a, b = _both(a, b)
-    return NotImplemented if a.is_floating_point() else torch.bitwise_right_shift(a, b)
+    found = torch.div(a.to(torch.int64), _power_of_two(b), rounding_mode="floor")
+    return torch.where((b >= 0) & (b < min(bits, 63)), found, -(a < 0).to(torch.int64)).to(dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Return integers, exactly, with 2**62 for larger ones."""
+    return torch.pow(2.0, torch.clamp(exponent, 0, 62).to(torch.float64)).to(torch.int64)
+
+
+@rule("clamp.default")
+def _clamp(a: Tensor, low: Any = None, high: Any = None) -> Any:
+    """PyTorch's bounds of unsigned bytes are bytes too."""
+    if a.dtype is not torch.uint8 or not all(isinstance(each, int | None) for each in (low, high)):
+        return NotImplemented
+    return torch.clamp(a, *(None if each is None else each % 256 for each in (low, high)))
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -158,6 +185,12 @@ def _hypot(a: Tensor, b: Tensor) -> Tensor:
     ratio = small / torch.where(large == 0, 1.0, large)
     found = torch.where((a == math.inf) | (b == math.inf), math.inf, large * torch.sqrt(1 + ratio * ratio))
     return found.to(dtype)
+
+
+@rule("rrelu_with_noise_functional.default")
+def _rrelu_and_noise(a: Tensor, noise: Tensor, *args: Any) -> Any:
+    found = _rrelu(a, noise, *args)
+    return NotImplemented if found is NotImplemented else (found, noise.clone())
 
 
 @rule("rrelu_with_noise.default")

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,6 +65,15 @@ def _below_zero(node: Node) -> bool:
     return _dtypes(node) == {torch.uint8} and any(isinstance(one, (int, float)) and one < 0 for one in bounds)
 
 
+def _pools_nan(node: Node) -> bool:
+    """Return whether what is pooled may be NaN: not if it is replaced where it is, or was a truth value."""
+    pooled = cast(Node, node.args[0])
+    name, read = graphs.operator_name(pooled), pooled.all_input_nodes
+    if name == "aten.where.self" and graphs.operator_name(read[0]) == "aten.ne.Tensor":
+        return {*read[0].args} != {pooled.args[2]}
+    return _of_floats(node) and not (name.startswith("dim_order_ops.") and read[0].meta["val"].dtype is torch.bool)
+
+
 def _by_rule(node: Node) -> Callable[..., Any]:
     return RULES[graphs.operator_name(node)]
 
@@ -100,19 +109,19 @@ def _group_norm(
 
 
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    pool = torch.ops.aten.max_pool2d_with_indices.default
-    found, places = pool(x, *args, **kwargs)
-    inside, first = pool((x != x).to(torch.float32), *args, **kwargs)
+    pool, nan = torch.ops.aten.max_pool2d_with_indices.default, x != x
+    found, places = pool(torch.where(nan, float("-inf"), x), *args, **kwargs)
+    inside, first = pool(nan.to(torch.float32), *args, **kwargs)
     return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
-
-
-def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    low, high = (None if bound is None else int(bound) % 256 for bound in (low, high))  # as eager mode converts them
-    return x.clamp(low, high)
 
 
 def _decomposed(node: Node) -> Callable[..., Any]:
     return own_decomposition(node.target) or _in_float32(node)
+
+
+def _broadcasts(node: Node) -> bool:
+    first, second = (operand.meta["val"].shape for operand in cast(Sequence[Node], node.args))
+    return tuple(first) != tuple(second)
 
 
 _ACCUMULATING = (
@@ -185,13 +194,27 @@ FAULTS: tuple[Fault, ...] = (
         _of_integers,
         _by_rule,
     ),
+    Fault(
+        "shift",
+        ("bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor"),
+        "it shifts by the remainder of what is negative or too large",
+        _of_integers,
+        _by_rule,
+    ),
+    Fault(
+        "mask",
+        ("masked_select.default",),
+        "its result has room for as many elements as its first operand has",
+        _broadcasts,
+        _by_rule,
+    ),
     Fault("sign", ("sign.default",), "the sign of NaN is NaN for it", _of_floats, _by_rule),
-    Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, lambda _: _clamp),
+    Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, _by_rule),
     Fault(
         "max pool",
         ("max_pool2d_with_indices.default",),
         "it takes NaN for less than any number",
-        _of_floats,
+        _pools_nan,
         lambda _: _max_pool,
     ),
 )
