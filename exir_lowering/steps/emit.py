@@ -38,6 +38,7 @@ from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.emittable import make_emittable
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
@@ -46,7 +47,6 @@ from exir_lowering.steps.provenance import complete
 from exir_lowering.steps.recipes import Replacing
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import ShareState
-from exir_lowering.steps.truths import join_truths
 from exir_lowering.steps.write_back import write_back
 
 _SHOWN = 8  # how many of the largest entries `print(artifact)` shows
@@ -241,7 +241,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
-    variants = edge_errors.OutVariants(join_truths(plan_as_written(config.to_out_var_pass)))
+    variants = edge_errors.OutVariants(make_emittable(plan_as_written(config.to_out_var_pass)))
     planning = Planning(config, list(copies), only=only_plan)
     try:
         with forgetting_delegates(emitted_from), comparing_contents():

@@ -10,8 +10,8 @@ What branches return: the runtime points the value of `cond` at the memory of wh
 `cond`, which nothing else uses (see the planning of memory), where the branch makes it. What a branch is given, or
 returns twice, it returns a copy of; and so does a method whose results have no memory, since its caller provides it.
 
-Views of what loops return: while it emits, ExecuTorch declares the rows that `map` and `scan` return as dynamic, but not
-their views, and fails.
+Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them, but
+not their views, and fails.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
 _COND = torch.ops.higher_order.cond
+_RETURNING = (_COND, torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
 _CHANNELS_LAST = [0, 2, 3, 1]  # the one order beside the contiguous one that ExecuTorch's operators can make
 
 _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -64,7 +65,7 @@ def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True
     """
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
-            for nested in graphs.nested_graphs(module, node) if node.target is _COND else ():
+            for nested in graphs.nested_graphs(module, node) if node.target in _RETURNING else ():
                 _copy_returned(nested.module, _is_given)
         _copy_viewed(module)
         if any(map(_has_other_order, module.graph.nodes)):

@@ -30,7 +30,7 @@ def lift_nested(program: ExportedProgram) -> None:
         number = place
         while (name := f"_lifted_tensor_nested{number}") in table or name in program.state_dict:
             number += 1
-        table[name] = graphs.attribute(program.graph_module, str(attribute.target))
+        table[name] = _take(program.graph_module, attribute)
         with program.graph.inserting_before(first):
             node = program.graph.placeholder(name)
         node.meta = attribute.meta
@@ -62,8 +62,19 @@ def _raise(module: GraphModule, mode: Any) -> list[Node]:
             call.update_arg(layout.unchanged, (*call.args[layout.unchanged], outer))  # type: ignore[misc]
             for other in graphs.nested_graphs(module, call):
                 _give(other.module, outer, inner if other.name == nested.name else None)
+            _take(nested.module, inner)
+            nested.module.graph.erase_node(inner)
             raised.append(outer)
     return raised
+
+
+def _take(module: GraphModule, attribute: Node) -> Any:
+    """Return the tensor of an attribute, which is removed unless it is read elsewhere."""
+    tensor = graphs.attribute(module, str(attribute.target))
+    if all(node is attribute for node in module.graph.find_nodes(op="get_attr") if node.target == attribute.target):
+        owner, _, name = str(attribute.target).rpartition(".")
+        delattr(module.get_submodule(owner), name)
+    return tensor
 
 
 def _give(module: GraphModule, outer: Node, instead: Node | None) -> None:
@@ -74,4 +85,3 @@ def _give(module: GraphModule, outer: Node, instead: Node | None) -> None:
     operand.target, operand.meta = operand.name, dict(outer.meta)
     if instead is not None:
         instead.replace_all_uses_with(operand)
-        module.graph.erase_node(instead)
