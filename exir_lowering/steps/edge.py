@@ -36,6 +36,7 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
+from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.session import Session
@@ -57,6 +58,7 @@ def to_edge(
     methods = tuple(methods)
     for method in methods:
         check_written(method.name, method.program)
+        check_carried(method.name, method.program)
     with session.timed("edge"):
         return tuple(
             _edge(method, session, decomposed)

@@ -36,6 +36,7 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
+from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.emittable import make_emittable
@@ -230,6 +231,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     shared_state.check(programs, states)
     for name, program in () if only_plan else programs.items():
         check_inputs(name, program)
+        check_emitted(name, program)
     planned = {name: plans_results(config, name) for name in programs}
     copies = {name: _copy(program, lowered.in_place, planned[name]) for name, program in programs.items()}
     if options.keep_originals:

@@ -10,8 +10,8 @@ What branches return: the runtime points the value of `cond` at the memory of wh
 `cond`, which nothing else uses (see the planning of memory), where the branch makes it. What a branch is given, or
 returns twice, it returns a copy of; and so does a method whose results have no memory, since its caller provides it.
 
-Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them, but
-not their views, and fails.
+Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them,
+but not their views, and fails.
 """
 
 from __future__ import annotations

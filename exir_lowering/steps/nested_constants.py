@@ -57,7 +57,7 @@ def _raise(module: GraphModule, mode: Any) -> list[Node]:
             name = f"_{nested.name}_{inner.name}"
             setattr(module, name, tensor)
             with module.graph.inserting_before(call):
-                outer = module.graph.get_attr(name)
+                outer = module.graph.create_node("get_attr", name)
             outer.meta = {"val": mode.from_tensor(tensor, static_shapes=True)}
             call.update_arg(layout.unchanged, (*call.args[layout.unchanged], outer))  # type: ignore[misc]
             for other in graphs.nested_graphs(module, call):
