@@ -132,6 +132,8 @@ INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 LESS = ops.edge.aten.lt.Scalar
 VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
+TRUTHS = {name: getattr(ops.backend.executorch_prim, name).Scalar for name in ("eq", "ge", "gt", "sym_not")}
+"""What ExecuTorch's runtime computes of truth values, by name; this is the form that its emitter takes."""
 WHERE = ops.edge.aten.where.self
 
 

@@ -33,7 +33,9 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
+from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
 
@@ -55,6 +57,7 @@ def to_edge(
     methods = tuple(methods)
     for method in methods:
         check_written(method.name, method.program)
+        check_carried(method.name, method.program)
     with session.timed("edge"):
         return tuple(
             _edge(method, session, decomposed)
@@ -158,6 +161,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
     _fill_empty(private)
+    lift_nested(private)
     separate(private, distinct=distinct)
     if not distinct:
         return private

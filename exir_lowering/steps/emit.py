@@ -38,10 +38,12 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
+from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.emittable import make_emittable
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
-from exir_lowering.steps.memory_planning import Planned, Planning, configure
+from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import complete
@@ -231,7 +233,9 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     shared_state.check(programs, states)
     for name, program in () if only_plan else programs.items():
         check_inputs(name, program)
-    copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
+        check_emitted(name, program)
+    planned = {name: plans_results(config, name) for name in programs}
+    copies = {name: _copy(program, lowered.in_place, planned[name]) for name, program in programs.items()}
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
@@ -241,7 +245,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
-    variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
+    variants = edge_errors.OutVariants(make_emittable(plan_as_written(config.to_out_var_pass)))
     planning = Planning(config, list(copies), only=only_plan)
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
@@ -273,13 +277,13 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     return Artifact(manager, report, stored, methods, etrecord)
 
 
-def _copy(program: ExportedProgram, in_place: bool) -> ExportedProgram:
+def _copy(program: ExportedProgram, in_place: bool, planned_results: bool) -> ExportedProgram:
     """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
     copied = private_copy(program)
     _bound(copied)
     _describe_in_file(copied)
     _keep_initial_values(copied)
-    copy_where_misread(copied)
+    copy_where_misread(copied, planned_results=planned_results)
     write_back(copied, in_place=in_place)
     return copied
 
