@@ -303,4 +303,4 @@ def test_a_file_of_an_earlier_executorch() -> None:
     report = inspect(path)
     assert sum(report.bytes_by_kind().values()) == path.stat().st_size and "FullyConnected" in str(report)
     found = verify(path, export(Earlier().eval(), (torch.randn(2, 8),)))
-    assert found.ok and found.methods["forward"].calls == 19
+    assert found.ok and found.methods["forward"].calls == 20
