@@ -152,6 +152,7 @@ DIGESTS: dict[str, tuple[str, ...]] = {
     "torch.fx.passes.infra.partitioner:_DependencyViewer": ("ba28877808515577",),
     "torch.fx.passes.infra.pass_base:PassBase": ("d54f7bd1d0687a52",),
     "torch.fx.passes.runtime_assert:insert_deferred_runtime_asserts": ("a0dfc231e015c2fc", "c700a79dd490f8c2"),
+    "torch.fx.passes.shape_prop:_extract_tensor_metadata": ("6f2f9a8a182cba2b",),
     "torch.fx.proxy:_COPY_META_FIELDS": ("eb0dd24a09a5424c",),
     "torch.fx.traceback:NodeSource": ("4b7bb827b1061efe",),
     "torch.fx.traceback:NodeSourceAction": ("b8b09d1dd6228b3a",),

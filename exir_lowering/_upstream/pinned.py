@@ -273,6 +273,7 @@ FEATURES = (
         (
             *_in("executorch.exir.verification.verifier", "_check_tensor_args_matching_op_allowed_dtype"),
             *_in("torch._subclasses.fake_impls", "conv"),
+            *_in("torch.fx.passes.shape_prop", "_extract_tensor_metadata"),
         ),
     ),
     Feature(

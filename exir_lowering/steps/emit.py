@@ -21,7 +21,7 @@ from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import add_named_data, forgetting_delegates, named_data
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
-from exir_lowering._upstream.fakes import bounds_by_example
+from exir_lowering._upstream.fakes import ranges_in_file
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError, InvariantError, LoweringError, let_through
@@ -292,7 +292,7 @@ def _bound(program: ExportedProgram) -> None:
     """Bound the sizes without a bound by the example's in all that is computed from them, as ExecuTorch does alone."""
     mode = fake_mode_of(program.graph_module)
     if mode is not None and mode.shape_env is not None:
-        mode.shape_env.var_to_range.update(bounds_by_example(mode.shape_env))
+        mode.shape_env.var_to_range.update(ranges_in_file(mode.shape_env))
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
