@@ -37,6 +37,7 @@ from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, requ
 from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
 
@@ -53,7 +54,7 @@ def to_edge(
 
     Operators that partitioners want whole stay; if `decomposed`, programs are functional and nothing is decomposed.
     """
-    methods = tuple(methods)
+    methods = unite(methods)
     for method in methods:
         check_written(method.name, method.program)
     with session.timed("edge"):

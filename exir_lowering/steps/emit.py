@@ -38,6 +38,7 @@ from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
@@ -229,7 +230,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     shared_state.check(programs, states)
     for name, program in () if only_plan else programs.items():
         check_inputs(name, program)
-    copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
+    fusing = config.do_quant_fusion_and_const_prop
+    copies = {name: _copy(program, lowered.in_place, fusing=fusing) for name, program in programs.items()}
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
@@ -252,7 +254,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.explain_emission(programs, error, config, variants) from error
+        raise edge_errors.explain_emission(programs, error, variants) from error
     memory = planning.describe()
     report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
     require_memory(memory, lowered.require_memory)
@@ -271,9 +273,10 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     return Artifact(manager, report, stored, methods, etrecord)
 
 
-def _copy(program: ExportedProgram, in_place: bool) -> ExportedProgram:
+def _copy(program: ExportedProgram, in_place: bool, *, fusing: bool) -> ExportedProgram:
     """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
     copied = private_copy(program)
+    compute_plainly(copied, fusing=fusing)
     _describe_in_file(copied)
     _keep_initial_values(copied)
     copy_where_misread(copied)
