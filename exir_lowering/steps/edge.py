@@ -36,6 +36,7 @@ from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.nested_constants import lift_nested
+from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
@@ -55,7 +56,7 @@ def to_edge(
 
     Operators that partitioners want whole stay; if `decomposed`, programs are functional and nothing is decomposed.
     """
-    methods = tuple(methods)
+    methods = unite(methods)
     for method in methods:
         check_written(method.name, method.program)
         check_carried(method.name, method.program)

@@ -43,6 +43,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.emittable import make_emittable
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
+from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
@@ -235,7 +236,10 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         check_inputs(name, program)
         check_emitted(name, program)
     planned = {name: plans_results(config, name) for name in programs}
-    copies = {name: _copy(program, lowered.in_place, planned[name]) for name, program in programs.items()}
+    fusing = config.do_quant_fusion_and_const_prop
+    copies = {
+        name: _copy(program, lowered.in_place, planned[name], fusing=fusing) for name, program in programs.items()
+    }
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
@@ -258,7 +262,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.explain_emission(programs, error, config, variants) from error
+        raise edge_errors.explain_emission(programs, error, variants) from error
     memory = planning.describe()
     report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
     require_memory(memory, lowered.require_memory)
@@ -277,9 +281,10 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     return Artifact(manager, report, stored, methods, etrecord)
 
 
-def _copy(program: ExportedProgram, in_place: bool, planned_results: bool) -> ExportedProgram:
+def _copy(program: ExportedProgram, in_place: bool, planned_results: bool, *, fusing: bool) -> ExportedProgram:
     """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
     copied = private_copy(program)
+    compute_plainly(copied, fusing=fusing)
     _bound(copied)
     _describe_in_file(copied)
     _keep_initial_values(copied)

@@ -14,7 +14,11 @@ from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.pte.inference import why_fatal
 from exir_lowering.pte.releases import Form, Target, join_ranks
 
-_FUSED = "quantized_decomposed."  # `emit` may fuse these, and says itself what it cannot
+_FUSED = (
+    "quantized_decomposed.",
+    "torchao.",
+    "quant.",
+)  # `emit` fuses these, or computes them plainly, or says why not
 
 
 def refuse(node: Node, target: Target) -> str | None:
