@@ -38,6 +38,7 @@ from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
 from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
 from exir_lowering.steps.cached import preprocess_cached
+from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
@@ -327,6 +328,8 @@ def _partition_all(
             plans.append(plan_method(method, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(legal, extracted, strict=True):
         check_preserved(method, partitioned.program)
+        if method.converted_from is not None:
+            check_emitted(method.name, partitioned.program)
     if required:
         require_legal(extracted, session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())

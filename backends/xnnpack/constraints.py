@@ -24,6 +24,9 @@ _Refusal = Callable[[Node], "str | None"]
 
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
+# what a linear layer is decomposed into
+_PIECES = frozenset(("addmm", "mm", "bmm", "add", "view_copy", "permute_copy", "expand_copy", "unsqueeze_copy"))
+
 
 def mend(config: Any, together: Collection[str]) -> None:
     """Leave out of a configuration of ExecuTorch's partitioner what is wrong, given what it may be partitioned with."""
@@ -89,6 +92,25 @@ def _refuse_layer(node: Node) -> str | None:
     if graphs.sources.is_part_of_linear(node):
         return "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions"
     return None
+
+
+def _refuse_computed_weight(node: Node) -> str | None:
+    """Refuse a layer in pieces with more in it than the layer: ExecuTorch replaces all by one of its stored weight."""
+    seen, waiting = {node}, [node] if graphs.sources.is_part_of_linear(node) else []
+    while waiting:
+        piece = waiting.pop()
+        if _name(piece) not in _PIECES:
+            return f"ExecuTorch's preprocess would leave out {piece.name}, of the same layer"
+        for other in {*piece.all_input_nodes, *piece.users} - seen:
+            if graphs.sources.is_part_of_linear(other) and _layer(other) == _layer(node):
+                seen.add(other)
+                waiting.append(other)
+    return None
+
+
+def _layer(node: Node) -> tuple[object, ...]:
+    """Return what tells the layer that a node is a part of."""
+    return node.meta.get("torch_fn"), (node.meta.get("source_fn_stack") or [""])[-1], graphs.module_stack(node)
 
 
 def _refuse_half_quantised(node: Node) -> str | None:
@@ -290,9 +312,14 @@ _refuse_single_image = _unless(_is_image, "the input has to have four dimensions
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
-    "addmm.default": (_refuse_shared_input, _refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "addmm.default": (
+        _refuse_shared_input,
+        _refuse_computed_weight,
+        _refuse_factors,
+        partial(_refuse_bias, bias="self", weight="mat2"),
+    ),
     "bmm.default": (_refuse_layer,),
-    "mm.default": (_refuse_shared_input,),
+    "mm.default": (_refuse_shared_input, _refuse_computed_weight),
     "linear.default": (_refuse_shared_input, partial(_refuse_bias, bias="bias", weight="weight")),
     "convolution.default": (
         _refuse_half_quantised,

@@ -18,7 +18,6 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 # Says which operators the pass to out variants skips.
 from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
 from executorch.exir.passes import to_out_var_skiplist
-from executorch.exir.passes.quant_fusion_pass import quant_fusion_and_const_prop_pass
 
 # to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes, check that
 # nothing preserved is left over) have no public name.
@@ -35,8 +34,6 @@ from executorch.exir.program._program import (
 from torch._export.verifier import SpecViolationError as SpecViolationError  # raised if one value goes to two buffers
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
-
-from exir_lowering._upstream.operators import operator_name
 
 gen_edge_manager = _gen_edge_manager_for_partitioners
 
@@ -83,13 +80,6 @@ def lacks_out_variant(node: torch.fx.Node) -> bool:
     return not inplace and out_variant(target) is None
 
 
-def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators ExecuTorch's fusion of quantized patterns removes; it changes the program, or raises."""
-    left = quant_fusion_and_const_prop_pass(program).graph_module
-    graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
-    return operators - {operator_name(node.target) for graph in graphs for node in graph.nodes}
-
-
 def without_validity_checks() -> EdgeCompileConfig:
     """Return ExecuTorch's configuration for programs with delegates, which its verifier does not accept."""
     return EdgeCompileConfig(_check_ir_validity=False)
@@ -132,6 +122,8 @@ INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 LESS = ops.edge.aten.lt.Scalar
 VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
+TRUTHS = {name: getattr(ops.backend.executorch_prim, name).Scalar for name in ("eq", "ge", "gt", "sym_not")}
+"""What ExecuTorch's runtime computes of truth values, by name; this is the form that its emitter takes."""
 WHERE = ops.edge.aten.where.self
 
 

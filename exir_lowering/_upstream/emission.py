@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from exir_lowering._upstream.contents import Apart, plain
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
 from exir_lowering._upstream.locks import during, replacing
+from exir_lowering._upstream.loops import emitting_loops
 
 _EQUAL = ("cached_spec_hash_values", "cached_spec_mutable_hash_values", "external_constant_hash")
 """The emitter's tables of the contents that it has stored."""
@@ -152,6 +153,7 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         (et_emitter._TopLevelEmitter, "__init__", started),
         (et_emitter._TopLevelEmitter, "placeholder", given),
         (et_emitter._Emitter, "_add_debug_handle", added),
+        *emitting_loops(),
     ]
 
 

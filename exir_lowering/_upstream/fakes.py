@@ -305,10 +305,10 @@ def names_of_symbols(shape_env: Any) -> dict[str, Any]:
     return {name: each for name, each in found.items() if each.is_Symbol}
 
 
-def bounds_by_example(shape_env: Any) -> dict[Any, Any]:
-    """Return ranges for the symbols that have no greatest number: files have one, and it is the example's."""
-    found = {}
-    for symbol, known in shape_env.var_to_range.items() if shape_env is not None else ():
+def ranges_in_file(shape_env: Any) -> dict[Any, Any]:
+    """Return the ranges of symbols; files have a greatest number: that of the example for those that have none."""
+    found = {} if shape_env is None else dict(shape_env.var_to_range)
+    for symbol, known in found.items():
         example = shape_env.backed_var_to_val.get(symbol)
         if example is not None and not isinstance(known.upper, sympy.Integer):
             found[symbol] = ValueRanges(known.lower, max(known.lower, example))

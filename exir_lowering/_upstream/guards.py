@@ -14,7 +14,10 @@ from functools import wraps
 from typing import Any
 
 import torch
+from executorch.exir import pass_base as et_pass_base  # these three trace, and describe each value that they trace
 from executorch.exir.verification import verifier  # runs each operator of an Edge program
+from torch._export import pass_base as torch_pass_base
+from torch.fx.experimental import proxy_tensor
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.fakes import shape_env_of
@@ -28,7 +31,7 @@ def without_guards(shape_env: Any) -> AbstractContextManager[Any]:
 
 
 def evaluating() -> AbstractContextManager[bool]:
-    """Keep ExecuTorch's verifier, and torch's choice of a kernel, from narrowing sizes where this thread converts."""
+    """Keep a verifier, a choice of a kernel and descriptions from narrowing sizes where this thread converts."""
     return during(_evaluating, True, _REPLACED)
 
 
@@ -40,6 +43,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         return []
     choose = torch._C._select_conv_backend  # what fake tensors ask of a convolution
     check = verifier._check_tensor_args_matching_op_allowed_dtype
+    describe = proxy_tensor._extract_tensor_metadata  # asks whether a size is 1, to say how memory is ordered
 
     @wraps(choose)
     def select(given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +56,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         with without_guards(None if mode is None else mode.shape_env):
             check(graph_module)
 
-    return [(torch._C, "_select_conv_backend", select), (verifier, check.__name__, verify)]
+    @wraps(describe)
+    def extract(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with without_guards(shape_env_of(value) if _evaluating.get() else None):
+            return describe(value, *args, **kwargs)
+
+    return [
+        (torch._C, "_select_conv_backend", select),
+        (verifier, check.__name__, verify),
+        *((tracing, describe.__name__, extract) for tracing in (proxy_tensor, et_pass_base, torch_pass_base)),
+    ]
 
 
 _REPLACED = replacing(_replacements)

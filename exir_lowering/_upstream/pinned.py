@@ -191,6 +191,20 @@ FEATURES = (
         ),
     ),
     Feature(
+        "loops in files",
+        "`while_loop` is planned and emitted",
+        "it is refused",
+        (
+            *_in(
+                "executorch.exir.emit._emitter",
+                *("_Emitter.__init__", "_Emitter.placeholder", "_Emitter.output", "_Emitter._emit_control_flow"),
+                *("_Emitter._emit_cond", "_Emitter._emit_spec", "_Emitter._emit_evalue", "_Emitter._merge_chain"),
+                *("_Emitter._get_operator",),
+            ),
+            *_in("executorch.exir.memory_planning", "get_while_nodes", "_apply_algo_to_submodules"),
+        ),
+    ),
+    Feature(
         "reused XNNPACK hashes",
         "the SHA-256 of equal data is computed once",
         "ExecuTorch computes it for each method",
@@ -259,6 +273,7 @@ FEATURES = (
         (
             *_in("executorch.exir.verification.verifier", "_check_tensor_args_matching_op_allowed_dtype"),
             *_in("torch._subclasses.fake_impls", "conv"),
+            *_in("torch.fx.passes.shape_prop", "_extract_tensor_metadata"),
         ),
     ),
     Feature(

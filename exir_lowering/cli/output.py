@@ -182,7 +182,6 @@ _OPTIONS = (
     (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
     (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
-    (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
 )
 _EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileConfig\(([^()]*)\)\)")
 

@@ -53,7 +53,7 @@ _NORMS = frozenset(
 _FATAL = frozenset(
     {"aten::_log_softmax", "aten::amax", "aten::amin", "aten::narrow_copy", "aten::sum", "aten::unfold_copy"}
 )
-"""Kernels that end the process on some calls that torch's operators execute; `_why_fatal` says which."""
+"""Kernels that end the process on some calls that torch's operators execute; `why_fatal` says which."""
 
 
 def check_kernels(body: Body) -> None:
@@ -137,13 +137,13 @@ def _check_given(
     if len(set(types)) > 1 and refused:
         raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, set(types))))}")
     converts = bool(layouts and results) and layouts[0].dtype != results[0].dtype
-    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None, converts)
+    fatal = why_fatal(own, described, layouts[0].sizes if certain and layouts else None, converts)
     if fatal is not None:
         raise CorruptError(f"{name} would end the process: {fatal}")
 
 
-def _why_fatal(
-    own: str, described: tuple[_Described, ...], sizes: tuple[int, ...] | None, converts: bool
+def why_fatal(
+    own: str, described: Sequence[tuple[int, Any]], sizes: tuple[int, ...] | None, converts: bool
 ) -> str | None:
     """Return why a kernel ends the process where torch's operator returns a result, as a clause; None if it does not.
 

@@ -112,7 +112,11 @@ class Body:
         if index not in self.results:
             return frozenset({kind})
         made = self.results[index]
-        return made if kind == K.NULL or not made else made | {kind}
+        return made if kind == K.NULL or not made or self.redeclared(index) else made | {kind}
+
+    def redeclared(self, index: int) -> bool:
+        """Return whether a value is declared as something else than what is made: ExecuTorch has truths as ints."""
+        return index not in self.inputs and self.values[index].kind == K.INT and self.results.get(index) == {K.BOOL}
 
     def items(self, index: int) -> tuple[int, ...]:
         """Return a value, or the values in a list of values."""
@@ -348,7 +352,7 @@ def _find_waiting(body: Body) -> Iterator[int]:
         if isinstance(tensor, Tensor):
             if not (tensor.planned or tensor.stored or index in given) and 0 not in tensor.sizes:
                 yield index
-        elif value.kind == K.NULL and index in body.results and index not in body.inputs:
+        elif index in body.results and index not in body.inputs and (value.kind == K.NULL or body.redeclared(index)):
             yield index
 
 

@@ -33,7 +33,11 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
+from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.nested_constants import lift_nested
+from exir_lowering.steps.one_memory import unite
+from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
 
@@ -52,14 +56,17 @@ def to_edge(
 
     Operators that partitioners want whole stay; if `decomposed`, programs are functional and nothing is decomposed.
     """
-    methods = tuple(methods)
+    methods = unite(methods)
     for method in methods:
         check_written(method.name, method.program)
+        check_carried(method.name, method.program)
     with session.timed("edge"):
-        return tuple(
+        converted = tuple(
             _edge(method, session, decomposed)
             for method in session.progress.each("convert to Edge dialect", [*methods])
         )
+        check_declared(converted)
+    return converted
 
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
@@ -158,6 +165,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
     _fill_empty(private)
+    lift_nested(private)
     separate(private, distinct=distinct)
     if not distinct:
         return private
@@ -175,7 +183,9 @@ def _fill_empty(private: ExportedProgram) -> None:
     """Fill what has dynamic sizes and no content: ExecuTorch's operator for it takes numbers, those of the example."""
     for _, node in graphs.every_node(private.graph_module):
         value = node.meta.get("val")
-        if node.target in _EMPTY and not all(type(size) is int for size in value.shape):
+        if node.target is torch.ops.aten.empty_like.default:  # its decomposition is no core operator
+            node.target, node.args = torch.ops.aten.full_like.default, (node.args[0], 0)
+        elif node.target in _EMPTY and not all(type(size) is int for size in value.shape):
             sizes = graphs.argument(node, "size")
             node.target = torch.ops.aten.full.default
             node.args, node.kwargs = (sizes, 0), {"dtype": value.dtype, "device": value.device}

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import edge
 from exir_lowering._upstream.edge import lacks_out_variant
-from exir_lowering._upstream.fakes import memory_of
 from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering.errors import InputError, few, let_through
-from exir_lowering.graphs.copies import private_copy
 
 Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it
 
@@ -63,7 +59,7 @@ def _where(nodes: Sequence[Found]) -> list[str]:
 
 
 def _written_constants(name: str, program: ExportedProgram) -> InputError | None:
-    """Describe which constants a program writes: torch keeps state in buffers only."""
+    """Describe which constants a program writes that are not state: those of which it has no content."""
     constants = {
         node: spec.target or ""
         for node, spec in graphs.lifted_inputs(program).items()
@@ -72,44 +68,52 @@ def _written_constants(name: str, program: ExportedProgram) -> InputError | None
     written: dict[str, list[Found]] = {}
     for node in filter(graphs.is_mutating, program.graph.nodes):
         for argument in written_arguments(node.target):
-            base = _base(graphs.argument(node, argument))
+            base = base_of(graphs.argument(node, argument))
             if base in constants:
                 written.setdefault(constants[base], []).append(((), node))
     if not written:
         return None
     lines = [f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:"]
-    buffers = _buffers_by_memory(program)
-    hidden = False
     for target, nodes in written.items():
-        buffer = buffers.get(memory_of(program.constants.get(target)))
-        hidden = hidden or buffer is not None
-        lines += [f"    {target}{f', which has the memory of the buffer {buffer!r}' if buffer else ''}", *_where(nodes)]
-    if hidden:
-        lines.append(
-            "What to do: export with torch.export.export(model, inputs, strict=True), which sees that such a tensor, "
-            "reached through an object that is not a module (as in transformers' StaticCache), is the buffer."
-        )
-    if any(memory_of(program.constants.get(target)) not in buffers for target in written):
-        lines.append("What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor).")
+        lines += [f"    {target}", *_where(nodes)]
+    lines.append(
+        "What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor), and write into that, "
+        "not into its `data`."
+    )
     return InputError("\n".join(lines))
 
 
-def _base(node: Any) -> Any:
+def explain_touched(name: str, written: Mapping[str, Sequence[Node]]) -> InputError:
+    """Return why the tensors behind inputs cannot be state, given what writes them."""
+    lines = [f"Method {name!r} writes into tensors that torch.export has changed while it ran the model:"]
+    for target, nodes in written.items():
+        lines += [f"    {target}", *_where([((), node) for node in nodes])]
+    lines.append(
+        "It does so with a tensor that is reached through an object that is not a module, as in transformers' "
+        "StaticCache, and written without an input of the method. What to do: export with "
+        "torch.export.export(model, inputs, strict=True), from a new model; or make the tensor a buffer of its module, "
+        "self.register_buffer(name, tensor), and write into that."
+    )
+    return InputError("\n".join(lines))
+
+
+def explain_overlap(name: str, targets: Sequence[str], writers: Sequence[Node]) -> InputError:
+    """Return why two tensors of one memory cannot be state."""
+    one, other = targets
+    lines = [f"Method {name!r} has {one!r} and {other!r}, which overlap in memory, and what they cover is written:"]
+    lines += _where([((), node) for node in writers]) or ["        by another method"]
+    lines.append(
+        "What to do: register the whole tensor as a buffer of one dtype, self.register_buffer(name, tensor), and take "
+        "the parts of it in `forward`."
+    )
+    return InputError("\n".join(lines))
+
+
+def base_of(node: Any) -> Any:
     """Return what a view is a view of."""
     while isinstance(node, Node) and node.op == "call_function" and is_view(node.target) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
-
-
-def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
-    """Return the program's buffers by where their elements lie."""
-    signature = program.graph_signature
-    found = {}
-    for buffer in signature.buffers:
-        memory = memory_of(graphs.lifted_value(program, buffer))
-        if memory is not None:
-            found[memory] = buffer
-    return found
 
 
 class OutVariants:
@@ -133,41 +137,22 @@ class OutVariants:
             raise
 
 
-def explain_emission(
-    programs: Mapping[str, ExportedProgram], error: Exception, config: ExecutorchBackendConfig, variants: OutVariants
-) -> InputError:
+def explain_emission(programs: Mapping[str, ExportedProgram], error: Exception, variants: OutVariants) -> InputError:
     """Return why lowered programs were not emitted; the pass has recorded what has no out variant."""
     if not variants.missing:
         return InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
         )
-    name, missing = list(programs)[variants.method], set(variants.missing)
-    lines = [
-        f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that writes "
-        "into given memory; a file cannot contain others.",
-        *list_places(variants.missing),
-    ]
-    fused: set[str] = set()
-    if not config.do_quant_fusion_and_const_prop:
-        fused = _fused(programs[name], missing)
-    if fused:
-        lines.append(
-            f"What to do: fuse {', '.join(sorted(fused))} and what reads it into quantized operators, "
-            "with emit(ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True))."
+    name = list(programs)[variants.method]
+    return InputError(
+        "\n".join(
+            (
+                f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that "
+                "writes into given memory; a file cannot contain others.",
+                *list_places(variants.missing),
+                f"What to do: let a partitioner take {', '.join(sorted(variants.missing))} (`plan` says why one did "
+                "not), or rewrite these lines of the model with other operators. A custom operator needs an overload "
+                "that takes `out` by keyword, and a kernel for it in the runtime.",
+            )
         )
-    if missing - fused:
-        lines.append(
-            f"What to do: let a partitioner take {', '.join(sorted(missing - fused))} (`plan` says why one did not), "
-            "or rewrite these lines of the model with other operators. A custom operator needs an overload that "
-            "takes `out` by keyword, and a kernel for it in the runtime."
-        )
-    return InputError("\n".join(lines))
-
-
-def _fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators fusion would remove from a program; none if it cannot process the program."""
-    try:
-        return edge.fused(private_copy(program), operators)
-    except Exception as error:
-        let_through(error)
-        return set()
+    )

@@ -21,7 +21,7 @@ from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import add_named_data, forgetting_delegates, named_data
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
-from exir_lowering._upstream.fakes import bounds_by_example
+from exir_lowering._upstream.fakes import ranges_in_file
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError, InvariantError, LoweringError, let_through
@@ -38,10 +38,13 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
+from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.emittable import make_emittable
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
-from exir_lowering.steps.memory_planning import Planned, Planning, configure
+from exir_lowering.steps.legalizing.plain import compute_plainly
+from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import complete
@@ -231,7 +234,12 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     shared_state.check(programs, states)
     for name, program in () if only_plan else programs.items():
         check_inputs(name, program)
-    copies = {name: _copy(program, lowered.in_place) for name, program in programs.items()}
+        check_emitted(name, program)
+    planned = {name: plans_results(config, name) for name in programs}
+    fusing = config.do_quant_fusion_and_const_prop
+    copies = {
+        name: _copy(program, lowered.in_place, planned[name], fusing=fusing) for name, program in programs.items()
+    }
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
@@ -241,7 +249,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
-    variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
+    variants = edge_errors.OutVariants(make_emittable(plan_as_written(config.to_out_var_pass)))
     planning = Planning(config, list(copies), only=only_plan)
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
@@ -254,7 +262,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.explain_emission(programs, error, config, variants) from error
+        raise edge_errors.explain_emission(programs, error, variants) from error
     memory = planning.describe()
     report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
     require_memory(memory, lowered.require_memory)
@@ -273,13 +281,14 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     return Artifact(manager, report, stored, methods, etrecord)
 
 
-def _copy(program: ExportedProgram, in_place: bool) -> ExportedProgram:
+def _copy(program: ExportedProgram, in_place: bool, planned_results: bool, *, fusing: bool) -> ExportedProgram:
     """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
     copied = private_copy(program)
+    compute_plainly(copied, fusing=fusing)
     _bound(copied)
     _describe_in_file(copied)
     _keep_initial_values(copied)
-    copy_where_misread(copied)
+    copy_where_misread(copied, planned_results=planned_results)
     write_back(copied, in_place=in_place)
     return copied
 
@@ -288,7 +297,7 @@ def _bound(program: ExportedProgram) -> None:
     """Bound the sizes without a bound by the example's in all that is computed from them, as ExecuTorch does alone."""
     mode = fake_mode_of(program.graph_module)
     if mode is not None and mode.shape_env is not None:
-        mode.shape_env.var_to_range.update(bounds_by_example(mode.shape_env))
+        mode.shape_env.var_to_range.update(ranges_in_file(mode.shape_env))
 
 
 def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:

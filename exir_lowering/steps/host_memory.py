@@ -6,10 +6,12 @@ any view, which ExecuTorch makes of the memory as it is. So the host computes in
 where operators treat each element alone, and get it back where something was compiled for it: delegates, branches, and
 the method's results.
 
-Views of what control flow returns: the runtime returns a branch's result by pointing the value of `cond` at the
-branch's memory. ExecuTorch makes a view share the memory that was planned for its base, so a view of such a value reads
-memory that was never written. ExecuTorch handles this for the outputs of a graph, which are redirected too, but not for
-these views.
+What branches return: the runtime points the value of `cond` at the memory of what a branch returns. It is that of
+`cond`, which nothing else uses (see the planning of memory), where the branch makes it. What a branch is given, or
+returns twice, it returns a copy of; and so does a method whose results have no memory, since its caller provides it.
+
+Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them,
+but not their views, and fails.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
+_COND = torch.ops.higher_order.cond
+_RETURNING = (_COND, torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
 _CHANNELS_LAST = [0, 2, 3, 1]  # the one order beside the contiguous one that ExecuTorch's operators can make
 
 _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -52,28 +56,59 @@ def check_inputs(method: str, program: ExportedProgram) -> None:
             )
 
 
-def copy_where_misread(program: ExportedProgram) -> None:
-    """Let operators of the host, in a private copy of a lowered program, read copies of what they would misread."""
+def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True) -> None:
+    """Let a private copy of a lowered program read, and return, copies where the runtime would misread values.
+
+    Args:
+        program: The program.
+        planned_results: Whether the memory of its results is planned.
+    """
     for _, module in graphs.walk(program.graph_module):
-        _copy_branch_results(module)
+        for node in module.graph.nodes:
+            for nested in graphs.nested_graphs(module, node) if node.target in _RETURNING else ():
+                _copy_returned(nested.module, _is_given)
+        _copy_viewed(module)
         if any(map(_has_other_order, module.graph.nodes)):
             _Contiguous(module).run()
+    if not planned_results:
+        _copy_returned(program.graph_module, _is_conditional)
 
 
-def _copy_branch_results(module: GraphModule) -> None:
+def _copy_returned(module: GraphModule, has_other_memory: Callable[[Node], bool]) -> None:
+    """Let a graph return copies of values that have the memory of others, or that it returns twice."""
+    output, seen = module.graph.output_node(), set[Node]()
+
+    def own(value: Node) -> Node:
+        returned = value
+        if value in seen or has_other_memory(value):
+            returned = _copy(value, output, CLONE, value.meta["val"])
+        seen.add(returned)
+        return returned
+
+    output.args = map_arg(output.args, own)
+
+
+def _copy_viewed(module: GraphModule) -> None:
     copies: dict[Node, Node] = {}
     for node in list(module.graph.nodes):
         base = node.args[0] if node.target in VIEWS else None
-        if isinstance(base, Node) and _is_result(module, base):
+        if isinstance(base, Node) and (call := _call(base)).target is not _COND and graphs.calls_graphs(module, call):
             if base not in copies:
                 copies[base] = _copy(base, node, CLONE, base.meta["val"])
             node.update_arg(0, copies[base])
 
 
-def _is_result(module: GraphModule, node: Node) -> bool:
-    """Return whether a node is a result of an operator that calls graphs."""
-    call = node.args[0] if graphs.is_getitem(node) else node
-    return isinstance(call, Node) and graphs.calls_graphs(module, call)
+def _is_given(value: Node) -> bool:
+    return value.op != "call_function" or graphs.is_mutating(value)
+
+
+def _is_conditional(value: Node) -> bool:
+    return _call(value).target is _COND
+
+
+def _call(value: Node) -> Node:
+    call: Any = value.args[0] if graphs.is_getitem(value) else value
+    return call
 
 
 class _Contiguous:

@@ -57,6 +57,12 @@ def _named(given: Any, planner: str) -> Any:
     return changed
 
 
+def plans_results(config: ExecutorchBackendConfig, method: str) -> bool:
+    """Return whether the memory of a method's results is planned, or its caller provides it."""
+    given = config.memory_planning_pass
+    return bool(getattr(given.get(method) if isinstance(given, Mapping) else given, "alloc_graph_output", True))
+
+
 class Planned(Exception):
     """Ends ExecuTorch's conversion after it has planned the memory, which has no other way to stop; has the plan."""
 
@@ -81,6 +87,7 @@ class Planning:
             result, before = algorithm.run(inner, module, signature)
         else:
             result = inner.run(module, signature) if hasattr(inner, "run") else inner(module)
+        _keep_results(result.graph_module)
         self._planned.append((result.graph_module, signature, before))
         return result
 
@@ -96,6 +103,28 @@ class Planning:
         """Return the memory that was planned for each method."""
         planned, self._planned = self._planned, []  # ExecuTorch's manager keeps this object
         return {name: _describe(*each) for name, each in zip(self._names, planned, strict=True)}
+
+
+def _keep_results(module: GraphModule) -> None:
+    """Let branches make their results in the memory that is planned for `cond`, which ExecuTorch leaves unused.
+
+    ExecuTorch plans the memory of each graph that is called as if it were free again when the call ends, but returns
+    a branch's results in it: the next call would overwrite them.
+    """
+    for node in module.graph.nodes:
+        for nested in graphs.nested_graphs(module, node):
+            if node.target is torch.ops.higher_order.cond:
+                made = _specs(nested.module.graph.output_node())
+                for result, kept in zip(made, _specs(node), strict=True):
+                    if result.mem_offset is None or kept.mem_offset is None:
+                        continue  # the runtime allocates it, or the caller
+                    if result.allocated_memory > kept.allocated_memory:
+                        raise InvariantError(
+                            f"{node.name}: a branch returns {result.allocated_memory} bytes, but ExecuTorch planned "
+                            f"{kept.allocated_memory} for what it returns. Please report this program."
+                        )
+                    result.mem_id, result.mem_obj_id, result.mem_offset = kept.mem_id, kept.mem_obj_id, kept.mem_offset
+            _keep_results(nested.module)
 
 
 # -- what was planned --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from torch.export.graph_signature import OutputKind
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
-from exir_lowering._upstream.fakes import bounds_by_example, expression, names_of_symbols, shape_env_of
+from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
 from exir_lowering.errors import InputError, few, let_through
@@ -138,23 +138,26 @@ def _qualified(kind: type) -> str:
 
 
 def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...]:
-    """Return the dimensions of inputs that have fewer sizes in files than in the programs that were given.
+    """Return the dimensions of inputs that have fewer sizes in files than in the programs that were given."""
+    return tuple(narrowed for narrowed, _, _ in _narrowed(methods))
 
-    InputError if one of them was declared, and torch's least size of 2 is not all that narrows it.
-    """
-    found = []
+
+def check_declared(methods: Sequence[EdgeMethod]) -> None:
+    """Raise InputError if a dimension is narrowed that was declared, and not only by torch's least size of 2."""
+    for narrowed, size, converted in _narrowed(methods):
+        _check_declared(narrowed, size, converted)
+
+
+def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension, Any, Any]]:
+    """Yield what is narrowed, with the size in the program that was given, and the environment of the converted one."""
     for method in methods:
         programs = (method.converted_from or method.program, method.program)
         for (name, given), (_, converted) in zip(*map(_user_inputs, programs), strict=False):
             env = shape_env_of(converted)
-            sizes = zip(
-                _sizes(programs[0], given), _sizes(programs[1], converted, bounds_by_example(env)), strict=False
-            )
+            sizes = zip(_sizes(programs[0], given), _sizes(programs[1], converted, ranges_in_file(env)), strict=False)
             for number, (before, after) in enumerate(sizes):
                 if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
-                    found.append(NarrowedDimension(method.name, name, number, before, after))
-                    _check_declared(found[-1], given.shape[number], env)
-    return tuple(found)
+                    yield NarrowedDimension(method.name, name, number, before, after), given.shape[number], env
 
 
 def _check_declared(narrowed: NarrowedDimension, size: Any, converted: Any) -> None:
@@ -162,7 +165,8 @@ def _check_declared(narrowed: NarrowedDimension, size: Any, converted: Any) -> N
     (low, high), (least, most) = narrowed.given, narrowed.converted
     env, symbols = shape_env_of(size), set(expression(size).free_symbols)
     declared = symbols <= set(names_of_symbols(env).values()) or not any(env.var_to_sources.get(one) for one in symbols)
-    if declared and high is not None and (least > max(low, 2) or most is None or most < high):
+    traced = _number(bounds_of(expression(size), env.var_to_range).lower)  # export itself takes sizes for at least 2
+    if declared and high is not None and (least > max(low, traced or 0) or most is None or most < high):
         reasons = [str(guard.expr) for guard in converted.guards if symbols & guard.expr.free_symbols]
         raise InputError(
             f"Method {narrowed.method!r}: dimension {narrowed.dimension} of input {narrowed.input} was declared as "

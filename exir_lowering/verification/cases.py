@@ -225,6 +225,7 @@ _NUMBERS: Mapping[str, Fill] = {
     "negative": lambda draw: -draw.normal().abs(),
     "positive": lambda draw: draw.normal().abs(),
     "outlier channel": _outlier,
+    "mean of 100 deviations": lambda draw: draw.normal() + 100,
     "large magnitudes": lambda draw: draw.normal() * (1e2 if torch.finfo(draw.dtype).max < 1e5 else 1e4),
     "small magnitudes": lambda draw: draw.normal() * 1e-4,
 }
@@ -232,7 +233,10 @@ _NOT_FINITE: Mapping[str, Fill] = {
     "one NaN": lambda draw: _put(draw.normal(), draw.count // 2, float("nan")),
     "one infinity": lambda draw: _put(draw.normal(), draw.count // 2, float("inf")),
 }
-_CONTINUOUS = {"randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"}
+_CONTINUOUS = {
+    *("randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"),
+    "mean of 100 deviations",
+}
 """The patterns in which a small change of each number changes nothing that the pattern is about."""
 
 _POSITIONS: Mapping[str, Fill] = {

@@ -149,7 +149,10 @@ def _measure_numbers(
         return Difference()
     sizes, share = expected.abs(), tolerance.of(dtype)
     scale = max(float(sizes.max()), typical) or (_LEAST if share else 0.0)
-    excused = torch.full_like(error, share * scale)
+    rounded = (
+        torch.finfo(dtype).eps if share and tolerance.share is None else 0.0
+    )  # both are, to numbers that far apart
+    excused = torch.full_like(error, (share + rounded) * scale)
     if noise is not None:  # what rounding flips in PyTorch itself is of no use to judge an integer
         excused += _ROUNDING * (float(noise.max()) if share else noise)
     largest, at = float(error.max()), int((error - excused).argmax())

@@ -117,7 +117,8 @@ def _dimensions(subject: Subject) -> Iterator[_Dimension]:
             for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
                 if not isinstance(size, int):
                     most = _UNBOUND if tensor.unbound else bound
-                    yield _Dimension(expression(size), most, (index, dimension) in exact)
+                    fixed = (index, dimension) in exact or not (tensor.dynamic or tensor.unbound)
+                    yield _Dimension(expression(size), most, fixed)
 
 
 def _example_sizes(subject: Subject) -> dict[Any, int]:

@@ -298,29 +298,21 @@ def embedding() -> ExportedProgram:
 
 
 def test_an_embedding_of_torchao_is_fused(embedding: ExportedProgram) -> None:
-    lowered = lower(embedding)
-    message = refused(
-        lowered.emit,
-        "torchao.dequantize_affine.default",
-        line_of(Embedding, "self.table("),
-        "emit(ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True))",
-    )
-    assert "let a partitioner take" not in message
-    tokens = torch.tensor([3, 7])
-    (result,) = run(lowered, tokens, config=ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True))
-    torch.testing.assert_close(result, embedding.module()(tokens))
+    """Or computed in plain operators, unless the configuration asks for it."""
+    lowered, tokens = lower(embedding), torch.tensor([3, 7])
+    for config in (None, ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)):
+        (result,) = run(lowered, tokens, config=config)
+        torch.testing.assert_close(result, embedding.module()(tokens))
 
 
-def test_a_linear_layer_of_torchao_has_to_be_delegated() -> None:
+def test_a_linear_layer_of_torchao_need_not_be_delegated() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(32, 32)).eval()
     quantization.quantize_(model, quantization.Int8DynamicActivationIntxWeightConfig())
     example = torch.randn(1, 32)
     program = export(model, (example,))
-    names = ("torchao.choose_qparams_affine", "torchao.quantize_affine", "torchao.dequantize_affine")
-    message = refused(lower(program).emit, *names, "in module '0'", "let a partitioner take torchao.choose_qparams")
-    assert "do_quant_fusion" not in message
-    (result,) = run(lower(program, "xnnpack"), example)
-    torch.testing.assert_close(result, program.module()(example), atol=0.05, rtol=0.05)
+    for partitioner, tolerance in ((None, 1e-5), ("xnnpack", 0.05)):
+        (result,) = run(lower(program, partitioner), example)
+        torch.testing.assert_close(result, program.module()(example), atol=tolerance, rtol=tolerance)
 
 
 # -- the command line ------------------------------------------------------------------------------

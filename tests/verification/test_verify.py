@@ -232,6 +232,27 @@ def test_differences_are_measured_with_what_is_not_finite() -> None:
     assert found(torch.ones(0), torch.ones(0)).score == 0 and found(3, 3).problem == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounding_to_a_type_is_allowed_beside_the_share(dtype: torch.dtype) -> None:
+    tolerance, step = Tolerance(None, False, torch.float32), torch.finfo(dtype).eps
+    expected = torch.tensor([1.0, 0.5], dtype=dtype)
+    steps = math.ceil(tolerance.of(dtype) / step)  # the least error of a number of the type that is not below the share
+    for count, is_off in ((steps, False), (steps + 2, True)):
+        got = expected + torch.tensor([count * step, 0.0], dtype=dtype)
+        assert (measure(expected, got, tolerance, 0.0, None).score > 1) == is_off
+    asked = Tolerance(steps * step * 0.9, False, torch.float32)
+    assert measure(expected, expected + steps * step, asked, 0.0, None).score > 1  # a share that is given is the limit
+
+
+def test_sizes_that_a_file_does_not_take_are_left_out() -> None:
+    inputs, layer = (torch.randn(3, 8),), torch.nn.Linear(8, 4).eval()
+    for size in (Dim("n", min=1, max=33), Dim("n"), Dim.AUTO):
+        program = export(layer, inputs, dynamic_shapes=({0: size},))
+        for lowered in (program, export(layer, inputs)):  # the second one takes the example's sizes only
+            found = verify(lower(lowered).emit(), program)
+            assert found.ok and found.methods["forward"].skipped == 0, str(found)
+
+
 class OneWrong(ReferenceDelegate):
     """Executes all payloads right but the third, which is wrong for zeros."""
 
@@ -303,4 +324,4 @@ def test_a_file_of_an_earlier_executorch() -> None:
     report = inspect(path)
     assert sum(report.bytes_by_kind().values()) == path.stat().st_size and "FullyConnected" in str(report)
     found = verify(path, export(Earlier().eval(), (torch.randn(2, 8),)))
-    assert found.ok and found.methods["forward"].calls == 19
+    assert found.ok and found.methods["forward"].calls == 20

@@ -148,6 +148,19 @@ def _sign(a: Tensor) -> Any:
     return a.clone() if a.dtype is torch.bool else (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
 
 
+@rule("sum.dim_IntList")
+def sum_of_one(a: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Return a tensor without dimensions itself, which the kernel does not take."""
+    wide = a.dtype if a.is_floating_point() else torch.int64
+    return a.to(dtype or wide, copy=True) if a.dim() == 0 else NotImplemented
+
+
+@rule("exp2.default")
+def exp2(a: Tensor) -> Tensor:
+    """Return powers of two."""
+    return torch.pow(2.0, a)
+
+
 @rule("signbit.default")
 def _signbit(a: Tensor) -> Tensor:
     if not a.is_floating_point():

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.legalizing import own_decomposition
 from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
 from exir_lowering.steps.legalizing.widening import in_dtype
 
@@ -25,52 +28,95 @@ class Fault:
     """What is wrong in some kernels."""
 
     name: str
-    operators: frozenset[str]
+    operators: tuple[str, ...]  # without "aten."
     says: str  # a clause about the kernel
     applies: Callable[[Node], bool]
-    cure: Callable[[Any, Node], Callable[..., Any] | None]  # of the operator, and of a call of it
+    cure: Callable[[Node], Callable[..., Any]]
 
 
-def _reads(node: Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    values = [operand.meta.get("val") for operand in node.all_input_nodes]
-    return any(value.dtype in dtypes for value in tensors(values))
+def _dtypes(node: Node) -> set[torch.dtype]:
+    read = (operand.meta.get("val") for operand in node.all_input_nodes)
+    return {value.dtype for value in tensors([*read, node.meta.get("val")])}
 
 
 def _in_half(node: Node) -> bool:
-    return _reads(node, _HALF)
-
-
-def _of_integers(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.is_floating_point()
-
-
-def _by_rule(operator: Any, node: Node) -> Callable[..., Any] | None:
-    return RULES.get(graphs.operator_name(node))
-
-
-def _in_float32(operator: Any, node: Node) -> Callable[..., Any] | None:
-    return in_dtype(operator, _HALF, torch.float32, node)
+    return not _dtypes(node).isdisjoint(_HALF)
 
 
 def _of_floats(node: Node) -> bool:
-    return not _of_integers(node)
+    return any(dtype.is_floating_point for dtype in _dtypes(node))
 
 
-def _truncates(node: Node) -> bool:
-    return _of_integers(node) and node.kwargs.get("rounding_mode", "trunc") == "trunc"
+def _of_integers(node: Node) -> bool:
+    return not _of_floats(node)
 
 
-def _floors(node: Node) -> bool:
-    return _of_floats(node) and node.kwargs.get("rounding_mode", "floor") == "floor"
+def _accumulates_in_half(node: Node) -> bool:
+    return _in_half(node) and bool(graphs.argument(node, "accumulate"))
 
 
-def _crops(node: Node) -> bool:
-    return any(isinstance(each, int) and each < 0 for each in cast(Sequence[Any], node.args[1]))
+def _divides(node: Node) -> bool:
+    mode = graphs.argument(node, "rounding_mode")
+    return mode == ("floor" if _of_floats(node) else "trunc")
 
 
-def _wraps(node: Node) -> bool:
-    return _reads(node, (torch.uint8,)) and any(isinstance(each, int) and each < 0 for each in node.args[1:])
+def _below_zero(node: Node) -> bool:
+    bounds = [graphs.argument(node, name) for name in ("min", "max")]
+    return _dtypes(node) == {torch.uint8} and any(isinstance(one, (int, float)) and one < 0 for one in bounds)
+
+
+def _pools_nan(node: Node) -> bool:
+    """Return whether what is pooled may be NaN: not if it is replaced where it is, or was a truth value."""
+    pooled = cast(Node, node.args[0])
+    name, read = graphs.operator_name(pooled), pooled.all_input_nodes
+    if name == "aten.where.self" and graphs.operator_name(read[0]) == "aten.ne.Tensor":
+        return {*read[0].args} != {pooled.args[2]}
+    return _of_floats(node) and not (name.startswith("dim_order_ops.") and read[0].meta["val"].dtype is torch.bool)
+
+
+def _by_rule(node: Node) -> Callable[..., Any]:
+    return RULES[graphs.operator_name(node)]
+
+
+def _in_float32(node: Node) -> Callable[..., Any]:
+    return in_dtype(node.target, _HALF, torch.float32, node)
+
+
+def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a tensor without its mean and divided by its deviation, the mean, and one over the deviation."""
+    mean = x.mean(dims, keepdim=True)
+    apart = x - mean
+    rstd = torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
+    return apart * rstd, mean, rstd
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[Any]) -> Tensor:
+    x = x if weight is None else x * weight.to(x.dtype).reshape(shape)
+    return x if bias is None else x + bias.to(x.dtype).reshape(shape)
+
+
+def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
+    return _scaled(found, weight, bias, list(shape)).to(x.dtype), mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
+) -> Any:
+    found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
+    affine = _scaled(found.reshape(x.shape), weight, bias, [c, *[1] * (x.dim() - 2)])
+    return affine.to(x.dtype), mean.reshape(n, group).to(x.dtype), rstd.reshape(n, group).to(x.dtype)
+
+
+def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    pool, nan = torch.ops.aten.max_pool2d_with_indices.default, x != x
+    found, places = pool(torch.where(nan, float("-inf"), x), *args, **kwargs)
+    inside, first = pool(nan.to(torch.float32), *args, **kwargs)
+    return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
+
+
+def _decomposed(node: Node) -> Callable[..., Any]:
+    return own_decomposition(node.target) or _in_float32(node)
 
 
 def _broadcasts(node: Node) -> bool:
@@ -79,75 +125,102 @@ def _broadcasts(node: Node) -> bool:
 
 
 _ACCUMULATING = (
-    "native_layer_norm.default native_group_norm.default native_batch_norm.default var.correction var.dim var.default "
-    "_native_batch_norm_legit_no_training.default _native_batch_norm_legit.default _native_batch_norm_legit.no_stats "
-    "cumsum.default prod.default prod.dim_int convolution.default"
+    "var.correction var_mean.correction cumsum.default cumprod.default prod.default prod.dim_int convolution.default "
+    "addmm.default linear.default avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
+    "_native_batch_norm_legit.default native_batch_norm.default"
 )
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "half",
-        frozenset(f"aten.{name}" for name in _ACCUMULATING.split()),
+        tuple(_ACCUMULATING.split()),
         "it accumulates in half precision, or overflows in it",
         _in_half,
         _in_float32,
     ),
     Fault(
+        "half index",
+        ("index_put.default",),
+        "it accumulates in half precision",
+        _accumulates_in_half,
+        _in_float32,
+    ),
+    Fault(
+        "layer norm",
+        ("native_layer_norm.default",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        lambda _: _layer_norm,
+    ),
+    Fault(
+        "group norm",
+        ("native_group_norm.default",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        lambda _: _group_norm,
+    ),
+    Fault(
+        "batch norm",
+        ("_native_batch_norm_legit.no_stats",),
+        "its variance is a difference of squares, which loses its digits for large means",
+        _of_floats,
+        _decomposed,
+    ),
+    Fault(
         "remainder",
-        frozenset({"aten.remainder.Tensor", "aten.remainder.Scalar"}),
-        "its remainders of integers have the sign of the dividend",
+        ("remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "fmod.Scalar"),
+        "it computes remainders of integers in floats, and with the sign of the dividend",
         _of_integers,
         _by_rule,
     ),
     Fault(
-        "integer quotient",
-        frozenset({"aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.fmod.Tensor", "aten.fmod.Scalar"}),
-        "it divides integers as floats, which is wrong beyond 2**53",
-        _truncates,
+        "division",
+        ("div.Tensor_mode", "div.Scalar_mode"),
+        "it divides integers in floats, and zero by zero to infinity",
+        _divides,
         _by_rule,
     ),
     Fault(
-        "integer power",
-        frozenset({"aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar"}),
-        "it computes powers of integers as floats, which is wrong beyond 2**53 and for negative exponents",
+        "power",
+        ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"),
+        "it computes powers of integers in floats",
         _of_integers,
         _by_rule,
     ),
     Fault(
-        "integer rounding",
-        frozenset({"aten.floor.default", "aten.ceil.default", "aten.trunc.default"}),
-        "it rounds integers as floats, which changes large ones",
+        "whole",
+        ("floor.default", "ceil.default", "trunc.default", "round.default"),
+        "it rounds integers in floats",
         _of_integers,
         _by_rule,
     ),
     Fault(
         "shift",
-        frozenset({"aten.bitwise_left_shift.Tensor", "aten.bitwise_right_shift.Tensor"}),
+        ("bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor"),
         "it shifts by the remainder of what is negative or too large",
         _of_integers,
         _by_rule,
     ),
     Fault(
-        "floor division by zero",
-        frozenset({"aten.div.Tensor_mode", "aten.floor_divide.default"}),
-        "its quotients of floats by zero are infinite where they are NaN",
-        _floors,
-        _by_rule,
-    ),
-    Fault("sign", frozenset({"aten.sign.default"}), "its sign of NaN is NaN, not zero", _of_floats, _by_rule),
-    Fault("crop", frozenset({"aten.constant_pad_nd.default"}), "it does not take negative padding", _crops, _by_rule),
-    Fault("bounds", frozenset({"aten.clamp.default"}), "it does not take negative bounds of bytes", _wraps, _by_rule),
-    Fault(
-        "broadcast mask",
-        frozenset({"aten.masked_select.default"}),
+        "mask",
+        ("masked_select.default",),
         "its result has room for as many elements as its first operand has",
         _broadcasts,
         _by_rule,
     ),
+    Fault("sign", ("sign.default",), "the sign of NaN is NaN for it", _of_floats, _by_rule),
+    Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, _by_rule),
+    Fault(
+        "max pool",
+        ("max_pool2d_with_indices.default",),
+        "it takes NaN for less than any number",
+        _pools_nan,
+        lambda _: _max_pool,
+    ),
 )
 
 _BY_OPERATOR: Mapping[str, tuple[Fault, ...]] = {
-    name: tuple(fault for fault in FAULTS if name in fault.operators)
+    f"aten.{name}": tuple(fault for fault in FAULTS if name in fault.operators)
     for name in {name for fault in FAULTS for name in fault.operators}
 }
 

@@ -11,9 +11,14 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import lacks_out_variant, out_variant
 from exir_lowering._upstream.operators import bind
 from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.pte.inference import why_fatal
 from exir_lowering.pte.releases import Form, Target, join_ranks
 
-_FUSED = "quantized_decomposed."  # `emit` may fuse these, and says itself what it cannot
+_FUSED = (
+    "quantized_decomposed.",
+    "torchao.",
+    "quant.",
+)  # `emit` fuses these, or computes them plainly, or says why not
 
 
 def refuse(node: Node, target: Target) -> str | None:
@@ -35,7 +40,20 @@ def refuse(node: Node, target: Target) -> str | None:
     if built is not None and (other := {*form.types.replace("[", "").replace("]", "").split()} - built):
         return f"{target.name} has no kernel {kernel} for {', '.join(sorted(other))}"
     verdict, why = target.release.judge(form)
-    return why if verdict == "does not run" else None
+    return why if verdict == "does not run" else _fatal(node, kernel)
+
+
+def _fatal(node: Node, kernel: str) -> str | None:
+    """Return why a kernel would end the process, as `load` finds it in a file; None if it would not."""
+    given = [one for _, one in bind(node.target, node.args, node.kwargs)]
+    values = [(0, tuple(one) if isinstance(one, (list, tuple)) else one) for one in given]
+    first = given[0].meta.get("val") if given and isinstance(given[0], Node) else None
+    if not isinstance(first, torch.Tensor):
+        return None
+    static = all(type(size) is int for size in first.shape)
+    converts = any(value.dtype is not first.dtype for value in tensors(node.meta["val"]))
+    why = why_fatal(kernel.partition(".")[0], values, tuple(first.shape) if static else None, converts)
+    return None if why is None else f"its kernel would end the process: {why}"
 
 
 def form_of(node: Node, kernel: str) -> Form:

@@ -1,0 +1,75 @@
+"""Control flow that no file can have, or that ExecuTorch's runtime refuses when it runs, is refused before.
+
+Rows of maps and scans: the kernel that stacks them only changes how many there are, and what a scan carries is copied
+into memory of the largest size; so rows whose size differs from call to call fail in the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream import pins
+from exir_lowering._upstream.programs import pytree
+from exir_lowering.errors import InputError
+from exir_lowering.graphs.walking import OPERAND_LAYOUTS
+
+_MAP, _SCAN, _WHILE = (getattr(torch.ops.higher_order, name) for name in ("map_impl", "scan", "while_loop"))
+
+
+def check_carried(method: str, program: ExportedProgram) -> None:
+    """Refuse loops that carry numbers, which conversions to Edge dialect do not trace."""
+    for node in _calls(program.graph_module):
+        numbers = [value for value in node.args[2] if not _is_tensor(value)] if node.target is _WHILE else ()  # type: ignore[union-attr]
+        if numbers:
+            raise _refuse(
+                method, node, f"carries the number {numbers[0]}", "carry torch.tensor(...) instead of numbers"
+            )
+
+
+def check_emitted(method: str, program: ExportedProgram) -> None:
+    """Refuse what stays on the host and cannot be emitted, or fails when it runs."""
+    for node in _calls(program.graph_module):
+        results = pytree.tree_leaves(node.meta.get("val"))
+        numbers = [value for value in results if not isinstance(value, torch.Tensor)]
+        if node.target not in OPERAND_LAYOUTS or (node.target is _WHILE and not pins.is_on("loops in files")):
+            raise _refuse(
+                method, node, "calls graphs in a way that files do not have", "write it with torch.cond, map or scan"
+            )
+        if numbers:
+            raise _refuse(method, node, f"returns the number {numbers[0]}", "return tensors")
+        if node.target in (_MAP, _SCAN):
+            carried = len(node.args[1]) if node.target is _SCAN else 0  # type: ignore[arg-type]
+            for place, value in enumerate(results):
+                sizes = value.shape[place >= carried :]
+                if not all(isinstance(size, int) for size in sizes):
+                    what = "carries" if place < carried else "stacks rows of"
+                    raise _refuse(
+                        method, node, f"{what} the dynamic shape {[*sizes]}", "fix these sizes, or use while_loop"
+                    )
+
+
+def _calls(graph_module: GraphModule) -> Iterator[Node]:
+    for _, module in graphs.walk(graph_module):
+        for node in module.graph.nodes:
+            if graphs.calls_graphs(module, node):
+                yield node
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def _refuse(method: str, node: Node, reason: str, advice: str) -> InputError:
+    module: Any = node.graph.owning_module
+    inside = (one for nested in graphs.nested_graphs(module, node) for one in nested.module.graph.nodes)
+    line = next(filter(None, map(graphs.source_line, (node, *inside))), "a line that is not known")
+    return InputError(
+        f"Method {method!r}: {node.name} ({graphs.operator_name(node)}), at {line}, {reason}, which ExecuTorch cannot "
+        f"do in a file. What to do: {advice}."
+    )
