@@ -223,18 +223,24 @@ def _floats(a: Tensor) -> torch.dtype:
 
 @rule("erfc.default")
 def _erfc(a: Tensor) -> Tensor:
-    """Near zero 1 - erf; beyond it the trapezoidal rule for an integral of exp(-t * t) / (t * t + x * x)."""
-    return _erfc(a.double()).to(_floats(a))
+    return erfc_wide(a.double()).to(_floats(a))
 
 
-def _erfc(x: Tensor) -> Tensor:
-    z, step = torch.clamp(x.abs(), 1.0, 30.0), 0.5
+def erfc_wide(x: Tensor) -> Tensor:
+    """Return 1 - erf, in float64."""
+    tail = erfc_tail(torch.clamp(x.abs(), 1.0, 30.0))
+    return torch.where(x.abs() < 1, 1 - torch.erf(x), torch.where(x > 0, tail, 2 - tail))
+
+
+def erfc_tail(z: Tensor, scaled: bool = False) -> Tensor:
+    """Return 1 - erf from 1 on, times exp(z * z) if scaled: an integral of exp(-t * t) / (t * t + z * z), by sums."""
+    step = 0.5
     total = 0.5 / (z * z)
     for k in range(1, 14):
         total = total + math.exp(-((k * step) ** 2)) / (z * z + (k * step) ** 2)
-    tail = (2 * step / math.pi) * z * torch.exp(-z * z) * total
-    tail = tail + 2 / (1 - torch.exp(torch.clamp(z, max=6.0) * (2 * math.pi / step))) * (z < 6.0)
-    return torch.where(x.abs() < 1, 1 - torch.erf(x), torch.where(x > 0, tail, 2 - tail))
+    sums, near, one = (2 * step / math.pi) * z * total, torch.clamp(z, max=6.0), torch.exp(-z * z)
+    rest = 2 / (1 - torch.exp(near * (2 * math.pi / step))) * (z < 6.0)
+    return sums + rest * torch.exp(near * near) if scaled else sums * one + rest
 
 
 _BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510]

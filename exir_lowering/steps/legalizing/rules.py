@@ -5,6 +5,7 @@ from exir_lowering.steps.legalizing import (  # noqa: F401  each adds its rules
     indexing,
     linear,
     order,
+    special,
     windows,
 )
 from exir_lowering.steps.legalizing.registry import RULES as RULES

@@ -125,10 +125,15 @@ def test_floats_keep_nan_infinities_and_the_sign_of_zero(dtype: torch.dtype) -> 
 
 def test_functions_of_floats_are_right_to_the_last_places() -> None:
     x = torch.cat([torch.linspace(-30, 30, 4001), torch.linspace(-1e-3, 1e-3, 101), 10 ** torch.linspace(-30, 30, 241)])
-    for name in ("erfc", "lgamma", "digamma"):
-        exact = getattr(torch, name)(x.double())
-        error = (RULES[f"aten.{name}.default"](x).double() - exact).abs() / exact.abs().clamp(min=1e-37)
+    probabilities = torch.cat([torch.rand(1000), 10 ** torch.linspace(-30, 0, 99), 1 - 10 ** torch.linspace(-7, 0, 99)])
+    names = "erfc lgamma digamma i0 special_i0e special_i1 special_i1e special_erfcx special_ndtri erfinv"
+    bessel = [f"special_{scaled}modified_bessel_k{order}" for scaled in ("", "scaled_") for order in "01"]
+    for name in [*names.split(), *bessel]:
+        given = probabilities if name in ("special_ndtri", "erfinv") else x
+        exact, got = getattr(torch.ops.aten, name)(given.double()), RULES[f"aten.{name}.default"](given)
+        error = (got.double() - exact).abs() / exact.abs().clamp(min=1e-37)
         assert error[exact.isfinite() & (exact.abs() < 3e38)].max() < 2e-7, name
+        assert torch.equal(got.isnan(), exact.isnan())
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
