@@ -182,7 +182,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
 def _fill_empty(private: ExportedProgram) -> None:
     """Fill what has dynamic sizes and no content: ExecuTorch's operator for it takes numbers, those of the example."""
     for _, node in graphs.every_node(private.graph_module):
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if node.target is torch.ops.aten.empty_like.default:  # its decomposition is no core operator
             node.target, node.args = torch.ops.aten.full_like.default, (node.args[0], 0)
         elif node.target in _EMPTY and not all(type(size) is int for size in value.shape):

@@ -13,8 +13,8 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1279,
-    "exir_lowering/_upstream": 4329,
+    "exir_lowering": 1286,
+    "exir_lowering/_upstream": 4426,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3281,
     "exir_lowering/cli/pt2": 791,
@@ -33,14 +33,14 @@ BUDGETS = {
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,
-    "exir_lowering/steps": 6119,
+    "exir_lowering/steps": 6177,
     "exir_lowering/steps/cache": 1316,
-    "exir_lowering/steps/casewise": 1924,
+    "exir_lowering/steps/casewise": 1927,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1830,
-    "exir_lowering/verification": 2675,
+    "exir_lowering/verification": 2683,
     "partitioners": 3918,
-    "backends": 2783,
+    "backends": 2816,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
