@@ -79,11 +79,10 @@ def _copy_returned(module: GraphModule, has_other_memory: Callable[[Node], bool]
     output, seen = module.graph.output_node(), set[Node]()
 
     def own(value: Node) -> Node:
-        returned = value
         if value in seen or has_other_memory(value):
-            returned = _copy(value, output, CLONE, value.meta["val"])
-        seen.add(returned)
-        return returned
+            value = _copy(value, output, CLONE, value.meta["val"])
+        seen.add(value)
+        return value
 
     output.args = map_arg(output.args, own)
 
@@ -107,8 +106,8 @@ def _is_conditional(value: Node) -> bool:
 
 
 def _call(value: Node) -> Node:
-    call: Any = value.args[0] if graphs.is_getitem(value) else value
-    return call
+    call = value.args[0] if graphs.is_getitem(value) else value
+    return call if isinstance(call, Node) else value
 
 
 class _Contiguous:
