@@ -312,7 +312,12 @@ _refuse_single_image = _unless(_is_image, "the input has to have four dimensions
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
-    "addmm.default": (_refuse_shared_input, _refuse_computed_weight, _refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "addmm.default": (
+        _refuse_shared_input,
+        _refuse_computed_weight,
+        _refuse_factors,
+        partial(_refuse_bias, bias="self", weight="mat2"),
+    ),
     "bmm.default": (_refuse_layer,),
     "mm.default": (_refuse_shared_input, _refuse_computed_weight),
     "linear.default": (_refuse_shared_input, partial(_refuse_bias, bias="bias", weight="weight")),

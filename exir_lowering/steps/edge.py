@@ -37,6 +37,7 @@ from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, requ
 from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.host_memory import make_inputs_contiguous
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
@@ -164,6 +165,7 @@ def _lacks_state(program: ExportedProgram) -> bool:
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
+    make_inputs_contiguous(private)
     separate(private, distinct=distinct)
     if not distinct:
         return private

@@ -38,8 +38,8 @@ from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
-from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
+from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.memory_planning import Planned, Planning, configure
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess

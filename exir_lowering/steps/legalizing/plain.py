@@ -75,7 +75,8 @@ def _replace(module: GraphModule, node: Node, rule: Callable[..., Any], args: An
     results: Any = map_arg(traced.graph.output_node().args[0], env.__getitem__)
     if isinstance(results, (tuple, list)):
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
+            place: Any = user.args[1]
+            user.replace_all_uses_with(results[place])
             module.graph.erase_node(user)
     else:
         node.replace_all_uses_with(results)
@@ -88,7 +89,7 @@ def _edge_call(step: Node, env: dict[Node, Node]) -> tuple[Any, Any, Any]:
     target: Any = step.target
     if not isinstance(target, torch._ops.OpOverload) or target is _ATEN.sym_size.int:
         return target, args, kwargs
-    if target is _ATEN._to_copy.default:
+    if graphs.operator_name(step) == "aten._to_copy.default":
         order = [*range(step.meta["val"].dim())]
         return edge_operator(_COPY), args, {"dtype": step.meta["val"].dtype, "dim_order": order}
     if target._overloadname == "Tensor" and not isinstance(args[1], Node):
