@@ -24,9 +24,9 @@ _FEW = 1_000_000
 _DEQUANTISING = "torchao.dequantize_affine.default"
 
 _LOOPS = (
-    "ExecuTorch's kernels for these take 75 to 240 times as long as PyTorch's in float32 (x86-64, one thread), and up to "
-    "6 times as long again in half precision. Let a backend take them: XNNPACK does in float32 and float16, in bfloat16 "
-    "only with xnnpack(enable_bf16=True) and a runtime that has it"
+    "ExecuTorch's kernels for these take 75 to 240 times as long as PyTorch's in float32 (x86-64, one thread), and up "
+    "to 6 times as long again in half precision. Let a backend take them: XNNPACK does in float32 and float16, in "
+    "bfloat16 only with xnnpack(enable_bf16=True) and a runtime that has it"
 )
 
 _EACH_CALL = (

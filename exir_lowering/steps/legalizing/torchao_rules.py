@@ -103,7 +103,7 @@ def look_up(
     rows, width = weight.shape[0], block_size[1]
     groups = weight.shape[1] // width
 
-    def of_rows(table: Any) -> torch.Tensor:
+    def of_rows(table: Any) -> Any:
         if _is_one(block_size[0]):
             return torch.nn.functional.embedding(indices, table.reshape(rows, groups)).unsqueeze(-1)
         return table.reshape(groups, 1)
