@@ -47,7 +47,6 @@ CASES: dict[str, list[Case]] = {
         *halves(lambda x: x.var(-1), ROW),
         *halves(lambda x: torch.var_mean(x, -1), ROW),
         *halves(lambda x: x.cumsum(-1), ROW),
-        *halves(lambda x: x.prod(-1), 1 + ROW / 100),
         *halves(lambda x, w: F.linear(x, w, w[:, 0]), ROW, ROW),
         *halves(lambda x, w: F.conv2d(x, w), ROW.reshape(1, 64, 8, 8), ROW[:, :576].reshape(2, 64, 3, 3)),
         *halves(lambda x: F.avg_pool2d(x, 32), 3 + ROW.reshape(1, 4, 32, 32)),
@@ -110,10 +109,6 @@ def are_right(got: list[torch.Tensor], function: Callable[..., Any], given: tupl
             or not result[finite].isfinite().all()
         ):
             return False
-        if result.dtype is torch.float32:
-            if not torch.allclose(result[finite], eager[finite], rtol=1e-3, atol=1e-3):
-                return False
-            continue
         allowed = 4 * max(float((eager[finite] - true[finite]).abs().max()), torch.finfo(eager.dtype).eps)
         if float((result[finite] - true[finite]).abs().max()) > allowed:
             return False
