@@ -43,7 +43,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         return []
     choose = torch._C._select_conv_backend  # what fake tensors ask of a convolution
     check = verifier._check_tensor_args_matching_op_allowed_dtype
-    describe = proxy_tensor._extract_tensor_metadata  # asks whether a size is 1, to say how memory is ordered
+    describe = et_pass_base._extract_tensor_metadata  # asks whether a size is 1, to say how memory is ordered
 
     @wraps(choose)
     def select(given: Any, *args: Any, **kwargs: Any) -> Any:

@@ -179,11 +179,11 @@ _OPTIONS = (
         "Add method=NAME to the rule if it is for some methods, or required=false",
     ),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
+    (re.compile(r'LoweringOptions\(unsupported="allow"\), or target='), "--unsupported allow, or --target "),
     (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
     (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
 )
-_EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileConfig\(([^()]*)\)\)")
 
 
 def describe(error: Exception) -> str:
@@ -192,7 +192,6 @@ def describe(error: Exception) -> str:
         text = str(error)
         for argument, option in _OPTIONS:
             text = argument.sub(option, text)
-        text = _EDGE_CONFIG.sub(lambda config: _name_edge_options(config[1]), text)
         return "\n".join([text, *getattr(error, "__notes__", ())])
     if isinstance(error, MemoryError):
         return f"there is not enough memory{f': {first_line(error)}' if str(error) else ''}."
@@ -205,10 +204,3 @@ def describe(error: Exception) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without the full stop; "no message" when there is none."""
     return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-
-
-def _name_edge_options(config: str) -> str:
-    """Name the options that stand for an EdgeCompileConfig."""
-    unchecked = ["--no-edge-check"] if "_check_ir_validity=False" in config else []
-    operators = [f"--allow-operator {name}" for name in re.findall(r"torch\.ops\.([\w.]+)", config)]
-    return " ".join(unchecked or operators)

@@ -66,11 +66,21 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPERATOR",
-        help="allow an operator that is not in the Core ATen operator set, such as aten.histc.default; a backend must "
-        "take it, or the runtime needs a kernel for it; repeatable",
+        help="allow an operator on the host for which no kernel is known, such as aten.nextafter.default: the runtime "
+        "needs one; repeatable",
     )
     command.add_argument(
-        "--no-edge-check", action="store_true", help="skip ExecuTorch's check of operators and dtypes in Edge programs"
+        "--unsupported",
+        choices=("raise", "allow"),
+        default="raise",
+        help="what to do with operators on the host that do not run there: fail (default), or allow all of them, for a "
+        "runtime with more kernels",
+    )
+    command.add_argument(
+        "--target",
+        metavar="RELEASE|TARGETS.json",
+        help="the runtime that the file is for: a release of ExecuTorch, or a build of your own, as for exir-lower "
+        "check (default: the release that is installed)",
     )
     command.add_argument(
         "--costs",
@@ -137,6 +147,8 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         memory_planner=arguments.memory_planner,
         edge=arguments.edge,
         non_convex=arguments.non_convex,
+        unsupported=arguments.unsupported,
+        target=arguments.target,
         **more,
     )
 
@@ -168,9 +180,7 @@ def _make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None
     from exir_lowering.steps.arguments import find_operator
 
     allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
-    if not allowed and not arguments.no_edge_check:
-        return None
-    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)
+    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed) if allowed else None
 
 
 def find_programs(given: Sequence[str]) -> dict[str, Path]:

@@ -15,6 +15,25 @@ _T = TypeVar("_T")
 _OF_THE_BACKEND = frozenset(("op", "nested", "pattern", "custom", "group", "unclaimed", "extract", "backend_failed"))
 """The codes of reasons that no change of a model or of options removes: the backend or its partitioner has to."""
 
+_SLOW = frozenset(f"aten.{name}.default" for name in ("addmm", "baddbmm", "bmm", "convolution", "linear", "mm"))
+"""Operators whose kernels on the host are slow."""
+
+_FEW = 1_000_000
+"""Up to so many floating-point operations of these nobody notices."""
+
+_DEQUANTISING = "torchao.dequantize_affine.default"
+
+_LOOPS = (
+    "ExecuTorch's kernels for these take 75 to 240 times as long as PyTorch's in float32 (x86-64, one thread), and up "
+    "to 6 times as long again in half precision. Let a backend take them: XNNPACK does in float32 and float16, in "
+    "bfloat16 only with xnnpack(enable_bf16=True) and a runtime that has it"
+)
+
+_EACH_CALL = (
+    "XNNPACK takes no weights of few bits where activations are in float: quantise these too, as torchao's "
+    "Int8DynamicActivationIntxWeightConfig does"
+)
+
 _TENSORS = 5
 """How many tensors at the peak of memory are shown."""
 
@@ -62,7 +81,8 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     rewrites = [(group[0].advice, _refused_rewrite(group)) for group in refused]
     hosts = list(_group(method.host, lambda host: (host.operator, host.reason, host.by)))
     advice = [(bool(theirs & set(each.operators)), _advice(each, method, named)) for each in method.advice]
-    app = [finding for backend, finding in advice if not backend]
+    app = [*_slow(method)]
+    app += [finding for backend, finding in advice if not backend]
     app += [finding for possible, finding in rewrites if possible]
     app += [_host(group) for group in hosts if _by_the_app(group[0])]
     author = [finding for backend, finding in advice if backend]
@@ -89,6 +109,29 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     ):
         if findings:
             yield Section(title, for_the_app, tuple(findings))
+
+
+def _slow(method: MethodPlan) -> Iterator[Finding]:
+    """Yield what is slow on the host: products and convolutions, and weights that each call dequantises."""
+    work = {node.name: node.flops for node in method.nodes}
+    found = [host for host in method.host if host.operator in _SLOW]
+    if (total := sum(work[host.node] for host in found)) > _FEW:
+        names = ", ".join(sorted({shown.short_operator(host.operator) for host in found}))
+        yield Finding(
+            f"slow on the host: {len(found):,} x {names}, {shown.operations(total)} floating-point operations",
+            _LOOPS,
+            _places(found),
+        )
+    looked_up = {name for node in method.nodes if node.operator == "aten.embedding.default" for name in node.inputs}
+    weights = {node.name for node in method.nodes if not node.inputs} - looked_up
+    dequantising = [host for host in method.host if host.operator == _DEQUANTISING and host.node in weights]
+    if dequantising:
+        what = f"slow on the host: weights of {shown.many(len(dequantising), 'layer')}, dequantised in each call"
+        yield Finding(what, _EACH_CALL, _places(dequantising))
+
+
+def _places(found: Iterable[HostNode]) -> tuple[tuple[str, shown.Place], ...]:
+    return tuple((host.node, shown.place(host.source)) for host in found)
 
 
 def _alive(tensor: LiveTensor) -> Finding:
@@ -139,7 +182,7 @@ def _lines(method: MethodPlan, operators: Collection[str]) -> tuple[tuple[str, s
 
 def _host(group: list[HostNode]) -> Finding:
     first = group[0]
-    where = tuple((host.node, shown.place(host.source)) for host in group)
+    where = _places(group)
     return Finding(
         f"{first.operator} on the host", f"{first.reason or 'no reason given'} [{first.by}]", where, len(group)
     )

@@ -85,6 +85,9 @@ _ITEMS: Mapping[int, int] = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIO
 """Kinds of lists whose items are values themselves, with the kind of the items."""
 
 
+_TRUTH = frozenset({K.BOOL})
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """The instructions of a method, with what they refer to."""
@@ -116,7 +119,7 @@ class Body:
 
     def redeclared(self, index: int) -> bool:
         """Return whether a value is declared as something else than what is made: ExecuTorch has truths as ints."""
-        return index not in self.inputs and self.values[index].kind == K.INT and self.results.get(index) == {K.BOOL}
+        return index not in self.inputs and self.values[index].kind == K.INT and self.results.get(index) == _TRUTH
 
     def items(self, index: int) -> tuple[int, ...]:
         """Return a value, or the values in a list of values."""

@@ -35,6 +35,7 @@ from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.host_memory import make_inputs_contiguous
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
@@ -166,6 +167,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     private = private_copy(program)
     _fill_empty(private)
     lift_nested(private)
+    make_inputs_contiguous(private)
     separate(private, distinct=distinct)
     if not distinct:
         return private
@@ -182,7 +184,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
 def _fill_empty(private: ExportedProgram) -> None:
     """Fill what has dynamic sizes and no content: ExecuTorch's operator for it takes numbers, those of the example."""
     for _, node in graphs.every_node(private.graph_module):
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if node.target is torch.ops.aten.empty_like.default:  # its decomposition is no core operator
             node.target, node.args = torch.ops.aten.full_like.default, (node.args[0], 0)
         elif node.target in _EMPTY and not all(type(size) is int for size in value.shape):

@@ -143,16 +143,12 @@ def explain_emission(programs: Mapping[str, ExportedProgram], error: Exception, 
         return InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
         )
-    name = list(programs)[variants.method]
-    return InputError(
-        "\n".join(
-            (
-                f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that "
-                "writes into given memory; a file cannot contain others.",
-                *list_places(variants.missing),
-                f"What to do: let a partitioner take {', '.join(sorted(variants.missing))} (`plan` says why one did "
-                "not), or rewrite these lines of the model with other operators. A custom operator needs an overload "
-                "that takes `out` by keyword, and a kernel for it in the runtime.",
-            )
-        )
-    )
+    lines = [
+        f"Method {list(programs)[variants.method]!r} cannot be emitted: these operators stay on the host and have no "
+        "out variant, one that writes into given memory; a file cannot contain others.",
+        *list_places(variants.missing),
+        f"What to do: let a partitioner take {', '.join(sorted(variants.missing))} (`plan` says why one did not), or "
+        "rewrite these lines of the model with other operators. A custom operator needs an overload that takes `out` "
+        "by keyword, and a kernel for it in the runtime.",
+    ]
+    return InputError("\n".join(lines))

@@ -47,7 +47,7 @@ from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
-from exir_lowering.steps.provenance import complete
+from exir_lowering.steps.provenance import complete, narrowed_further
 from exir_lowering.steps.recipes import Replacing
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import ShareState
@@ -264,7 +264,9 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         let_through(error)
         raise edge_errors.explain_emission(programs, error, variants) from error
     memory = planning.describe()
-    report = replace(lowered.report, states=states, methods=_with_memory(lowered.report, lambda: memory))
+    narrowed = narrowed_further(lowered.report.narrowed, programs, copies)
+    methods = _with_memory(lowered.report, lambda: memory)
+    report = replace(lowered.report, states=states, narrowed=narrowed, methods=methods)
     require_memory(memory, lowered.require_memory)
     if options.keep_originals:
         _check_numbers(programs, manager)
@@ -277,8 +279,8 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         named = copies if lowered.weights else programs  # with the keys that are in the file
         sealing.fill(manager, KEY, complete(lowered.made_by, named, emitted.values, options, replacing.names).encode())
     stored = placement.list_stored(copies, config, manager, replacing.origins)
-    methods = record(programs, emitted.methods, lowered.unchanged)
-    return Artifact(manager, report, stored, methods, etrecord)
+    debug = record(programs, emitted.methods, lowered.unchanged)
+    return Artifact(manager, report, stored, debug, etrecord)
 
 
 def _copy(program: ExportedProgram, in_place: bool, planned_results: bool, *, fusing: bool) -> ExportedProgram:

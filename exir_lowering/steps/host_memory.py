@@ -16,7 +16,8 @@ but not their views, and fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +42,25 @@ _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 def check_inputs(method: str, program: ExportedProgram) -> None:
     """Refuse inputs that are neither contiguous nor channels last: the runtime takes no others, in whatever order."""
+    for node in _odd_inputs(program):
+        shape, strides = node.meta["val"].shape, node.meta["val"].stride()
+        raise InputError(
+            f"Method {method!r} was exported with an example input {node.name!r} of shape {[*shape]} and strides "
+            f"{[*strides]}. ExecuTorch's runtime takes contiguous inputs and, of 4 or 5 dimensions, those in channels "
+            "last. Export the model with contiguous() ones."
+        )
+
+
+def make_inputs_contiguous(program: ExportedProgram) -> None:
+    """Describe the odd inputs of a private copy as contiguous ones; whoever converts it asks what follows from that."""
+    for node in _odd_inputs(program):
+        value: Any = node.meta["val"]
+        with fake_mode_of(program.graph_module) or nullcontext(), torch.no_grad():
+            node.meta["val"] = value.new_empty(value.shape).requires_grad_(value.requires_grad)
+
+
+def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
+    """Yield the inputs whose example was transposed or expanded."""
     given = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
         value: Any = node.meta.get("val") if node.name in given else None
@@ -48,12 +68,8 @@ def check_inputs(method: str, program: ExportedProgram) -> None:
         order = sorted(range(len(strides)), key=lambda dim: -strides[dim])  # as ExecuTorch writes it
         placed = [dim for dim in order if size_hint(value.shape[dim]) != 1]  # the others may lie anywhere
         last = [dim for dim in (0, 2, 3, 4, 1) if dim in placed and len(order) in (4, 5)]
-        if placed not in (sorted(placed), last) and 0 not in strides:
-            raise InputError(
-                f"Method {method!r} was exported with an example input {node.name!r} of shape {[*value.shape]} whose "
-                f"dimensions lie in memory in the order {order}. ExecuTorch's runtime takes contiguous inputs and, of "
-                "4 or 5 dimensions, those in channels last. Export the model with contiguous() ones."
-            )
+        if placed not in (sorted(placed), last) or 0 in strides:
+            yield node
 
 
 def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True) -> None:
@@ -79,11 +95,10 @@ def _copy_returned(module: GraphModule, has_other_memory: Callable[[Node], bool]
     output, seen = module.graph.output_node(), set[Node]()
 
     def own(value: Node) -> Node:
-        returned = value
         if value in seen or has_other_memory(value):
-            returned = _copy(value, output, CLONE, value.meta["val"])
-        seen.add(returned)
-        return returned
+            value = _copy(value, output, CLONE, value.meta["val"])
+        seen.add(value)
+        return value
 
     output.args = map_arg(output.args, own)
 
@@ -107,8 +122,8 @@ def _is_conditional(value: Node) -> bool:
 
 
 def _call(value: Node) -> Node:
-    call: Any = value.args[0] if graphs.is_getitem(value) else value
-    return call
+    call = value.args[0] if graphs.is_getitem(value) else value
+    return call if isinstance(call, Node) else value
 
 
 class _Contiguous:

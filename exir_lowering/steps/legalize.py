@@ -83,9 +83,7 @@ def require_legal(methods: Sequence[ExtractedMethod], session: Session) -> None:
                 reasons = filter(None, (why, _why_not_replaced(node, session.target)))
                 found.setdefault(f"{name}: {'; '.join(reasons)}", []).append((path, node))
         if found:
-            lines += [
-                f"Method {method.name!r} has operators that no partitioner takes, and that do not run on the host:"
-            ]
+            lines += [f"Method {method.name!r} has operators that stay on the host and do not run there:"]
             lines += edge_errors.list_places(found)
     if lines:
         raise InputError("\n".join([*lines, _HELP]))
@@ -106,7 +104,7 @@ _UNCHECKED = EdgeCompileConfig(_check_ir_validity=False)
 _HELP = (
     "What to do: write these lines of the model with other operators, or let a partitioner take them (`plan` says why "
     'none did). For a runtime that has more kernels: LoweringOptions(unsupported="allow"), or target="targets.json" '
-    "with what it has."
+    "with what it has, as for `check`."
 )
 
 

@@ -52,7 +52,8 @@ def unite(methods: Iterable[RequestedMethod]) -> tuple[RequestedMethod, ...]:
     spans = [one.span for name, members in given.items() for one in members if one.node in written[name]]
     return tuple(
         replace(method, program=_unite(method, spans))
-        if any(_is_several(group, written[method.name]) for group in _groups(given.get(method.name, ()), spans))
+        if not graphs.written_state(method.program)  # else it is functional: torch has seen to it
+        and any(_is_several(group, written[method.name]) for group in _groups(given.get(method.name, ()), spans))
         else method
         for method in methods
     )
@@ -62,11 +63,12 @@ def _members(program: ExportedProgram) -> list[_Member]:
     found = []
     for node, spec in graphs.lifted_inputs(program).items():
         tensor = graphs.lifted_value(program, spec.target)
-        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
-            if spec.kind in _KINDS and isinstance(memory_key(tensor), tuple):  # it has a memory of its own
-                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-                start = tensor.data_ptr()
-                found.append(_Member(node, spec, tensor, (start, start + (last + 1) * tensor.element_size())))
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+            continue
+        if isinstance(memory_key(tensor), tuple):  # it has a memory of its own
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            found.append(_Member(node, spec, tensor, (start, start + (last + 1) * tensor.element_size())))
     return found
 
 
@@ -91,9 +93,10 @@ def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -
 
     Their results are not what the model begins with.
     """
+    lifted = graphs.lifted_inputs(method.program)
     known: dict[Node, bool] = {
         node: not str(spec.target).rpartition(".")[2].startswith("lifted_tensor_")
-        for node, spec in graphs.lifted_inputs(method.program).items()
+        for node, spec in lifted.items()
         if spec.kind is InputKind.CONSTANT_TENSOR
     }
     writers = {node: base for base, nodes in written.items() for node in nodes}
@@ -103,7 +106,7 @@ def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -
             operands = node.all_input_nodes
             known[node] = not operands or any(known.get(operand, True) for operand in operands)
             if not known[node] and node in writers:
-                touched.setdefault(str(writers[node].name), []).append(node)
+                touched.setdefault(str(lifted[writers[node]].target), []).append(node)
     if touched:
         raise edge_errors.explain_touched(method.name, touched)
 
@@ -176,15 +179,16 @@ def _find_view(base: torch.Tensor, other: torch.Tensor) -> list[_Step] | None:
     """Return how a tensor is made as a view of another one, None if it is not known."""
     if memory_key(base) == memory_key(other):
         return []
-    order = sorted(range(base.dim()), key=lambda dim: -base.stride(dim))
+    strides, others = list(base.stride()), list(other.stride())
+    order = sorted(range(base.dim()), key=lambda dim: -strides[dim])
     if base.dtype is not other.dtype or not base.permute(order).is_contiguous():
         return None
     steps: list[_Step] = [(_ATEN.permute.default, (order,))] if order != [*range(base.dim())] else []
     steps.append((_ATEN.view.default, ([-1],)))
     start, width = other.storage_offset() - base.storage_offset(), base.numel()
-    placed = sorted((dim for dim in range(other.dim()) if other.shape[dim] != 1), key=lambda dim: -other.stride(dim))
+    placed = sorted((dim for dim in range(other.dim()) if other.shape[dim] != 1), key=lambda dim: -others[dim])
     sizes = [other.shape[dim] for dim in placed]
-    for dim, (size, stride) in enumerate(zip(sizes, (other.stride(dim) for dim in placed), strict=True)):
+    for dim, (size, stride) in enumerate(zip(sizes, (others[dim] for dim in placed), strict=True)):
         if stride == 0 or width % stride:
             return None
         steps.append((_ATEN.view.default, ([*sizes[:dim], width // stride, stride],)))

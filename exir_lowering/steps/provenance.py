@@ -142,6 +142,17 @@ def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...
     return tuple(narrowed for narrowed, _, _ in _narrowed(methods))
 
 
+def narrowed_further(
+    known: Sequence[NarrowedDimension], programs: Mapping[str, ExportedProgram], emitted: Mapping[str, ExportedProgram]
+) -> tuple[NarrowedDimension, ...]:
+    """Return what is known to be narrowed, with what passes of the emission have narrowed in the copies they took."""
+    found = {(one.method, one.input, one.dimension): one for one in known}
+    for one in list_narrowed([EdgeMethod(name, emitted[name], (), programs[name]) for name in programs]):
+        before = found.setdefault((one.method, one.input, one.dimension), one)
+        found[one.method, one.input, one.dimension] = replace(before, converted=one.converted)
+    return tuple(found.values())
+
+
 def check_declared(methods: Sequence[EdgeMethod]) -> None:
     """Raise InputError if a dimension is narrowed that was declared, and not only by torch's least size of 2."""
     for narrowed, size, converted in _narrowed(methods):

@@ -13,8 +13,8 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1279,
-    "exir_lowering/_upstream": 4329,
+    "exir_lowering": 1286,
+    "exir_lowering/_upstream": 4426,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3281,
     "exir_lowering/cli/pt2": 791,
@@ -26,21 +26,22 @@ BUDGETS = {
     "exir_lowering/graphs/serialized": 1741,
     "exir_lowering/inspection": 1728,
     "exir_lowering/lowered_module": 1434,
-    "exir_lowering/plans": 2351,
+    "exir_lowering/plans": 2394,
     "exir_lowering/plugins": 2383,
     "exir_lowering/pte": 4760,
     "exir_lowering/quantization": 884,
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,
-    "exir_lowering/steps": 6119,
+    "exir_lowering/steps": 6600,
     "exir_lowering/steps/cache": 1316,
-    "exir_lowering/steps/casewise": 1924,
+    "exir_lowering/steps/casewise": 1927,
+    "exir_lowering/steps/legalizing": 1800,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1830,
-    "exir_lowering/verification": 2675,
+    "exir_lowering/verification": 2683,
     "partitioners": 3918,
-    "backends": 2783,
+    "backends": 2826,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

@@ -60,7 +60,7 @@ def test_the_numbers_are_those_of_eager(model: torch.nn.Module, partitioner: Any
 
 
 def test_executorchs_own_file_has_other_numbers() -> None:
-    """When this fails, ExecuTorch has mended it: `_copy_branch_results` can go."""
+    """When this fails, ExecuTorch has mended it: `_keep_results` of the planning of memory can go."""
     inputs = torch.tensor(True), torch.ones(2, 3)
     emitted = to_edge_transform_and_lower(export(View(), inputs)).to_executorch()
     (got,) = exir_lowering.load(bytes(emitted.buffer)).run("forward", *inputs)

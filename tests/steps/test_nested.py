@@ -68,8 +68,8 @@ class CondInMap(Base):
         return torch_map(body, x, self.scale)
 
 
-EMITTED: list[type[Base]] = [Cond, CondInCond, Map, Scan]
-"""ExecuTorch's emitter refuses while_loop, and cond in map crashes in eager PyTorch's own export of it."""
+EMITTED: list[type[Base]] = [Cond, CondInCond, Map, Scan, WhileLoop]
+"""Cond in map crashes in eager PyTorch's own export of it."""
 
 
 def not_higher_order(node: torch.fx.Node) -> str | None:

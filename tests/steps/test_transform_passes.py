@@ -11,7 +11,7 @@ import pytest
 import torch
 from executorch.backends.transforms.fuse_view_copy import FuseViewCopyTransform
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from executorch.exir import EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, ExportPass
@@ -182,18 +182,17 @@ def test_edge_programs_are_transformed_too_and_stay_as_they_are(programs: dict[s
     torch.testing.assert_close(exir_lowering.load(lowered.emit().buffer).run("forward", X)[0], torch.cos(X) * 2)
 
 
-def test_a_program_can_be_transformed_by_a_pass_that_needs_an_option(programs: dict[str, ExportedProgram]) -> None:
-    def bessel(graph_module: GraphModule) -> None:
+def test_what_a_pass_makes_is_replaced_or_refused_like_anything_else(programs: dict[str, ExportedProgram]) -> None:
+    def bytewise(graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
             if node.target == EDGE.sin.default:
-                node.target = EDGE.special_bessel_j0.default
+                node.target = EDGE.nextafter.default
+                node.args = (node.args[0], node.args[0])
 
-    with pytest.raises(InputError, match=r"transform_passes \(bessel\)") as caught:
-        exir_lowering.lower(programs["other"], transform_passes=[bessel])
-    assert "aten.special_bessel_j0.default" in str(caught.value)
-    allowed = EdgeCompileConfig(_core_aten_ops_exception_list=[torch.ops.aten.special_bessel_j0.default])
-    options = LoweringOptions(edge_compile_config=allowed)
-    assert exir_lowering.lower(programs["other"], transform_passes=[bessel], options=options)
+    with pytest.raises(InputError, match=r"aten\.nextafter\.default"):
+        exir_lowering.lower(programs["other"], transform_passes=[bytewise])
+    options = LoweringOptions(unsupported="allow")
+    assert exir_lowering.lower(programs["other"], transform_passes=[bytewise], options=options)
 
 
 # -- passes that are wrong -------------------------------------------------------------------------

@@ -217,6 +217,22 @@ def _cond(store: Store, pool: list[Any], sizes: list[Any], a: int, weight: str, 
     pool.append(torch.cond(pool[a].sum() > 0, yes, no, (pool[a],)))
 
 
+def _conds(store: Store, pool: list[Any], sizes: list[Any], a: int, weight: str, name: str) -> None:
+    """Two conditions in a row, the second of which reads what the first returned, with another one in it."""
+    w, p = getattr(store, weight), getattr(store, name)
+
+    def inner(v: torch.Tensor) -> torch.Tensor:
+        return torch.cond(
+            v.max() > 0.5, lambda u: torch.relu(u @ w), lambda u: u * p + torch.full((_WIDTH,), 0.5), (v,)
+        )
+
+    first, second = torch.cond(
+        pool[a].sum() > 0, lambda v: (inner(v), v * p), lambda v: (torch.sigmoid(v), v @ w), (pool[a],)
+    )
+    third = torch.cond(first.sum() > second.sum(), lambda v, u: u - inner(v), lambda v, u: v @ w + u, (first, pool[a]))
+    pool.append(first * 0.5 - second * 0.2 + torch.sigmoid(third))
+
+
 def _map(store: Store, pool: list[Any], sizes: list[Any], a: int, weight: str, name: str) -> None:
     w, p = getattr(store, weight), getattr(store, name)
 
@@ -283,12 +299,13 @@ _STEPS: dict[str, Callable[..., None]] = {
     "count": _count,
     "mutate_input": _mutate_input,
     "cond": _cond,
+    "conds": _conds,
     "map": _map,
     "while": _while,
     "scan": _scan,
     "cond_in_map": _cond_in_map,
 }
-_NESTED = ("cond", "map", "while", "scan", "cond_in_map")
+_NESTED = ("cond", "conds", "map", "while", "scan", "cond_in_map")
 _WRITES = (
     "copy",
     "add",

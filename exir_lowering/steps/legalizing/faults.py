@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -65,6 +66,15 @@ def _below_zero(node: Node) -> bool:
     return _dtypes(node) == {torch.uint8} and any(isinstance(one, (int, float)) and one < 0 for one in bounds)
 
 
+def _norms_badly(node: Node) -> bool:
+    """Return whether a layer norm is over few elements, or in half precision: of more, the kernel updates a mean."""
+    count = math.prod(size if type(size) is int else 0 for size in cast(Sequence[Any], node.args[1]))
+    return _in_half(node) or count < _ROW
+
+
+_ROW = 256
+
+
 def _pools_nan(node: Node) -> bool:
     """Return whether what is pooled may be NaN: not if it is replaced where it is, or was a truth value."""
     pooled = cast(Node, node.args[0])
@@ -85,6 +95,8 @@ def _in_float32(node: Node) -> Callable[..., Any]:
 def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return a tensor without its mean and divided by its deviation, the mean, and one over the deviation."""
     mean = x.mean(dims, keepdim=True)
+    rest = (x - mean).mean(dims, keepdim=True)  # what the kernel's mean, a plain sum, is off for large means
+    mean = mean + rest
     apart = x - mean
     rstd = torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
     return apart * rstd, mean, rstd
@@ -148,8 +160,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "layer norm",
         ("native_layer_norm.default",),
-        "its variance is a difference of squares, which loses its digits for large means",
-        _of_floats,
+        "its variance is a difference of squares, which loses its digits for large means, or in half precision",
+        _norms_badly,
         lambda _: _layer_norm,
     ),
     Fault(

@@ -18,11 +18,11 @@ from torch.fx.node import map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import conversion
 from exir_lowering._upstream.edge import edge_operator
+from exir_lowering._upstream.operators import is_overload
 from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering._upstream.tracing import enable_python_dispatcher
 from exir_lowering.steps.legalizing.torchao_rules import RULES, look_up
 
-_ATEN = torch.ops.aten
 _DEQUANTIZE, _EMBEDDING = "torchao.dequantize_affine.default", "aten.embedding.default"
 _COPY = "dim_order_ops._to_dim_order_copy.default"
 
@@ -75,7 +75,8 @@ def _replace(module: GraphModule, node: Node, rule: Callable[..., Any], args: An
     results: Any = map_arg(traced.graph.output_node().args[0], env.__getitem__)
     if isinstance(results, (tuple, list)):
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
+            place: Any = user.args[1]
+            user.replace_all_uses_with(results[place])
             module.graph.erase_node(user)
     else:
         node.replace_all_uses_with(results)
@@ -86,11 +87,12 @@ def _edge_call(step: Node, env: dict[Node, Node]) -> tuple[Any, Any, Any]:
     """Return what a traced call is in Edge dialect."""
     args, kwargs = map_arg((step.args, dict(step.kwargs)), env.__getitem__)
     target: Any = step.target
-    if not isinstance(target, torch._ops.OpOverload) or target is _ATEN.sym_size.int:
+    if not is_overload(target) or target is torch.ops.aten.sym_size.int:
         return target, args, kwargs
-    if target is _ATEN._to_copy.default:
+    name = graphs.operator_name(step)
+    if name == "aten._to_copy.default":
         order = [*range(step.meta["val"].dim())]
         return edge_operator(_COPY), args, {"dtype": step.meta["val"].dtype, "dim_order": order}
-    if target._overloadname == "Tensor" and not isinstance(args[1], Node):
-        target = getattr(_ATEN, target._opname).Scalar
+    if name.endswith(".Tensor") and not isinstance(args[1], Node):
+        return edge_operator(f"{name.removesuffix('Tensor')}Scalar"), args, kwargs
     return conversion.aten_to_edge(conversion.view_copy_of(target) or target), args, kwargs

@@ -63,7 +63,7 @@ def choose_qparams_affine(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale and zero point of each block, from its least and largest element."""
     lowest, highest = _bounds(target_dtype, quant_min, quant_max)
-    blocks, one_each, inside = _grid(input.shape, block_size)
+    blocks, _, inside = _grid(input.shape, block_size)
     elements = input.reshape(blocks)
     least = torch.amin(elements, dim=inside, keepdim=True).clamp(max=0.0)
     largest = torch.amax(elements, dim=inside, keepdim=True).clamp(min=0.0)
@@ -103,7 +103,7 @@ def look_up(
     rows, width = weight.shape[0], block_size[1]
     groups = weight.shape[1] // width
 
-    def of_rows(table: torch.Tensor) -> torch.Tensor:
+    def of_rows(table: Any) -> Any:
         if _is_one(block_size[0]):
             return torch.nn.functional.embedding(indices, table.reshape(rows, groups)).unsqueeze(-1)
         return table.reshape(groups, 1)
@@ -129,7 +129,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def _divide(value: torch.Tensor, number: float) -> torch.Tensor:
-    """Divide by a tensor: by a number, ExecuTorch's kernel multiplies with its reciprocal, which may round otherwise."""
+    """Divide by a tensor: for a number, ExecuTorch's kernel multiplies by its reciprocal, which may round otherwise."""
     return value / torch.full_like(value, float(number))
 
 

@@ -287,7 +287,9 @@ class _Program:
             lambda: f"torch.full({shape}, {r.randint(-3, 3)}, dtype=torch.{kind})",
         ]
         if self.branches:
-            yes, no = r.sample(["a + b", "a - b", "b * 2", "a.clone()", "b + 0", "b - a"], 2)
+            inner = "torch.cond((a > b).any(), lambda c: c + 1, lambda c: c - torch.tensor(2), (b,))"
+            made = "a + torch.tensor(1)", "b * torch.full((), 2).to(b.dtype)"
+            yes, no = r.sample(["a + b", "a - b", "b * 2", "a.clone()", "b + 0", "b - a", *made, inner, inner], 2)
             choices += [
                 lambda: (
                     f"torch.cond(({self._read((), 'float32')} > 1).reshape(()), lambda a, b: {yes}, "
