@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import ExportedProgram, export
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import exir_lowering
@@ -203,13 +204,25 @@ def _lowered_upstream(program: ExportedProgram, name: str) -> tuple[Callable[...
     return lambda *inputs: (loaded, list(method.execute([each.contiguous() for each in inputs])))[1], ""
 
 
+class _Random(TorchDispatchMode):
+    """Tells whether random numbers are drawn, by operators that may do so; samples set the seed back."""
+
+    any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        result = func(*args, **(kwargs or {}))
+        self.any |= before is not None and not torch.equal(before, torch.get_rng_state())
+        return result
+
+
 def try_sample(module: _Module, ways: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield the way, the kind and the detail of each outcome; the kind is "" when the way begins."""
-    before = torch.get_rng_state()
     try:
-        want, exact = module(*_copied(module.given)), _exact(module)
-        random = not torch.equal(before, torch.get_rng_state())
-        program = None if random else export(module, tuple(_copied(module.given)), strict=False)
+        with _Random() as draws:
+            want = module(*_copied(module.given))
+        exact = _exact(module)
+        program = None if draws.any else export(module, tuple(_copied(module.given)), strict=False)
     except Exception as error:
         yield from ((way, "not exported", _first(f"{type(error).__name__}: {error}")) for way in ways)
         return

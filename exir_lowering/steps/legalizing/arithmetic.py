@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exir_lowering.steps.legalizing.registry import rule, widened
+from exir_lowering.steps.legalizing.registry import rule, widened, within
 
 
 def _both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -185,6 +185,49 @@ def _hypot(a: Tensor, b: Tensor) -> Tensor:
     ratio = small / torch.where(large == 0, 1.0, large)
     found = torch.where((a == math.inf) | (b == math.inf), math.inf, large * torch.sqrt(1 + ratio * ratio))
     return found.to(dtype)
+
+
+@rule("fmax.default")
+def _fmax(a: Tensor, b: Tensor) -> Tensor:
+    a, b = _both(a, b)
+    return torch.where(a != a, b, torch.where(b != b, a, torch.maximum(a, b)))
+
+
+@rule("fmin.default")
+def _fmin(a: Tensor, b: Tensor) -> Tensor:
+    a, b = _both(a, b)
+    return torch.where(a != a, b, torch.where(b != b, a, torch.minimum(a, b)))
+
+
+@rule("angle.default")
+def _angle(a: Tensor) -> Any:
+    if a.is_complex():
+        return NotImplemented
+    found = torch.where(_signbit(a) & (a != 0) if a.dtype is not torch.bool else a & False, math.pi, 0.0)
+    return torch.where(a != a, math.nan, found).to(_floats(a))
+
+
+@rule("addbmm.default")
+def _addbmm(x: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if not x.is_floating_point():
+        beta, alpha = int(beta), int(alpha)
+    found = widened(torch.bmm(one, other)).sum(0) * alpha
+    return (found if beta == 0 else found + widened(x) * beta).to(x.dtype)
+
+
+@rule("_trilinear.default")
+def _trilinear(
+    a: Tensor, b: Tensor, c: Tensor, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1
+) -> Any:
+    operands = []
+    for operand, dims in ((a, expand1), (b, expand2), (c, expand3)):
+        for dim in dims:
+            operand = operand.unsqueeze(dim)
+        operands.append(widened(operand))
+    if not within(*torch.broadcast_shapes(*(each.shape for each in operands))):
+        return NotImplemented
+    product = operands[0] * operands[1] * operands[2]
+    return (product.sum(tuple(sumdim)) if sumdim else product).to(a.dtype)
 
 
 @rule("rrelu_with_noise_functional.default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -130,3 +131,81 @@ def _embedding_bag(
         largest = sizes
     fast = weight.dtype in (torch.float32, torch.float16) and padding_idx < 0 and mode == 0
     return found.to(weight.dtype), (bag[:0] if fast else bag).to(kind), sizes.to(kind), largest.to(kind)
+
+
+@rule("put.default")
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    index = index.to(torch.int64).reshape(-1)
+    places, flat = torch.where(index < 0, index + x.numel(), index), x.reshape(-1)
+    put = flat.scatter_add if accumulate else flat.scatter
+    return put(0, places, source.reshape(-1)).reshape(x.shape)
+
+
+@rule("scatter.reduce")
+def _scatter_joined(x: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str) -> Any:
+    return _scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@rule("scatter.value_reduce")
+def _scatter_value_joined(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Any:
+    return _scatter_joined(x, dim, index, torch.full(index.shape, value, dtype=x.dtype), reduce=reduce)
+
+
+@rule("diagonal_scatter.default")
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    last = x.movedim((dim1, dim2), (-2, -1))
+    high, width = last.shape[-2:]
+    steps = torch.arange(src.shape[-1])
+    places = (steps + max(-offset, 0)) * width + steps + max(offset, 0)
+    flat = last.reshape(*last.shape[:-2], high * width)
+    flat = flat.scatter(-1, places.expand(src.shape).contiguous(), src.to(x.dtype))
+    return flat.reshape(last.shape).movedim((-2, -1), (dim1, dim2)).contiguous()
+
+
+@rule("as_strided_scatter.default")
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    if not x.is_contiguous():
+        return NotImplemented
+    places = torch.full((), storage_offset or 0, dtype=torch.int64)
+    for length, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(length) * step
+    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(x.shape)
+
+
+@rule("segment_reduce.default")
+def _segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Any:
+    given = lengths if lengths is not None else offsets
+    if given is None or indices is not None or axis != given.dim() - 1:
+        return NotImplemented
+    ends = given[..., 1:] if lengths is None else given.cumsum(-1)
+    starts = given[..., :-1] if lengths is None else ends - given
+    place, rest = torch.arange(data.shape[axis]), data.shape[axis + 1 :]
+    if not within(*ends.shape, data.shape[axis], *rest):
+        return NotImplemented
+    mask = (place >= starts.unsqueeze(-1)) & (place < ends.unsqueeze(-1))
+    wide = mask.reshape(*mask.shape, *[1] * len(rest))
+    rows, dim, kind = widened(data).unsqueeze(axis), axis + 1, reduce.replace("min", "amin").replace("max", "amax")
+    count = mask.sum(-1).reshape(*ends.shape, *[1] * len(rest))
+    if kind in ("sum", "mean"):
+        found = torch.where(wide, rows, 0).sum(dim) + (initial or 0)
+        if kind == "mean":
+            found = found / count.to(found.dtype)
+            found = found if initial is None else torch.where(count == 0, initial, found)
+        return found.to(data.dtype)
+    found = _reduced(wide.movedim(dim, -1), rows.movedim(dim, -1), kind)
+    if initial is not None:
+        first = torch.full((), initial, dtype=found.dtype)
+        found = {"prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum}[kind](found, first)
+    return found.to(data.dtype)

@@ -222,3 +222,37 @@ def _qr(a: Tensor, mode: str = "reduced") -> Any:
     least = high if mode == "complete" else min(high, width)
     r = torch.where(rows <= torch.arange(width), r, 0.0)[..., :least, :].to(a.dtype)
     return (q[..., :least].to(a.dtype) if mode != "r" else torch.zeros(0, dtype=a.dtype)), r
+
+
+@rule("lu_unpack.default")
+def _lu_unpack(a: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    if _large(a):
+        return NotImplemented
+    high, width = a.shape[-2:]
+    rows, columns, least = torch.arange(high), torch.arange(width), min(high, width)
+    order = rows.expand(*pivots.shape[:-1], high)
+    for k in range(pivots.shape[-1] if unpack_pivots else 0):
+        pivot = pivots[..., k : k + 1].to(torch.int64) - 1
+        place = torch.where(rows == k, pivot, torch.where(rows == pivot, k, rows))
+        order = order.gather(-1, place)
+    nothing = torch.zeros(0, dtype=a.dtype)
+    places = (order.unsqueeze(-2) == rows.unsqueeze(-1)).to(a.dtype) if unpack_pivots else nothing
+    if not unpack_data:
+        return places, nothing, nothing
+    down, across = rows.unsqueeze(-1), columns
+    lower = torch.where(down > across, a, (down == across).to(a.dtype))[..., :least]
+    return places, lower, torch.where(down <= across, a, 0)[..., :least, :]
+
+
+@rule("linalg_householder_product.default")
+def _householder_product(a: Tensor, tau: Tensor) -> Any:
+    if _large(a):
+        return NotImplemented
+    high, width = a.shape[-2:]
+    wide, rows, columns = a.to(torch.float64), torch.arange(high).unsqueeze(-1), torch.arange(width)
+    found = (rows == columns).to(torch.float64).expand(a.shape)
+    for k in reversed(range(tau.shape[-1])):
+        vector = torch.where(rows > k, wide[..., k : k + 1], (rows == k).to(torch.float64))
+        scaled = tau[..., k : k + 1].unsqueeze(-1).to(torch.float64) * vector
+        found = found - scaled * (vector * found).sum(-2, keepdim=True)
+    return found.to(a.dtype)

@@ -236,3 +236,45 @@ def _transposed(
         total = part if total is None else total + part
     found = total[:, p : total.shape[1] - p].permute(0, 2, 1, 3, 4).contiguous()
     return found if bias is None else found + bias.reshape(-1, 1, 1, 1)
+
+
+def _unnormalized(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """Return places in -1 to 1 as places in pixels, brought inside as the mode says."""
+    place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+    if padding_mode == 1:
+        return torch.clamp(place, 0, size - 1)
+    if padding_mode == 2:
+        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+        away = (place - low).abs()
+        turns = torch.floor(away / span) if span else away * 0
+        extra = away - turns * span
+        odd = (turns - 2 * torch.floor(turns / 2)) > 0
+        place = torch.clamp(torch.where(odd, span - extra, extra) + low, 0, size - 1) if span else away * 0
+    return place
+
+
+@rule("grid_sampler_3d.default")
+def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    batch, channels, *sizes = x.shape
+    if not all(isinstance(size, int) for size in sizes):
+        return NotImplemented
+    image, wide = widened(x), widened(grid)
+    places = [_unnormalized(wide[..., 2 - k], sizes[k], padding_mode, align_corners) for k in range(3)]
+    shape = places[0].shape
+    flat = image.reshape(batch, channels, -1)
+    total: Any = None
+    for corner in range(1 if interpolation_mode == 1 else 8):
+        weight, inside, index = torch.ones_like(places[0]), None, torch.zeros(shape, dtype=torch.int64)
+        for k, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            low = torch.floor(place)
+            at = torch.round(place) if interpolation_mode == 1 else low + (corner >> k & 1)
+            if interpolation_mode == 0:
+                weight = weight * (place - low if corner >> k & 1 else low + 1 - place)
+            valid = (at >= 0) & (at < size)
+            inside = valid if inside is None else inside & valid
+            index = index * size + torch.clamp(torch.where(valid, at, 0), 0, size - 1).to(torch.int64)
+        wanted = index.reshape(batch, 1, -1).expand(batch, channels, index[0].numel()).contiguous()
+        value = flat.gather(2, wanted).reshape(batch, channels, *shape[1:])
+        part = torch.where(inside.unsqueeze(1), value * weight.unsqueeze(1), 0)  # type: ignore[union-attr]
+        total = part if total is None else total + part
+    return NotImplemented if interpolation_mode > 1 else total.to(x.dtype)

@@ -24,7 +24,8 @@ OPERATORS = (
     "hist.*|hypot|index_reduce_.*|kthvalue|lgamma|linalg.*|logcumsumexp|log_softmax|masked_median|masked_select|median|"
     "mode|msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
     "sort|take|topk|trunc|clamp|special_.*|i0|erfinv|grid_sampler_3d|_segment_.*|cholesky.*|qr|lu.*|logdet|inverse|"
-    "nn_functional_(adaptive.*|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*|rrelu))$"
+    "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|angle|addbmm|triangular_solve|"
+    "nn_functional_(adaptive.*|bilinear|grid_sample|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*|rrelu))$"
 )
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
