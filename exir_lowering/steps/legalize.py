@@ -23,7 +23,7 @@ from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.operators.calls import tensors
-from exir_lowering.model import EdgeMethod, ExtractedMethod, Rewriting
+from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
 from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
@@ -38,7 +38,8 @@ _Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its gra
 def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session) -> EdgeMethod | None:
     """Return a method with other operators for those on its host that do not run; None if nothing is to be changed."""
     target = session.target
-    found = {graphs.qualified_name(path, node) for path, node, _ in _list_refused(partitioned.program, target)}
+    refused = _list_refused(partitioned.program, target)
+    found = {graphs.qualified_name(path, node): why for path, node, why in refused}
     if not found:
         return None
     program = private_copy(method.program, handles=True)
@@ -47,7 +48,7 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
         return None
     editor = Editor(program, mode, {}, ())
     fragments = Fragments(mode, _UNCHECKED, target)
-    done: list[Rewriting] = []
+    done: list[Legalization] = []
     for path, node in list(graphs.every_node(program.graph_module)):
         if graphs.qualified_name(path, node) not in found or node.op != "call_function":
             continue
@@ -57,11 +58,9 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
             continue
         constant = partial(_filled, node, mode) if path else editor.constant
         name, operator, source = graphs.qualified_name(path, node), graphs.operator_name(node), graphs.source_line(node)
-        made = inline(node, fragment, constant)
-        _erase(editor if not path else None, node)
-        done.append(
-            Rewriting(method.name, "legalize", (name,), (operator,), tuple(n.name for n in made), name, 0, source)
-        )
+        made = tuple(one.name for one in inline(node, fragment, constant))
+        _erase(None if path else editor, node)
+        done.append(Legalization(method.name, name, operator, found[name], made, source))
     if not done:
         return None
     editor.finish()
