@@ -33,7 +33,7 @@ BUDGETS = {
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,
-    "exir_lowering/steps": 6177,
+    "exir_lowering/steps": 6190,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1927,
     "exir_lowering/steps/parallel": 581,
