@@ -140,7 +140,7 @@ def patch_executorch(
         InputError: `rewrites` is not a list of rewrites, or `accelerate` is not a bool.
         UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
     """
-    options = LoweringOptions(accelerate=accelerate, rewrites=rewrites)
+    options = LoweringOptions(accelerate=accelerate, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
     arguments.choose_rewrites(options, default="none")
     done: list[PatchedLowering] = []
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
@@ -161,7 +161,7 @@ def patch_executorch(
 class _Patch:
     """How ExecuTorch's code lowers in this thread, and where that is noted."""
 
-    options: LoweringOptions = field(default_factory=LoweringOptions)
+    options: LoweringOptions = LoweringOptions(unsupported="allow")
     notes: tuple[list[PatchedLowering], ...] = ()
 
     def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:

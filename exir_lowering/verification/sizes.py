@@ -110,14 +110,14 @@ def _walk(low: int, high: int, end: str) -> Sequence[int]:
 
 
 def _dimensions(subject: Subject) -> Iterator[_Dimension]:
-    exact = {(size.input, size.dimension) for size in subject.bucket.sizes if size.exact}
+    exact = {(size.input, size.dimension): size.exact for size in subject.bucket.sizes}  # others are padded
     for index, (node, value) in enumerate(zip(subject.inputs, subject.spec.inputs, strict=True)):
         fake, tensor = node.meta.get("val"), value.content
         if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
             for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
                 if not isinstance(size, int):
                     most = _UNBOUND if tensor.unbound else bound
-                    fixed = (index, dimension) in exact or not (tensor.dynamic or tensor.unbound)
+                    fixed = exact.get((index, dimension), not (tensor.dynamic or tensor.unbound))
                     yield _Dimension(expression(size), most, fixed)
 
 
