@@ -25,7 +25,10 @@ _Refusal = Callable[[Node], "str | None"]
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
 # what a linear layer is decomposed into
-_PIECES = frozenset(("addmm", "mm", "bmm", "add", "view_copy", "permute_copy", "expand_copy", "unsqueeze_copy"))
+_PIECES = frozenset(
+    ("addmm", "mm", "bmm", "add", "clone", "_clone_dim_order", "view_copy", "permute_copy", "expand_copy")
+)
+_PIECES |= {"squeeze_copy", "unsqueeze_copy"}
 
 
 def mend(config: Any, together: Collection[str]) -> None:
