@@ -24,8 +24,8 @@ _Refusal = Callable[[Node], "str | None"]
 
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
-# what a linear layer is decomposed into
-_PIECES = frozenset(("addmm", "mm", "bmm", "add", "view_copy", "permute_copy", "expand_copy", "unsqueeze_copy"))
+_MOVING = ("clone", "_clone_dim_order", "expand_copy", "permute_copy", "squeeze_copy", "unsqueeze_copy", "view_copy")
+_PIECES = frozenset(("add", "addmm", "bmm", "mm", *_MOVING))  # what a linear layer is decomposed into
 
 
 def mend(config: Any, together: Collection[str]) -> None:
@@ -101,8 +101,8 @@ def _refuse_computed_weight(node: Node) -> str | None:
         piece = waiting.pop()
         if _name(piece) not in _PIECES:
             return f"ExecuTorch's preprocess would leave out {piece.name}, of the same layer"
-        for other in {*piece.all_input_nodes, *piece.users} - seen:
-            if graphs.sources.is_part_of_linear(other) and _layer(other) == _layer(node):
+        for other in (*piece.all_input_nodes, *piece.users):
+            if other not in seen and graphs.sources.is_part_of_linear(other) and _layer(other) == _layer(node):
                 seen.add(other)
                 waiting.append(other)
     return None

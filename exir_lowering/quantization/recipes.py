@@ -38,6 +38,7 @@ class Recipe:
     def make(self, wanted: Callable[[Node], bool]) -> Any:
         """Return a quantizer for what is wanted."""
         from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+        from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
         class Quantizer(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
             # Those for training match nothing here, and take seconds to build.
@@ -54,6 +55,12 @@ class Recipe:
                 model.recompile()
                 return model
 
+            def annotate(self, model: GraphModule) -> GraphModule:
+                model = super().annotate(model)
+                for node in filter(_is_whole, model.graph.nodes):  # ExecuTorch asks no filter about `cat`
+                    node.meta.pop(Q_ANNOTATION_KEY, None)
+                return model
+
         config = xnnpack.get_symmetric_quantization_config(is_per_channel=self.per_channel, is_dynamic=self.dynamic)
         return Quantizer().set_global(config).set_filter_function(lambda node: _can_be(node) and wanted(node))
 
@@ -67,7 +74,7 @@ _MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing e
 
 
 def _can_be(node: Node) -> bool:
-    """Return whether a node may be int8: state stays exact, masks too, and XNNPACK needs operands with dimensions."""
+    """Return whether a node may be int8: state, masks, integers stay exact; XNNPACK needs operands with dimensions."""
     if node.op != "call_function":
         return True
     if graphs.is_mutating(node) and node.all_input_nodes[0].op == "get_attr":
@@ -75,7 +82,8 @@ def _can_be(node: Node) -> bool:
     if any(_masks(each) for each in node.all_input_nodes if each.op == "get_attr"):
         return False
     values = [each.meta.get("val") for each in node.all_input_nodes if each.op != "get_attr"]
-    return all(not isinstance(value, torch.Tensor) or value.ndim for value in values)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return not _is_whole(node) and all(value.ndim and value.is_floating_point() for value in tensors)
 
 
 def _masks(node: Node) -> bool:

@@ -67,6 +67,22 @@ class Counted(torch.nn.Module):
         return y * 2 + self.total
 
 
+class Whole(torch.nn.Module):
+    """Computes positions from tokens, and joins them: integers that a quantiser would make numbers of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = torch.nn.Embedding(60, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        there = (tokens != 1).long()
+        places = torch.maximum(there.cumsum(1) * there + 1, there)
+        joined = torch.cat([tokens * 2 + 1, torch.where(tokens > 3, places, tokens * 0), tokens + there], 1)
+        y: torch.Tensor = self.out(self.table(joined)) + there.sum() * joined[..., None]
+        return y
+
+
 def images() -> list[tuple[torch.Tensor]]:
     torch.manual_seed(1)
     return [(torch.randn(2, 3, 12, 12),) for _ in range(3)]
@@ -110,6 +126,17 @@ def test_static_on_the_command_line(
     assert cli.main([*command, "-o", "kept.pt2", "--keep", "sec*", "--json", "--per-tensor"]) == 0
     kept = json.loads(capsys.readouterr().out)
     assert kept["kept"] == ["second"] and "per tensor" in kept["recipe"] and len(kept["layers"]) == 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_integers_stay_whole(dynamic: bool) -> None:
+    model, tokens = Whole().eval(), torch.tensor([[1, 5, 20, 0, 7]])
+    program = quantize(export(model, (tokens,)), [(tokens,), (tokens.flip(1),)], dynamic=dynamic).program
+    expected = program.module()(tokens)
+    torch.testing.assert_close(expected, model(tokens), rtol=0, atol=0.5)
+    for partitioner in (None, "xnnpack"):
+        (got,) = load_file(lower(program, partitioner).emit().buffer).run("forward", tokens)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0.1)
 
 
 def test_the_planted_layer_is_first_and_keeping_it_gains_what_is_said() -> None:

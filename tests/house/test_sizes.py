@@ -29,7 +29,7 @@ BUDGETS = {
     "exir_lowering/plans": 2394,
     "exir_lowering/plugins": 2383,
     "exir_lowering/pte": 4760,
-    "exir_lowering/quantization": 884,
+    "exir_lowering/quantization": 892,
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,

@@ -115,7 +115,7 @@ def test_every_form_is_right_wherever_it_is_computed(form: str, partitioner: str
     model = Words().eval()
     for make, which in FORMS[form]:
         quantization.quantize_(model, make(), filter_fn=which)
-    if len(form) % 2:
+    if form in ("8da4w", "table of 4 bits"):  # as people did before torch.export took tensors of torchao
         unwrap_tensor_subclass(model)
     words = Dim("words", min=1, max=20)
     program = export(model, (torch.arange(6)[None],), dynamic_shapes=({1: words},))
