@@ -151,6 +151,31 @@ class Rewriting:
 
 
 @dataclass(frozen=True, slots=True)
+class Legalization:
+    """Which operators took the place of one on the host that does not run there, or not right.
+
+    Attributes:
+        method: The method.
+        node: The node that is gone, with the path of the nested graph that held it.
+        operator: Its operator.
+        reason: Why it was replaced, as a clause.
+        made: The nodes that were added.
+        source: The model's source line, "" if not known.
+    """
+
+    method: str
+    node: str
+    operator: str
+    reason: str
+    made: tuple[str, ...]
+    source: str
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.method}: {self.node} ({self.operator}) -> {len(self.made)} operators: {self.reason}{where}"
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedRewrite:
     """Why a rewrite did not change a node that has the right form.
 
@@ -224,7 +249,7 @@ class EdgeMethod:
     unchanged: ExportedProgram | None = None  # before them; None if they changed nothing
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()  # what could have been changed, and why it was not
-    legalized: tuple[Rewriting, ...] = ()  # what does not run on the host, and what became of it
+    legalized: tuple[Legalization, ...] = ()  # what does not run on the host, or not right, and was replaced
 
     def __str__(self) -> str:
         origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"

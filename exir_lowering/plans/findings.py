@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from exir_lowering.model import Adjustment, RefusedRewrite, Rewriting
+from exir_lowering.model import Adjustment, Legalization, RefusedRewrite, Rewriting
 from exir_lowering.plans import formatting as shown
 from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, RefusedMerge
 
@@ -91,6 +91,7 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     author += [_adjustment(each, own) for each in method.adjustments]
     author += _merges(method)
     done = [_rewriting(group) for group in _group(method.rewritings, lambda one: (one.rewrite, one.operators))]
+    legal = [_legalization(group) for group in _group(method.legalized, lambda one: (one.operator, one.reason))]
     costs = [
         Finding(
             f"{cost.count:,} x {cost.operator}: {shown.duration(cost.seconds)}",
@@ -103,6 +104,7 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     for title, for_the_app, findings in (
         ("What you can do in the model and with options", True, app),
         (f"Rewritten: {rewritten(method)}" if done else "", True, done),
+        ("Replaced on the host, where the runtime's own kernel does not run, or not right", True, legal),
         ("Largest costs on the host", True, costs),
         ("Largest tensors at the peak of memory", True, peak),
         ("For the author of a backend or partitioner", False, author),
@@ -186,6 +188,12 @@ def _host(group: list[HostNode]) -> Finding:
     return Finding(
         f"{first.operator} on the host", f"{first.reason or 'no reason given'} [{first.by}]", where, len(group)
     )
+
+
+def _legalization(group: list[Legalization]) -> Finding:
+    first, made = group[0], sum(len(one.made) for one in group)
+    where = tuple((one.node, shown.place(one.source)) for one in group)
+    return Finding(f"{first.operator} -> {shown.many(made, 'operator')}", first.reason, where, len(group))
 
 
 def _refused_rewrite(group: list[RefusedRewrite]) -> Finding:

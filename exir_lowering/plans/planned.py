@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exir_lowering._upstream import locks
-from exir_lowering.model import Adjustment, RefusedRewrite, Rejection, Rewriting
+from exir_lowering.model import Adjustment, Legalization, RefusedRewrite, Rejection, Rewriting
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +257,7 @@ class MethodPlan:
         rewritings: What rewrites changed before the partitioners saw the method.
         refused_rewrites: What they did not change although it has the right form, and why.
         unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
+        legalized: What was replaced on the host, since it does not run there, or not right.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
     """
@@ -274,6 +275,7 @@ class MethodPlan:
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
     unchanged: Unchanged | None = None
+    legalized: tuple[Legalization, ...] = ()
     model: str = ""
     partitioners: tuple[str, ...] = ()
     _memory: LaterMemory | None = field(default=None, compare=False, repr=False)

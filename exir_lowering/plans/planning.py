@@ -62,6 +62,7 @@ def plan_method(
         prediction=predict(edge, placed.partition_of, backend_of, on_host, advice, costs),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
+        legalized=edge.legalized,
         model=next((kind for node in program.graph.nodes for _, kind in graphs.modules(node)[:1]), ""),
         partitioners=tuple(map(_name, edge.partitioners)),
     )

@@ -25,7 +25,7 @@ from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.operators.calls import tensors
-from exir_lowering.model import EdgeMethod, ExtractedMethod, Rewriting
+from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
 from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
@@ -40,7 +40,8 @@ _Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its gra
 def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session) -> EdgeMethod | None:
     """Return a method with other operators for those on its host that do not run; None if nothing is to be changed."""
     target = session.target
-    found = {graphs.qualified_name(path, node) for path, node, _ in _list_refused(partitioned.program, target)}
+    refused = _list_refused(partitioned.program, target)
+    found = {graphs.qualified_name(path, node): why for path, node, why in refused}
     if not found:
         return None
     program = private_copy(method.program, handles=True)
@@ -50,7 +51,7 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
     _drop_checks(program)
     editor = Editor(program, mode, {}, ())
     fragments = Fragments(mode, _UNCHECKED, target, relaid=_is_flat(program))
-    done: list[Rewriting] = []
+    done: list[Legalization] = []
     moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
     for path, node in list(graphs.every_node(program.graph_module)):
         if graphs.qualified_name(path, node) not in found or node.op != "call_function":
@@ -65,10 +66,8 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
         made = inline(node, fragment, constant)
         if not path and any(order != tuple(range(len(order))) for order in orders):
             moved.update(made)
-        _erase(editor if not path else None, node)
-        done.append(
-            Rewriting(method.name, "legalize", (name,), (operator,), tuple(n.name for n in made), name, 0, source)
-        )
+        _erase(None if path else editor, node)
+        done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
     _lay_out_again(editor, moved)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.legalizing import own_decomposition
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
@@ -127,17 +126,21 @@ def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
 
 
-def _decomposed(node: Node) -> Callable[..., Any]:
-    return own_decomposition(node.target) or _in_float32(node)
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    found, mean, rstd = _moments(widened(x), [0, *range(2, x.dim())], eps)
+    shape = [x.shape[1], *[1] * (x.dim() - 2)]
+    return _scaled(found, weight, bias, shape).to(x.dtype), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _broadcasts(node: Node) -> bool:
     first, second = (operand.meta["val"].shape for operand in cast(Sequence[Node], node.args))
-    return tuple(first) != tuple(second)
+    return bool(tuple(first) != tuple(second))
 
 
 _ACCUMULATING = (
-    "var.correction var_mean.correction cumsum.default cumprod.default prod.default prod.dim_int convolution.default "
+    "var.correction var_mean.correction cumsum.default convolution.default "
     "addmm.default linear.default avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
     "_native_batch_norm_legit.default native_batch_norm.default"
 )
@@ -176,7 +179,7 @@ FAULTS: tuple[Fault, ...] = (
         ("_native_batch_norm_legit.no_stats",),
         "its variance is a difference of squares, which loses its digits for large means",
         _of_floats,
-        _decomposed,
+        lambda _: _batch_norm,
     ),
     Fault(
         "remainder",

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import switches
-from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order
+from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering.errors import let_through
@@ -88,6 +88,8 @@ class Fragments:
     def _try(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule:
         operands = node.all_input_nodes
         wanted = list(tensors(node.meta["val"]))
+        if any(known_size(size) is None for value in wanted for size in value.shape):
+            raise Failed("the size of its result depends on data")
 
         def compute(*values: Any) -> tuple[Any, ...]:
             given = dict(zip(operands, values, strict=True))
