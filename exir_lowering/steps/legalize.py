@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
-from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.fakes import FakeTensorMode, dim_order
 from exir_lowering._upstream.operators import operator_name
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
@@ -46,9 +48,11 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
     mode = fake_mode_of(program.graph_module)
     if mode is None:
         return None
+    _drop_checks(program)
     editor = Editor(program, mode, {}, ())
-    fragments = Fragments(mode, _UNCHECKED, target)
+    fragments = Fragments(mode, _UNCHECKED, target, relaid=_is_flat(program))
     done: list[Legalization] = []
+    moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
     for path, node in list(graphs.every_node(program.graph_module)):
         if graphs.qualified_name(path, node) not in found or node.op != "call_function":
             continue
@@ -58,14 +62,65 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
             continue
         constant = partial(_filled, node, mode) if path else editor.constant
         name, operator, source = graphs.qualified_name(path, node), graphs.operator_name(node), graphs.source_line(node)
-        made = tuple(one.name for one in inline(node, fragment, constant))
+        orders = {dim_order(value) for value in tensors(node.meta["val"])}
+        made = inline(node, fragment, constant)
+        if not path and any(order != tuple(range(len(order))) for order in orders):
+            moved.update(made)
         _erase(None if path else editor, node)
-        done.append(Legalization(method.name, name, operator, found[name], made, source))
+        done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
+    _lay_out_again(editor, moved)
     editor.finish()
     invariants.check_program(f"method {method.name}, legalized", program)
     return replace(method, program=program, legalized=(*method.legalized, *done))
+
+
+def _drop_checks(program: ExportedProgram) -> None:
+    """Remove what raises an error for singular matrices in eager mode: a file has their infinities and NaN instead."""
+    graph, signature = program.graph, program.graph_signature
+    for node in list(graph.nodes):
+        if graphs.operator_name(node) != "with_effects" or str(node.args[1]) != "aten._linalg_check_errors.default":
+            continue
+        for token in list(node.users):
+            token.replace_all_uses_with(cast(Node, node.args[0]))
+            graph.erase_node(token)
+        graph.erase_node(node)
+    output = graph.output_node()
+    for token in [node for node in graph.nodes if node.op == "placeholder" and [*node.users] == [output]]:
+        if any(spec.kind is InputKind.TOKEN and spec.arg.name == token.name for spec in signature.input_specs):
+            kept = [number for number, value in enumerate(output.args[0]) if value is not token]
+            output.args = (tuple(output.args[0][number] for number in kept),)
+            signature.output_specs = [signature.output_specs[number] for number in kept]
+            signature.input_specs = [spec for spec in signature.input_specs if spec.arg.name != token.name]
+            graph.erase_node(token)
+
+
+def _is_flat(program: ExportedProgram) -> bool:
+    """Return whether a program has only one graph."""
+    return all(not path for path, _ in graphs.every_node(program.graph_module))
+
+
+def _lay_out_again(editor: Editor, moved: set[Node]) -> None:
+    """Find out again in which order values lie in memory that are computed of what may lie in another one now."""
+    for node in editor.graph.nodes:
+        if node.op != "call_function" or node in moved or moved.isdisjoint(node.all_input_nodes):
+            continue
+        if "dim_order" in node.kwargs and isinstance(operand := node.args[0], Node):  # as its operand's was
+            order = tuple(cast(Sequence[int], node.kwargs["dim_order"]))
+            if order not in ((0, 2, 3, 1), tuple(range(len(order)))):
+                node.update_kwarg("dim_order", list(dim_order(operand.meta["val"])))
+        if graphs.is_getitem(node):
+            source, number = node.args
+            value = cast(Node, source).meta["val"][number]
+        elif any(True for _ in tensors(node.meta.get("val"))):
+            value = editor.compute(node)
+        else:
+            continue
+        before = [dim_order(one) for one in tensors(node.meta["val"])]
+        node.meta["val"] = value
+        if before != [dim_order(one) for one in tensors(value)]:
+            moved.add(node)
 
 
 def require_legal(methods: Sequence[ExtractedMethod], session: Session) -> None:

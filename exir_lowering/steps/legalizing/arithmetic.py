@@ -224,7 +224,7 @@ def _trilinear(
         for dim in dims:
             operand = operand.unsqueeze(dim)
         operands.append(widened(operand))
-    if not within(*torch.broadcast_shapes(*(each.shape for each in operands))):
+    if not within(*torch.broadcast_shapes(*(each.shape for each in operands))):  # type: ignore[no-untyped-call]
         return NotImplemented
     product = operands[0] * operands[1] * operands[2]
     return (product.sum(tuple(sumdim)) if sumdim else product).to(a.dtype)

@@ -57,7 +57,7 @@ def _accumulates_in_half(node: Node) -> bool:
 
 def _divides(node: Node) -> bool:
     mode = graphs.argument(node, "rounding_mode")
-    return mode == ("floor" if _of_floats(node) else "trunc")
+    return bool(mode == ("floor" if _of_floats(node) else "trunc"))
 
 
 def _below_zero(node: Node) -> bool:

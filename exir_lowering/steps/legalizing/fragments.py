@@ -45,6 +45,7 @@ class Fragments:
     mode: FakeTensorMode
     config: EdgeCompileConfig
     target: Target
+    relaid: bool = False  # whether results may lie in memory in another order, which is up to the caller then
     _known: dict[Any, GraphModule | Failed] = field(default_factory=dict)
 
     def find(self, node: Node, depth: int = 0) -> GraphModule:
@@ -97,7 +98,8 @@ class Fragments:
             if made is NotImplemented:
                 raise Failed("its rule does not cover these arguments")
             listed = made if isinstance(made, (list, tuple)) else [made]
-            return tuple(_laid_out(one, like, values) for one, like in zip(listed, wanted, strict=True))
+            free = self.relaid and depth == 0
+            return tuple(_laid_out(one, like, values, free) for one, like in zip(listed, wanted, strict=True))
 
         values = [operand.meta["val"] for operand in operands]
         before = decided(self.mode.shape_env)
@@ -154,12 +156,14 @@ def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
             yield in_dtype(node.target, narrow, wide, node)
 
 
-def _laid_out(value: torch.Tensor, like: torch.Tensor, given: Any) -> torch.Tensor:
-    """Return a value with its elements in the order of another one's; what is an input is copied."""
+def _laid_out(value: torch.Tensor, like: torch.Tensor, given: Any, free: bool) -> torch.Tensor:
+    """Return a value with its elements in the order of another one's if a kernel makes that; an input is copied."""
     order = dim_order(like)
     if dim_order(value) != order:
         formats = {(0, 2, 3, 1): torch.channels_last, tuple(range(value.dim())): torch.contiguous_format}
         if order not in formats:
+            if free:
+                return value.contiguous()
             raise Failed("its result lies in memory in an order that no kernel makes")
         return value.clone(memory_format=formats[order])
     return value.clone() if any(value is one for one in given) else value

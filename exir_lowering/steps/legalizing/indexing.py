@@ -19,7 +19,7 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 @rule("masked_select.default")
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    x, mask = torch.broadcast_tensors(x, mask)
+    x, mask = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
     return torch.masked_select(x.contiguous(), mask.contiguous())
 
 

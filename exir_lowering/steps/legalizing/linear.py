@@ -57,7 +57,7 @@ def _substituted(triangle: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor
     """Solve a triangular system, one row after the other."""
     size = triangle.shape[-1]
     rows = torch.arange(size).unsqueeze(-1)
-    shape = torch.broadcast_shapes(triangle.shape[:-2], b.shape[:-2])
+    shape = torch.broadcast_shapes(triangle.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     triangle, b = triangle.expand(*shape, size, size), b.expand(*shape, *b.shape[-2:])
     for k in reversed(range(size)) if upper else range(size):
         row = b[..., k : k + 1, :]
@@ -70,7 +70,7 @@ def _substituted(triangle: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor
 def _solved(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the solution of a system, and the factors and rows by which it was found."""
     factors, chosen, order = _factored(a)
-    shape = torch.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
+    shape = torch.broadcast_shapes(factors.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     b, order = b.to(torch.float64).expand(*shape, *b.shape[-2:]), order.expand(*shape, order.shape[-1])
     b = b.gather(-2, order.unsqueeze(-1).expand(b.shape).contiguous())
     return _substituted(factors, _substituted(factors, b, False, True), True, False), factors, chosen

@@ -87,7 +87,7 @@ class Editor:
         with self.graph.inserting_before(self._anchor):
             node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
-        node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self._compute(node)
+        node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self.compute(node)
         self.made.append(node)
         return node
 
@@ -120,8 +120,8 @@ class Editor:
         """Return whether the output node has a node among its arguments."""
         return self._returned[node] > 0
 
-    def _compute(self, node: Node) -> Any:
-        """Return the value of a new node, from an equal call that the process knows, if there is one."""
+    def compute(self, node: Node) -> Any:
+        """Return the value of a node, from an equal call that the process knows, if there is one."""
         likeness, operands = Likeness(Uncovered), node.all_input_nodes
         try:
             known = describe_arguments((node.args, node.kwargs), operands.index)
