@@ -1,5 +1,7 @@
 """Control flow that no file can have, or that ExecuTorch's runtime refuses when it runs, is refused before.
 
+Loops over tensors with channels last fail too: rows of these, and what is carried, are planned in another order.
+
 Rows of maps and scans: the kernel that stacks them only changes how many there are, and what a scan carries is copied
 into memory of the largest size; so rows whose size differs from call to call fail in the runtime.
 """
@@ -15,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.walking import OPERAND_LAYOUTS
@@ -43,6 +46,11 @@ def check_emitted(method: str, program: ExportedProgram) -> None:
             )
         if numbers:
             raise _refuse(method, node, f"returns the number {numbers[0]}", "return tensors")
+        for place in OPERAND_LAYOUTS[node.target].before:
+            for value in (one.meta.get("val") for one in node.args[place] if isinstance(one, Node)):  # type: ignore[union-attr]
+                if isinstance(value, torch.Tensor) and (order := [*dim_order(value)]) != sorted(order):
+                    what = f"loops over a tensor whose dimensions lie in memory in the order {order}"
+                    raise _refuse(method, node, what, "loop over contiguous() tensors")
         if node.target in (_MAP, _SCAN):
             carried = len(node.args[1]) if node.target is _SCAN else 0  # type: ignore[arg-type]
             for place, value in enumerate(results):

@@ -34,6 +34,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
 _COND = torch.ops.higher_order.cond
+_STACKING = (torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
 _RETURNING = (_COND, torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
 _CHANNELS_LAST = [0, 2, 3, 1]  # the one order beside the contiguous one that ExecuTorch's operators can make
 
@@ -83,6 +84,8 @@ def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True
         for node in module.graph.nodes:
             for nested in graphs.nested_graphs(module, node) if node.target in _RETURNING else ():
                 _copy_returned(nested.module, _is_given)
+            for nested in graphs.nested_graphs(module, node) if node.target in _STACKING else ():
+                _return_rows(nested.module)
         _copy_viewed(module)
         if any(map(_has_other_order, module.graph.nodes)):
             _Contiguous(module).run()
@@ -101,6 +104,20 @@ def _copy_returned(module: GraphModule, has_other_memory: Callable[[Node], bool]
         return value
 
     output.args = map_arg(output.args, own)
+
+
+def _return_rows(module: GraphModule) -> None:
+    """Let a graph return contiguous values: the kernel that stacks them copies their memory as it is."""
+    output, mode = module.graph.output_node(), fake_mode_of(module)
+
+    def in_order(value: Node) -> Node:
+        if not _has_other_order(value):
+            return value
+        with mode:  # type: ignore[union-attr]
+            contiguous = value.meta["val"].contiguous()
+        return _copy(value, output, CLONE_IN_ORDER, contiguous, dim_order=[*range(contiguous.dim())])
+
+    output.args = map_arg(output.args, in_order)
 
 
 def _copy_viewed(module: GraphModule) -> None:

@@ -11,6 +11,7 @@ from executorch.exir import ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.runtime import Runtime
 from functorch.experimental.control_flow import map as torch_map
+from hunt_control_flow import run_random
 from lowering_support import edge_program
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -24,6 +25,12 @@ from exir_lowering.graphs import operator_name
 X = torch.linspace(-1, 1, 16).reshape(4, 4) + 0.25  # the sum, which conditions look at, is not near 0
 INPUTS = (X, -X, X.abs() * 3, X * 0.1, X)
 Models = dict[str, Callable[..., Any]]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Forget which sizes torch has seen: it takes a function that was exported with other ones for another."""
+    torch.compiler.reset()
 
 
 class Model(torch.nn.Module):
@@ -283,6 +290,11 @@ def dynamic_carry(m: Model, x: torch.Tensor) -> Any:
     return scan(lambda carry, row: (carry + row.sum(), (carry * 2).sum()), x[:, 0] * 1, x)
 
 
+def channels_last(m: Model, x: torch.Tensor) -> Any:
+    images = x.reshape(1, 4, 2, 2).to(memory_format=torch.channels_last)
+    return torch_map(lambda image: image * 2, images)
+
+
 def carried_number(m: Model, x: torch.Tensor) -> Any:
     return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (0, x))[1]
 
@@ -297,6 +309,7 @@ def returned_number(m: Model, x: torch.Tensor) -> Any:
     [
         (dynamic_rows, "stacks rows of the dynamic shape", "fix these sizes, or use while_loop"),
         (dynamic_carry, "carries the dynamic shape", "fix these sizes, or use while_loop"),
+        (channels_last, "in the order [0, 2, 3, 1]", "loop over contiguous() tensors"),
         (carried_number, "carries the number 0", "carry torch.tensor(...) instead of numbers"),
         (returned_number, "returns the number", "return tensors"),
     ],
@@ -348,3 +361,26 @@ def test_a_branch_that_two_conditions_call() -> None:
         b = a @ a if x.sum() > 0 else a - 1
         for got, value in zip(loaded.run("forward", x), (a, b), strict=True):
             torch.testing.assert_close(got, value)
+
+
+def rows_with_channels_last(m: Model, x: torch.Tensor) -> Any:
+    images = x.reshape(2, 1, 2, 2, 2)
+
+    def body(image: torch.Tensor) -> Any:
+        return torch.nn.functional.conv2d(image, weight) + image, image * 2
+
+    weight = torch.linspace(-1, 1, 16).reshape(2, 2, 2, 2)[:, :, :1, :1].to(memory_format=torch.channels_last) * 3
+    carry = scan(lambda c, image: (c + image, body(image)[0]), images[0] * 1, images)
+    return *torch_map(body, images), torch_map(lambda image: body(image)[0], images) + images, *carry
+
+
+@pytest.mark.parametrize("partitioner", [None, "xnnpack"])
+def test_rows_are_stacked_in_contiguous_order(partitioner: str | None) -> None:
+    model = Model(rows_with_channels_last)
+    check(model, export(model, (X,)), [(x,) for x in INPUTS], partitioner=partitioner)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_models(seed: int) -> None:
+    """`python tests/support/hunt_control_flow.py` looks at more of them."""
+    assert run_random(seed) == ""

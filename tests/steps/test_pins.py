@@ -23,7 +23,7 @@ from torch import nn
 from torch.export import Dim, export
 from torch.fx.passes.infra.pass_base import PassBase
 
-from exir_lowering import LoweringOptions, load, lower
+from exir_lowering import InputError, LoweringOptions, load, lower
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.pinned import FEATURES, Feature
 
@@ -138,10 +138,23 @@ def test_without_a_feature_upstream_does_it(
     assert content == expected
     if feature.name not in ASKED_ELSEWHERE:
         assert len(off) == 1 and feature.without in off[0]
-        if feature.name != "content comparison":  # emitting asks for it
+        if feature.name not in ("content comparison", "loops in files"):  # emitting asks for them
             assert set(off) <= set(report.switched_off) and f"off: {feature.name}" in report.to_text(width=400)
     logged = [record for record in caplog.records if record.message.startswith(f"Off: {feature.name}: ")]
     assert len(logged) == len(off) and all(record.levelno == logging.WARNING for record in logged)
+
+
+def test_loops_that_would_not_be_emitted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), x))
+
+    program = export(Loop(), (torch.ones(2),))
+    assert load(lower(program).emit().buffer).run("forward", torch.ones(2))[1].tolist() == [8.0, 8.0]
+    change("executorch.exir.memory_planning:get_while_nodes", monkeypatch)
+    monkeypatch.setattr(pins, "_OFF", set())
+    with pytest.raises(InputError, match=r"while_loop \(while_loop\).* calls graphs in a way that files do not have"):
+        lower(program)
 
 
 def test_every_pass_to_edge_dialect_is_known() -> None:
