@@ -161,7 +161,7 @@ def patch_executorch(
 class _Patch:
     """How ExecuTorch's code lowers in this thread, and where that is noted."""
 
-    options: LoweringOptions = LoweringOptions(unsupported="allow")
+    options: LoweringOptions = field(default_factory=lambda: LoweringOptions(unsupported="allow"))
     notes: tuple[list[PatchedLowering], ...] = ()
 
     def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:
