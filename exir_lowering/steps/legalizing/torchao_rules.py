@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from exir_lowering.steps.legalizing.registry import rule
+
 
 def dequantize_affine(
     input: torch.Tensor,
@@ -114,6 +116,7 @@ def look_up(
     return made.reshape(taken.shape)
 
 
+@rule("_int_mm.default")
 def int_mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """Return the product of matrices of 8-bit integers, which 32 bits hold."""
     return torch.mm(self.to(torch.int32), mat2.to(torch.int32))
@@ -123,7 +126,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "torchao.dequantize_affine.default": dequantize_affine,
     "torchao.quantize_affine.default": quantize_affine,
     "torchao.choose_qparams_affine.default": choose_qparams_affine,
-    "aten._int_mm.default": int_mm,
 }
 """A rule by the name of the operator whose arguments it has."""
 

@@ -16,7 +16,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 from torchao.utils import unwrap_tensor_subclass
 
 from exir_lowering import inspect, load, lower
-from exir_lowering.steps.legalizing.torchao_rules import RULES
+from exir_lowering.steps.legalizing.torchao_rules import RULES, int_mm
 
 AO: Any = torch.ops.torchao
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,7 +63,7 @@ def test_rules_give_the_same_bits(mapping: str) -> None:
 
 def test_a_product_of_integers_is_exact() -> None:
     one, two = (torch.randint(-128, 128, sizes, dtype=torch.int8) for sizes in ((40, 1500), (1500, 16)))
-    assert torch.equal(RULES["aten._int_mm.default"](one, two), torch._int_mm(one, two))
+    assert torch.equal(int_mm(one, two), torch._int_mm(one, two))
 
 
 class Words(torch.nn.Module):
