@@ -63,6 +63,10 @@ def _refuse_quantised_scalar(node: Node) -> str | None:
     return None
 
 
+def _refuse_no_dimensions(node: Node) -> str | None:
+    return "XNNPACK has no transpose of a tensor without dimensions" if _tensor(node).dim() == 0 else None
+
+
 def _is_copy(node: Node) -> bool:
     return node.op == "call_function" and _name(node) in ("clone", "_clone_dim_order")
 
@@ -328,6 +332,7 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
         _refuse_dynamic_shape,
     ),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),
+    "permute_copy.default": (_refuse_no_dimensions,),
     "slice_copy.Tensor": (_refuse_start,),
     "constant_pad_nd.default": (_refuse_pad,),
     "max_pool2d.default": (_refuse_single_image,),
