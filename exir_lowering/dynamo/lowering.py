@@ -122,7 +122,8 @@ def _options(kind: Kind, programs: Iterable[ExportedProgram], options: LoweringO
         if is_overload(node.target)
     }
     config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=sorted(operators, key=str))
-    return replace(options, edge_compile_config=config)
+    # What is not worth a lowering is executed by torch, whatever kernels there are for it.
+    return replace(options, edge_compile_config=config, unsupported="allow")
 
 
 def _free(options: LoweringOptions) -> LoweringOptions:
