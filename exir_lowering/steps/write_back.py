@@ -79,6 +79,7 @@ def check_written(method: str, program: ExportedProgram) -> None:
                 f"Method {method!r} writes {spec.target!r}, which is not among its inputs: ExecuTorch's to_edge "
                 "removes parameters that are not read. Give `lower` what torch.export made, or use a buffer."
             )
+    _check_statistics(method, program)
     ending = _Ending(program)
     for place, target in ending.targets.items():
         new, old = ending.value(place).meta.get("val"), target.meta.get("val")
@@ -90,6 +91,24 @@ def check_written(method: str, program: ExportedProgram) -> None:
                 f"{list(old.shape)}. PyTorch's decomposition (run_decompositions, ExecuTorch's to_edge) drops the "
                 "conversion of `copy_`, so the program is not the model any more. Give `lower` the program as "
                 "torch.export made it, or convert in the model: `state.copy_(x.to(state.dtype).expand_as(state))`."
+            )
+
+
+_STATISTICS = frozenset({"aten.batch_norm.default", "aten.instance_norm.default", "aten.native_batch_norm.default"})
+
+
+def _check_statistics(method: str, program: ExportedProgram) -> None:
+    """Refuse norms that update inputs of the method: their schemas hide it, and decompositions lose the result."""
+    inputs = graphs.user_inputs(program)
+    for _, node in graphs.every_node(program.graph_module):
+        if graphs.operator_name(node) not in _STATISTICS or not node.args[5]:
+            continue
+        written = [one for one in node.args[3:5] if one in inputs]
+        if written:
+            raise InputError(
+                f"Method {method!r}: {graphs.operator_name(node)} updates running statistics that are inputs of the "
+                f"method ({', '.join(map(str, written))}), at {graphs.source_line(node) or 'a line that is not known'}. "
+                "Make them buffers of a module (self.register_buffer), or evaluate without training."
             )
 
 

@@ -110,7 +110,8 @@ def _check_content(ranges: ValueRanges, node: Node, value: torch.Tensor) -> None
     if content is not None:
         assert torch.equal(content.nan_to_num(), value.nan_to_num()), node
     if uniform is not None:
-        assert bool((value.double() == uniform).all()), (node, uniform)
+        expected = torch.full_like(value, uniform, dtype=torch.float64)
+        assert torch.allclose(value.double(), expected, rtol=0, atol=0, equal_nan=True), (node, uniform)
 
 
 def _check_rows(ranges: ValueRanges, node: Node, value: torch.Tensor) -> None:

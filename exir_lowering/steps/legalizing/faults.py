@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.fakes import dim_order
+from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.graphs.operators.calls import tensors
 from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
@@ -101,21 +103,23 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
     return apart * rstd, mean, rstd
 
 
-def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[Any]) -> Tensor:
-    x = x if weight is None else x * weight.to(x.dtype).reshape(shape)
-    return x if bias is None else x + bias.to(x.dtype).reshape(shape)
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, inner: int = 0) -> Tensor:
+    """Apply a weight and a bias, which lack so many inner dimensions; files have no views of weights in data files."""
+    around = (..., *[None] * inner)
+    x = x if weight is None else x * weight.to(x.dtype)[around]
+    return x if bias is None else x + bias.to(x.dtype)[around]
 
 
 def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
-    return _scaled(found, weight, bias, list(shape)).to(x.dtype), mean, rstd
+    return _scaled(found, weight, bias).to(x.dtype), mean, rstd
 
 
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> Any:
     found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
-    affine = _scaled(found.reshape(x.shape), weight, bias, [c, *[1] * (x.dim() - 2)])
+    affine = _scaled(found.reshape(x.shape), weight, bias, x.dim() - 2)
     return affine.to(x.dtype), mean.reshape(n, group).to(x.dtype), rstd.reshape(n, group).to(x.dtype)
 
 
@@ -130,13 +134,43 @@ def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
     found, mean, rstd = _moments(widened(x), [0, *range(2, x.dim())], eps)
-    shape = [x.shape[1], *[1] * (x.dim() - 2)]
-    return _scaled(found, weight, bias, shape).to(x.dtype), mean.reshape(-1), rstd.reshape(-1)
+    return _scaled(found, weight, bias, x.dim() - 2).to(x.dtype), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _broadcasts(node: Node) -> bool:
     first, second = (operand.meta["val"].shape for operand in cast(Sequence[Node], node.args))
     return bool(tuple(first) != tuple(second))
+
+
+def _copied(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return x.to(dtype or x.dtype, copy=True)
+
+
+def _pool_backward(grad: Tensor, x: Tensor, *given: Any) -> Tensor:
+    places, flat = given[-1].flatten(-2), torch.zeros_like(x).flatten(-2)
+    return flat.scatter_add(-1, places, grad.flatten(-2)).reshape(x.shape)
+
+
+def _lies_otherwise(node: Node) -> bool:
+    """Return whether a result has another order in memory than the operand."""
+    value = node.meta["val"]
+    return dim_order(value) != tuple(range(value.dim()))
+
+
+def _of_last(node: Node) -> Callable[..., Any]:
+    """Transform the last dimension, whose results lie in memory as the kernel writes them."""
+    run = wrapped_operator(node.target)
+
+    def compute(x: Tensor, dims: Sequence[int], *rest: Any) -> Any:
+        if len(dims) != 1:
+            return NotImplemented
+        return run(x.movedim(dims[0], -1).contiguous(), [x.dim() - 1], *rest).movedim(-1, dims[0])
+
+    return compute
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    return NotImplemented
 
 
 _ACCUMULATING = (
@@ -223,6 +257,34 @@ FAULTS: tuple[Fault, ...] = (
         _broadcasts,
         _by_rule,
     ),
+    Fault(
+        "copy",
+        ("_to_dim_order_copy.default",),
+        "it refuses a copy that need not wait",
+        lambda node: bool(graphs.argument(node, "non_blocking")),
+        lambda _: _copied,
+    ),
+    Fault(
+        "pool backward",
+        ("max_pool2d_with_indices_backward.default",),
+        "it leaves what no window chose as it was in memory",
+        _of_floats,
+        lambda _: _pool_backward,
+    ),
+    Fault(
+        "transform",
+        ("_fft_r2c.default", "_fft_c2r.default"),
+        "it transforms only what lies in memory as its result does",
+        _lies_otherwise,
+        _of_last,
+    ),
+    Fault(
+        "complex",
+        ("full.default", "full_like.default"),
+        "it makes no complex numbers",
+        lambda node: any(dtype.is_complex for dtype in _dtypes(node)),
+        lambda _: _refused,
+    ),
     Fault("sign", ("sign.default",), "the sign of NaN is NaN for it", _of_floats, _by_rule),
     Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, _by_rule),
     Fault(
@@ -235,7 +297,9 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 _BY_OPERATOR: Mapping[str, tuple[Fault, ...]] = {
-    f"aten.{name}": tuple(fault for fault in FAULTS if name in fault.operators)
+    f"{'dim_order_ops' if 'dim_order' in name else 'aten'}.{name}": tuple(
+        fault for fault in FAULTS if name in fault.operators
+    )
     for name in {name for fault in FAULTS for name in fault.operators}
 }
 

@@ -139,7 +139,7 @@ def runs_not(node: Node, target: Target) -> str | None:
 def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
     """Yield functions that compute what a call does, the best first."""
     results = list(tensors(node.meta["val"]))
-    if all(0 in [size for size in value.shape if type(size) is int] for value in results):
+    if all(0 in [n for n in value.shape if type(n) is int] and not value.is_complex() for value in results):
         yield lambda *_, **__: [torch.zeros(value.shape, dtype=value.dtype) for value in results]
     fault = find_fault(node)
     if fault is not None:

@@ -79,11 +79,22 @@ CASES: dict[str, list[Case]] = {
     "mask": [(lambda x, y: torch.masked_select(x, y), (ODD[:3], ODD.reshape(4, 3) > -9))],
     "sign": [(torch.sign, (ODD,))],
     "clamp": [(lambda x: x.clamp(-2, 5), (BYTES,))],
+    "copy": [(lambda x: x.to("cpu", torch.float64, non_blocking=True, copy=True), (ROW,))],
+    "pool backward": [
+        (
+            lambda g, x: torch.ops.aten.max_pool2d_with_indices_backward(
+                g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, F.max_pool2d(x, 2, return_indices=True)[1]
+            ),
+            (ROW[:1, :256].reshape(1, 1, 16, 16), ROW.reshape(1, 4, 32, 32)[:, :1]),
+        )
+    ],
+    "transform": [(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), (ROW[:, :64].reshape(8, 16),))],
+    "complex": [(lambda x: torch.full((2,), 1j) * x, (ROW[0, :2],))],
     "max pool": [(lambda x: F.max_pool2d(x.reshape(1, 1, 3, 4), 2, 1), (ODD,))],
 }
 
 
-REFUSED = {"mask"}  # whose cure would make a size that depends on data
+REFUSED = {"mask", "complex"}  # the cure of the one would make a size that depends on data, and the other has none
 
 
 def run_by_executorch(program: ExportedProgram, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
