@@ -176,8 +176,8 @@ def _check_declared(narrowed: NarrowedDimension, size: Any, converted: Any) -> N
     (low, high), (least, most) = narrowed.given, narrowed.converted
     env, symbols = shape_env_of(size), set(expression(size).free_symbols)
     declared = symbols <= set(names_of_symbols(env).values()) or not any(env.var_to_sources.get(one) for one in symbols)
-    traced = _number(bounds_of(expression(size), env.var_to_range).lower)  # export itself takes sizes for at least 2
-    if declared and high is not None and (least > max(low, traced or 0) or most is None or most < high):
+    # Export itself takes sizes for at least 2.
+    if declared and high is not None and (least > max(low, 2) or most is None or most < high):
         reasons = [str(guard.expr) for guard in converted.guards if symbols & guard.expr.free_symbols]
         raise InputError(
             f"Method {narrowed.method!r}: dimension {narrowed.dimension} of input {narrowed.input} was declared as "

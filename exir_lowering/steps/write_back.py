@@ -107,7 +107,7 @@ def _check_statistics(method: str, program: ExportedProgram) -> None:
         if written:
             raise InputError(
                 f"Method {method!r}: {graphs.operator_name(node)} updates running statistics that are inputs of the "
-                f"method ({', '.join(map(str, written))}), at {graphs.source_line(node) or 'a line that is not known'}. "
+                f"method ({', '.join(map(str, written))}), at {graphs.source_line(node) or 'an unknown line'}. "
                 "Make them buffers of a module (self.register_buffer), or evaluate without training."
             )
 
