@@ -170,6 +170,11 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterato
         yield str(argument.type), given
 
 
+def draws_numbers(target: Any) -> bool:
+    """Return whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(wrapped_operator(target), "tags", ())
+
+
 def mutates_arguments(target: Any) -> bool:
     """Return whether an operator writes into its arguments; False if it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)

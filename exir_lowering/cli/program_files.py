@@ -60,7 +60,7 @@ def add_variants(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_conversion(command: argparse.ArgumentParser) -> None:
+def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow-operator",
         action="append",
@@ -82,6 +82,10 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         help="the runtime that the file is for: a release of ExecuTorch, or a build of your own, as for exir-lower "
         "check (default: the release that is installed)",
     )
+
+
+def _add_conversion(command: argparse.ArgumentParser) -> None:
+    _add_target(command)
     command.add_argument(
         "--costs",
         metavar="COSTS.json",

@@ -235,11 +235,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     for name, program in () if only_plan else programs.items():
         check_inputs(name, program)
         check_emitted(name, program)
-    planned = {name: plans_results(config, name) for name in programs}
-    fusing = config.do_quant_fusion_and_const_prop
-    copies = {
-        name: _copy(program, lowered.in_place, planned[name], fusing=fusing) for name, program in programs.items()
-    }
+    copies = {name: _copy(name, program, config, in_place=lowered.in_place) for name, program in programs.items()}
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
@@ -283,10 +279,10 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     return Artifact(manager, report, stored, debug, etrecord)
 
 
-def _copy(program: ExportedProgram, in_place: bool, planned_results: bool, *, fusing: bool) -> ExportedProgram:
+def _copy(name: str, program: ExportedProgram, config: ExecutorchBackendConfig, *, in_place: bool) -> ExportedProgram:
     """Return a copy to emit, as ExecuTorch rewrites the graphs that it emits."""
-    copied = private_copy(program)
-    compute_plainly(copied, fusing=fusing)
+    copied, planned_results = private_copy(program), plans_results(config, name)
+    compute_plainly(copied, fusing=config.do_quant_fusion_and_const_prop)
     _bound(copied)
     _describe_in_file(copied)
     _keep_initial_values(copied)

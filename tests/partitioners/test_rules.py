@@ -104,7 +104,7 @@ def test_allow_joins_the_neighbouring_partitions(program: ExportedProgram) -> No
     support = SupportPartitioner({"echo": ops("aten.linear", "aten.addmm", "aten.permute_copy", "aten.mul")})
     before = exir_lowering.plan(program, support).methods[0]
     after = plan(program, support, allow(op="aten.sigmoid"), allow(op="aten.native_layer_norm")).methods[0]
-    assert (len(before.partitions), len(after.partitions)) == (6, 1)
+    assert (len(before.partitions), len(after.partitions)) == (12, 1)  # layer norms on the host become products
     assert after.coverage == 1.0
     lowered = exir_lowering.lower(program, RuledPartitioner(support, allow(module="layers")))
     assert not lowered["forward"].state_dict

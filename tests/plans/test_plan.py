@@ -91,7 +91,7 @@ def test_advice_is_computed(two_layers: Any) -> None:
 
 def test_advice_comes_true_on_a_real_model() -> None:
     """Each piece of advice, followed, gives the number of partitions that it promised."""
-    module, inputs = build("vit")
+    module, inputs = build("wide_vit")
     program = edge_program(module, inputs)
     plan = exir_lowering.plan(program, SupportPartitioner({"Npu": _MATMULS})).methods[0]
     assert plan.advice

@@ -94,7 +94,7 @@ def test_the_default_model_knows_what_is_slow_on_the_host() -> None:
 
 
 def test_the_largest_costs_of_a_transformer_and_what_removes_them() -> None:
-    predicted = predict(*build("vit"), "xnnpack")
+    predicted = predict(*build("wide_vit"), "xnnpack")
     assert 0 < predicted.host_seconds < predicted.seconds
     parts = predicted.host_seconds + predicted.delegate_seconds + predicted.crossing_seconds
     assert predicted.seconds == pytest.approx(parts)

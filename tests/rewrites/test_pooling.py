@@ -59,7 +59,9 @@ def test_window_larger_than_the_input(dtype: torch.dtype) -> None:
     pool = torch.nn.AvgPool2d(100, 100, ceil_mode=True)
     x = torch.randn(2, 3, 7, 5).to(dtype)
     found = versions(pool, (x,), [Pooling()])
-    assert found.after == ([POOL] if dtype is torch.float16 else [MEAN])
+    assert (POOL if dtype is torch.float16 else MEAN) in found.after and len(found.after) == 1 + 2 * (
+        dtype is torch.float16
+    )  # half precision is cast
     found.check(x, atol=1e-3 if dtype is torch.float16 else 1e-6)
     found.check(torch.full_like(x, INF))
     found.check(torch.zeros_like(x))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.export import Dim, export
 
 import exir_lowering
-from exir_lowering import BackendUnavailableError, InputError, LoweringError, lower
+from exir_lowering import BackendUnavailableError, InputError, LoweringError, LoweringOptions, lower
 from exir_lowering.pte.program_writer import write_call
 from exir_lowering.runtime.interpreter import hosted
 
@@ -198,7 +198,11 @@ def test_errors_of_delegates_are_the_same(adds, xy, case):
 
 
 def test_a_kernel_that_the_runtime_lacks_is_refused_in_the_same_words():
-    content = lower(export(runtime_models.Sorted(), (torch.ones(3),))).emit().buffer
+    content = (
+        lower(export(runtime_models.Next(), (torch.ones(3),)), options=LoweringOptions(unsupported="allow"))
+        .emit()
+        .buffer
+    )
     said = []
     for engine in BOTH:
         with pytest.raises(InputError) as error:

@@ -42,7 +42,7 @@ AS_IT_IS = LoweringOptions(rewrites="none")
 class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (torch.nn.Linear(16, 16) for _ in range(3))
+        self.first, self.second, self.third = (torch.nn.Linear(256, 256) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
@@ -51,7 +51,7 @@ class Layers(torch.nn.Module):
 class Attention(Layers):
     def __init__(self) -> None:
         super().__init__()
-        self.out, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+        self.out, self.norm = torch.nn.Linear(256, 256), torch.nn.LayerNorm(256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
@@ -59,7 +59,7 @@ class Attention(Layers):
         return x + self.out(weights @ self.third(h))
 
 
-@pytest.mark.parametrize(("model", "shape", "one", "two"), [(Layers, (3, 16), 1, 5), (Attention, (2, 5, 16), 3, 6)])
+@pytest.mark.parametrize(("model", "shape", "one", "two"), [(Layers, (3, 256), 1, 5), (Attention, (2, 5, 256), 3, 6)])
 def test_one_partitioner_is_enough_for_dynamic_quantisation(
     model: type[Layers], shape: tuple[int, ...], one: int, two: int
 ) -> None:

@@ -41,6 +41,17 @@ def vit() -> Built:
     )
 
 
+def wide_vit() -> Built:
+    """A ViT whose layer norms the host computes as they are: those of fewer elements become other operators."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = ViTConfig(image_size=64, num_labels=10, **sizes)
+    return _Call(ViTForImageClassification(config).eval(), lambda m, x: m(pixel_values=x).logits), (
+        torch.randn(1, 3, 64, 64),
+    )
+
+
 def bert() -> Built:
     from transformers import BertConfig, BertModel
 
@@ -104,6 +115,7 @@ def t5() -> Built:
 MODELS: dict[str, Callable[[], Built]] = {
     "mobilenet_v2": mobilenet_v2,
     "vit": vit,
+    "wide_vit": wide_vit,
     "bert": bert,
     "llama": llama,
     "whisper_encoder": whisper_encoder,

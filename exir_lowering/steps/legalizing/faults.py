@@ -105,14 +105,22 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, inner: int = 0) -> Tensor:
     """Apply a weight and a bias, which lack so many inner dimensions; files have no views of weights in data files."""
-    around = (..., *[None] * inner)
-    x = x if weight is None else x * weight.to(x.dtype)[around]
-    return x if bias is None else x + bias.to(x.dtype)[around]
+
+    def fit(each: Tensor) -> Tensor:
+        each = each if each.dtype is x.dtype else each.to(x.dtype)
+        return each[(..., *[None] * inner)] if inner else each
+
+    x = x if weight is None else x * fit(weight)
+    return x if bias is None else x + fit(bias)
+
+
+def _as(found: Tensor, like: Tensor) -> Tensor:
+    return found if found.dtype is like.dtype else found.to(like.dtype)
 
 
 def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
-    return _scaled(found, weight, bias).to(x.dtype), mean, rstd
+    return _as(_scaled(found, weight, bias), x), mean, rstd
 
 
 def _group_norm(
@@ -120,7 +128,7 @@ def _group_norm(
 ) -> Any:
     found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
     affine = _scaled(found.reshape(x.shape), weight, bias, x.dim() - 2)
-    return affine.to(x.dtype), mean.reshape(n, group).to(x.dtype), rstd.reshape(n, group).to(x.dtype)
+    return _as(affine, x), _as(mean.reshape(n, group), x), _as(rstd.reshape(n, group), x)
 
 
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +142,7 @@ def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
     found, mean, rstd = _moments(widened(x), [0, *range(2, x.dim())], eps)
-    return _scaled(found, weight, bias, x.dim() - 2).to(x.dtype), mean.reshape(-1), rstd.reshape(-1)
+    return _as(_scaled(found, weight, bias, x.dim() - 2), x), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _broadcasts(node: Node) -> bool:

@@ -16,6 +16,7 @@ from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
+from exir_lowering._upstream.operators import draws_numbers
 from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.calls import tensors
@@ -67,6 +68,8 @@ class Fragments:
     def _make(self, node: Node, depth: int) -> GraphModule:
         if depth == _DEPTH:
             raise Failed("what would replace it consists of such operators again")
+        if draws_numbers(node.target):
+            raise Failed("other operators would draw other random numbers")
         why = ""
         for function in _candidates(node):
             made = self._attempt(node, function, depth)
