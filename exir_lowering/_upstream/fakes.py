@@ -18,7 +18,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode as FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # symbols belong to an environment; no public name
-from torch.utils._sympy.value_ranges import ValueRanges  # what an environment knows of a symbol
+from torch.utils._sympy.value_ranges import (
+    ValueRanges,  # what an environment knows of a symbol
+    bound_sympy,  # what an expression of sizes can be
+)
 
 from exir_lowering._upstream.likeness import SYMBOLS
 
@@ -283,6 +286,15 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
 def expression(size: Any) -> Any:
     """Return the expression of a symbolic size, or other number; of a number, that number."""
     return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
+
+
+_LARGEST = 1 << 62
+
+
+def is_unbounded(size: Any) -> bool:
+    """Return whether a symbolic size may be larger than any memory."""
+    upper = bound_sympy(size.node.expr, size.node.shape_env.var_to_range).upper
+    return not upper.is_number or bool(upper >= _LARGEST)
 
 
 def decided(shape_env: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
-from exir_lowering._upstream.fakes import FakeTensorMode, dim_order
+from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
 from exir_lowering._upstream.operators import operator_name
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
@@ -131,6 +131,7 @@ def require_legal(methods: Sequence[ExtractedMethod], session: Session) -> None:
     allowed = set(map(operator_name, allowed_operators(options.edge_compile_config)))
     lines: list[str] = []
     for method in methods:
+        _check_form(method.name, method.program)
         found: dict[str, list[tuple[tuple[str, ...], Node]]] = {}
         for path, node, why in _list_refused(method.program, session.target):
             if (name := graphs.operator_name(node)) not in allowed:
@@ -141,6 +142,28 @@ def require_legal(methods: Sequence[ExtractedMethod], session: Session) -> None:
             lines += edge_errors.list_places(found)
     if lines:
         raise InputError("\n".join([*lines, _HELP]))
+
+
+def _check_form(method: str, program: ExportedProgram) -> None:
+    """Refuse a method that returns no tensor, and sizes that depend on data and have no bound: ExecuTorch fails."""
+    results = program.graph.output_node().args[0]
+    idle = not any(node.op == "call_function" for node in program.graph.nodes)
+    tensor = any(isinstance(one, Node) and isinstance(one.meta.get("val"), torch.Tensor) for one in results)
+    if not tensor and (results or idle):
+        raise InputError(
+            f"Method {method!r} returns {', '.join(map(str, results)) or 'nothing'} and no tensor, which a file cannot. "
+            "What to do: return a tensor, such as torch.tensor(...)."
+        )
+    for path, node in graphs.every_node(program.graph_module):
+        for value in tensors(node.meta.get("val")):
+            unbound = [size for size in value.shape if known_size(size) is None and is_unbounded(size)]
+            if unbound:
+                where = graphs.source_line(node) or "an unknown line"
+                raise InputError(
+                    f"Method {method!r}: {graphs.qualified_name(path, node)} ({graphs.operator_name(node)}), at {where}, "
+                    f"has the size {unbound[0]}, which depends on data and has no bound, so that no memory can be "
+                    "planned. What to do: torch._check(size <= limit)."
+                )
 
 
 def _why_not_replaced(node: Node, target: Target) -> str:
