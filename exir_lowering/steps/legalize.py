@@ -151,18 +151,18 @@ def _check_form(method: str, program: ExportedProgram) -> None:
     tensor = any(isinstance(one, Node) and isinstance(one.meta.get("val"), torch.Tensor) for one in results)
     if not tensor and (results or idle):
         raise InputError(
-            f"Method {method!r} returns {', '.join(map(str, results)) or 'nothing'} and no tensor, which a file cannot. "
-            "What to do: return a tensor, such as torch.tensor(...)."
+            f"Method {method!r} returns {', '.join(map(str, results)) or 'nothing'} and no tensor, which a file "
+            "cannot. What to do: return a tensor, such as torch.tensor(...)."
         )
     for path, node in graphs.every_node(program.graph_module):
         for value in tensors(node.meta.get("val")):
             unbound = [size for size in value.shape if known_size(size) is None and is_unbounded(size)]
             if unbound:
-                where = graphs.source_line(node) or "an unknown line"
+                what = f"{graphs.qualified_name(path, node)} ({graphs.operator_name(node)})"
                 raise InputError(
-                    f"Method {method!r}: {graphs.qualified_name(path, node)} ({graphs.operator_name(node)}), at {where}, "
-                    f"has the size {unbound[0]}, which depends on data and has no bound, so that no memory can be "
-                    "planned. What to do: torch._check(size <= limit)."
+                    f"Method {method!r}: {what}, at {graphs.source_line(node) or 'an unknown line'}, has the size "
+                    f"{unbound[0]}, which depends on data and has no bound, so that no memory can be planned. What to "
+                    "do: torch._check(size <= limit)."
                 )
 
 
