@@ -298,10 +298,24 @@ def is_unbounded(size: Any) -> bool:
 
 
 def decided(shape_env: Any) -> Any:
-    """Return what symbolic sizes have been decided to be so far: it is another value when that becomes more."""
+    """Return what symbolic sizes have been decided to be so far, for `undecide`."""
     if shape_env is None:
         return None
-    return len(shape_env.guards), dict(shape_env.replacements), dict(shape_env.var_to_range)
+    return len(shape_env.guards), dict(shape_env.replacements), dict(shape_env.var_to_range), set(shape_env.divisible)
+
+
+def undecide(shape_env: Any, before: Any) -> bool:
+    """Forget what was decided since; return whether there was anything."""
+    if decided(shape_env) == before:
+        return False
+    count, *tables = before
+    del shape_env.guards[count:]
+    for name, table in zip(("replacements", "var_to_range", "divisible"), tables, strict=True):
+        current = getattr(shape_env, name)
+        current.clear()
+        current.update(table)
+    shape_env._version_counter = next(_VERSIONS)
+    return True
 
 
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import switches
-from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size
+from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size, undecide
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.operators import draws_numbers
@@ -106,8 +106,11 @@ class Fragments:
 
         values = [operand.meta["val"] for operand in operands]
         before = decided(self.mode.shape_env)
-        graph_module = trace(compute, values, self.mode, self.config, whole=())
-        if decided(self.mode.shape_env) != before:
+        try:
+            graph_module = trace(compute, values, self.mode, self.config)
+        finally:
+            narrowed = undecide(self.mode.shape_env, before)
+        if narrowed:
             raise Failed("its decomposition would hold for some sizes only")
         _check(graph_module, wanted)
         for inner in list(graph_module.graph.nodes):
