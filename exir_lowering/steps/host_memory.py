@@ -17,7 +17,6 @@ but not their views, and fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
+from exir_lowering.steps.casewise.value_keys import evaluate
 
 _COND = torch.ops.higher_order.cond
 _STACKING = (torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
@@ -53,11 +53,25 @@ def check_inputs(method: str, program: ExportedProgram) -> None:
 
 
 def make_inputs_contiguous(program: ExportedProgram) -> None:
-    """Describe the odd inputs of a private copy as contiguous ones; whoever converts it asks what follows from that."""
-    for node in _odd_inputs(program):
-        value: Any = node.meta["val"]
-        with fake_mode_of(program.graph_module) or nullcontext(), torch.no_grad():
-            node.meta["val"] = value.new_empty(value.shape).requires_grad_(value.requires_grad)
+    """Describe the odd inputs of a private copy as contiguous ones, and what is computed of them."""
+    odd, mode = set(_odd_inputs(program)), fake_mode_of(program.graph_module)
+    if not odd or mode is None:
+        return
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node in odd:
+            with mode, torch.no_grad():
+                node.meta["val"] = value.new_empty(value.shape).requires_grad_(value.requires_grad)
+        elif node.op == "call_function" and not odd.isdisjoint(node.all_input_nodes) and _follows(node):
+            node.meta["val"] = evaluate(node, node.target, lambda operand: operand.meta["val"], mode, gradients=True)
+            odd.add(node)
+
+
+def _follows(node: Node) -> bool:
+    """Return whether a node's value is known from those of its operands: it calls no graph, and no data decide it."""
+    decided = torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
+    dynamic = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
+    return not decided and not dynamic and all("val" in operand.meta for operand in node.all_input_nodes)
 
 
 def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
