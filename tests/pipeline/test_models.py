@@ -51,7 +51,16 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(module, inputs, edge, ours, upstream)
 
 
+def _replaced(case: Case) -> bool:
+    """Return whether layer norms were replaced, whose kernel is wrong for few elements: XNNPACK gets pieces of them."""
+    (method,) = case.ours.report.methods
+    assert {one.operator for one in method.legalized} <= {"aten.native_layer_norm.default"}
+    return bool(method.legalized)
+
+
 def test_payloads_are_byte_identical_to_upstream(case: Case) -> None:
+    if _replaced(case):
+        return
     ours, theirs = delegates(case.ours["forward"]), delegates(case.upstream)
     assert [d.processed_bytes for d in ours] == [d.processed_bytes for d in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -60,14 +69,10 @@ def test_payloads_are_byte_identical_to_upstream(case: Case) -> None:
 
 
 def test_the_host_keeps_what_upstream_keeps(case: Case) -> None:
-    """But for what was replaced there, as the kernel is wrong."""
-
     def operators(program: ExportedProgram) -> list[str]:
         return sorted(str(n.target) for n in program.graph.nodes if n.op == "call_function")
 
-    (method,) = case.ours.report.methods
-    if method.legalized:
-        assert {one.operator for one in method.legalized} == {"aten.native_layer_norm.default"}
+    if _replaced(case):
         return
     assert operators(case.ours["forward"]) == operators(case.upstream)
     assert sorted(case.ours["forward"].state_dict) == sorted(case.upstream.state_dict)

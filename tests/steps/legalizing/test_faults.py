@@ -89,7 +89,9 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "transform": [(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), (ROW[:, :64].reshape(8, 16),))],
-    "complex": [(lambda x: torch.view_as_real(torch.full((2,), 1.0, dtype=torch.complex64)) + x, (ROW[0, :2],))],
+    "complex": [
+        (lambda x: torch.view_as_real(torch.full_like(torch.complex(x, x), 1.0)), (ROW[0, :2],)),
+    ],
     "max pool": [(lambda x: F.max_pool2d(x.reshape(1, 1, 3, 4), 2, 1), (ODD,))],
 }
 
