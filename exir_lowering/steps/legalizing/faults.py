@@ -154,6 +154,20 @@ def _copied(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     return x.to(dtype or x.dtype, copy=True)
 
 
+_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def _becomes_complex(node: Node) -> bool:
+    """Return whether a copy is complex, and what is copied is no float that has as many digits."""
+    (read,) = {value.dtype for value in tensors([operand.meta.get("val") for operand in node.all_input_nodes])}
+    made = node.meta["val"].dtype
+    return made in _REAL and read not in (*_REAL, *_REAL.values())
+
+
+def _to_complex(x: Tensor, *, dtype: torch.dtype, **_: Any) -> Tensor:
+    return x.to(_REAL[dtype]).to(dtype)
+
+
 def _pool_backward(grad: Tensor, x: Tensor, *given: Any) -> Tensor:
     places, flat = given[-1].flatten(-2), torch.zeros_like(x).flatten(-2)
     return flat.scatter_add(-1, places, grad.flatten(-2)).reshape(x.shape)
@@ -285,6 +299,13 @@ FAULTS: tuple[Fault, ...] = (
         "it transforms only what lies in memory as its result does",
         _lies_otherwise,
         _of_last,
+    ),
+    Fault(
+        "copy to complex",
+        ("_to_dim_order_copy.default",),
+        "it converts only some types of floats to complex numbers",
+        _becomes_complex,
+        lambda _: _to_complex,
     ),
     Fault(
         "complex",

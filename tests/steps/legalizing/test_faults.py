@@ -89,6 +89,7 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "transform": [(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), (ROW[:, :64].reshape(8, 16),))],
+    "copy to complex": [(lambda x: torch.view_as_real(x.to(torch.complex64)), (WHOLE[:4],))],
     "complex": [
         (lambda x: torch.view_as_real(torch.full_like(torch.complex(x, x), 1.0)), (ROW[0, :2],)),
     ],
