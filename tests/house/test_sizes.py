@@ -36,7 +36,7 @@ BUDGETS = {
     "exir_lowering/steps": 6819,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1908,
-    "exir_lowering/steps/legalizing": 2530,
+    "exir_lowering/steps/legalizing": 2542,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1830,
     "exir_lowering/verification": 2683,

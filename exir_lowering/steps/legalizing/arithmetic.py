@@ -236,6 +236,11 @@ def _rrelu_and_noise(a: Tensor, noise: Tensor, *args: Any) -> Any:
     return NotImplemented if found is NotImplemented else (found, noise.clone())
 
 
+@rule("empty_permuted.default")
+def _empty(size: Sequence[Any], order: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return torch.zeros(size, dtype=dtype)
+
+
 @rule("rrelu_with_noise.default")
 def _rrelu(
     a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any

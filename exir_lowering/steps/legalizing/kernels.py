@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ def refuse(node: Node, target: Target) -> str | None:
     """Return why a node does not run on the host of a runtime; None if nothing is known against it."""
     if not any(True for _ in tensors(node.meta.get("val"))):  # it computes sizes
         return None
+    if any(0 in _numbers(value.shape) and 0 in _numbers(value.stride()) for value in tensors(node.meta["val"])):
+        return "ExecuTorch writes no tensor without elements whose strides are zero"
     name = graphs.operator_name(node)
     if lacks_out_variant(node):
         return None if name.startswith(_FUSED) else "it has no out variant, and a file cannot have others"
@@ -75,6 +78,10 @@ def form_of(node: Node, kernel: str) -> Form:
         types.append(_word(value))
         ranks.append(value.dim())
     return Form(kernel, " ".join(types), join_ranks(ranks), "".join(rest), "kernel")
+
+
+def _numbers(sizes: Iterable[Any]) -> list[int]:
+    return [size for size in sizes if type(size) is int]
 
 
 def _word(value: torch.Tensor) -> str:
