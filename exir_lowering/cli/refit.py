@@ -47,15 +47,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    content = path.read_bytes()
-    if path.suffix != ".safetensors":
-        from exir_lowering.cli.pt2.reading import read_state
-
-        return read_state(f"{str(path)!r}: the weights", content)
     try:
-        from safetensors.torch import load
+        if path.suffix != ".safetensors":
+            import torch
 
-        return dict(load(content))
+            return dict(torch.load(path, weights_only=True, map_location="cpu"))
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
     except Exception as error:  # of the library, which may be missing, for a damaged file
         let_through(error)
         raise InputError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}.") from error
