@@ -13,7 +13,7 @@ from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
+    from exir_lowering.plugins.backend import ExecutorchBackend
 
 _Result = TypeVar("_Result")
 
@@ -72,8 +72,8 @@ class PayloadChecks(ABC):
 
     Attributes:
         backend_id: The id of the backend, as it is in the file.
-        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` and `prepare` are about this
-            class, and the cache of lowered partitions uses both.
+        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, for
+            the cache of lowered partitions.
         unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
         replaces_handles: Whether `replace_handles` can be called.
     """
@@ -97,13 +97,9 @@ class PayloadChecks(ABC):
             CorruptError: The payload is damaged.
         """
 
-    def prepare(self, program: ExportedProgram) -> None:
-        """Change a partition that the class `made_by` would lower wrong into an equal one that it lowers right.
-
-        Args:
-            program: A copy of the partition in Edge dialect, to be changed in place. Its tensors are read-only.
-        """
-        return  # as it is
+    def find_backend(self) -> type[ExecutorchBackend] | None:
+        """Return the backend that lowers with the class `made_by`; None if the class needs nothing beside."""
+        return None
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Return the payload that the backend makes of the same partition with other debug handles, byte for byte.

@@ -26,6 +26,8 @@ from exir_lowering._upstream.tensors import is_plain
 from exir_lowering.graphs.serialized.plain import NotSerialisableError, PlainWriter
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins.backend import ExecutorchBackend
+from exir_lowering.plugins.registry import as_backend
 from exir_lowering.pte import container, flatbuffer, slots
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.recipes import (
@@ -43,7 +45,6 @@ from exir_lowering.pte.recipes import (
     replay,
     substitute,
 )
-from exir_lowering.steps.preprocess import prepare
 from exir_lowering.steps.sealing import data_name
 
 if TYPE_CHECKING:
@@ -299,7 +300,9 @@ def _preprocess(delegate: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any
     program = graphs.copy_program(delegate.original_module)
     for table in (program.state_dict, program.constants):
         table.update({name: value for name, value in weights.items() if name in table})
-    prepare(XnnpackBackend, program)
+    backend = as_backend(XnnpackBackend.__name__, XnnpackBackend)
+    if isinstance(backend, ExecutorchBackend):
+        backend.prepare(program)
     with accelerating(), torch.no_grad(), Recording() as recording:
         result = XnnpackBackend.preprocess(program, delegate.compile_specs)
     for value in weights.values():

@@ -26,13 +26,13 @@ BUDGETS = {
     "exir_lowering/inspection": 1597,
     "exir_lowering/lowered_module": 1434,
     "exir_lowering/plans": 2397,
-    "exir_lowering/plugins": 2383,
-    "exir_lowering/pte": 4948,
+    "exir_lowering/plugins": 2387,
+    "exir_lowering/pte": 4944,
     "exir_lowering/quantization": 892,
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 3781,
-    "exir_lowering/steps": 6819,
+    "exir_lowering/steps": 6814,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1908,
     "exir_lowering/steps/legalizing": 2542,
@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1830,
     "exir_lowering/verification": 2683,
     "partitioners": 3918,
-    "backends": 2848,
+    "backends": 2864,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

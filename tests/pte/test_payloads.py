@@ -14,7 +14,7 @@ from exir_lowering import load, lower
 from exir_lowering._upstream import installed
 from exir_lowering.errors import BackendFailure, InputError, PluginLoadError
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
+from exir_lowering.plugins.payload import CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import read_program
 
@@ -68,10 +68,10 @@ class TestTheOneOfXnnpack:
     def test_is_an_entry_point_of_the_project(self) -> None:
         tomllib = pytest.importorskip("tomllib")
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-        assert set(project["entry-points"][registry.PAYLOADS]) >= NEEDED
+        assert set(project["entry-points"][registry.PAYLOADS]) >= registry.NEEDED
 
     def test_is_found_and_listed(self) -> None:
-        found = registry.find_payload_checks(XNNPACK)
+        found = registry.find_checks(XNNPACK)
         assert found is not None and found.backend_id == XNNPACK
         (listed,) = [one for one in registry.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
         assert not listed.error

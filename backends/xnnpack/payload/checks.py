@@ -29,7 +29,7 @@ from exir_lowering.plugins.payload import (
 )
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
+    from exir_lowering.plugins import ExecutorchBackend
 
 # ConvertToLinearPass looks for linear layers by the source of a node, and in which module it is.
 _READ = frozenset({"torch_fn", "source_fn_stack", "nn_module_stack"})
@@ -79,11 +79,11 @@ class XnnpackPayloads(PayloadChecks):
         with _named():
             return _Checked(read_graph(payload))
 
-    def prepare(self, program: ExportedProgram) -> None:
-        """Separate what ExecuTorch's preprocess prepares for one reader only; see `PayloadChecks`."""
-        from exir_lowering.backends.xnnpack.payload.shared_values import separate  # not to run a file
+    def find_backend(self) -> type[ExecutorchBackend]:
+        """Return the backend that lowers with the class; see `PayloadChecks`."""
+        from exir_lowering.backends.xnnpack.backend import XnnpackBackend  # not to run a file
 
-        separate(program)
+        return XnnpackBackend
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Replace the debug handles of nodes, in place; see `PayloadChecks`."""
