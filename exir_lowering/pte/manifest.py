@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exir_lowering.pte.code import check_memory
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
@@ -152,5 +151,4 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
 def _sizes(value: ValueSpec) -> tuple[int, ...]:
     if not isinstance(value.content, Tensor):
         return ()
-    check_memory([value.content.size])  # that padding takes
     return value.content.sizes

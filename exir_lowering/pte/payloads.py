@@ -1,4 +1,4 @@
-"""The payloads of backends in a file, checked by the plug-in that knows the backend."""
+"""The payloads of backends in a file, read by the plug-in that knows the backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from exir_lowering.errors import BackendFailure, LoweringError, let_through
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
+from exir_lowering.pte.value_kinds import MemoryLayout
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import ExecutorchBackend
@@ -42,7 +42,7 @@ class PayloadOperator:
 
 
 class CheckedPayload(ABC):
-    """A payload that is valid, as far as that is known without its calls."""
+    """A payload whose tables were read."""
 
     @property
     @abstractmethod
@@ -53,20 +53,9 @@ class CheckedPayload(ABC):
         """Return the operators in the payload, in their order, for people to read; () where that is not known."""
         return ()
 
-    @abstractmethod
-    def check_call(self, arguments: Sequence[ValueSpec]) -> None:
-        """Check what the payload is called with.
-
-        Args:
-            arguments: What the file says about the values that it is called with: inputs, then outputs.
-
-        Raises:
-            CorruptError: It would read or write anything but these.
-        """
-
 
 class PayloadChecks(ABC):
-    """Checks the payloads of one backend, and knows the class of ExecuTorch that makes them.
+    """Reads the payloads of one backend, and knows the class of ExecuTorch that makes them.
 
     Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
 
@@ -85,13 +74,13 @@ class PayloadChecks(ABC):
 
     @abstractmethod
     def check(self, payload: memoryview) -> CheckedPayload:
-        """Check a payload.
+        """Read a payload.
 
         Args:
             payload: The payload, which is not to be copied or written to.
 
         Returns:
-            What remains to be checked of it.
+            What it needs and has.
 
         Raises:
             CorruptError: The payload is damaged.
@@ -119,7 +108,7 @@ FindChecks = Callable[[str], PayloadChecks | None]
 
 
 def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
-    """Check a payload without its calls; return what remains to be checked, None when no plug-in knows the backend."""
+    """Read a payload; return what it needs and has, None when no plug-in knows the backend."""
     checks = find_checks(backend)
     if checks is None:
         return None
@@ -154,11 +143,6 @@ class PayloadMemory:
 def describe(backend: str, payload: CheckedPayload) -> tuple[PayloadOperator, ...]:
     """Return the operators in a payload, as its backend has them; a BackendFailure when what reads it fails."""
     return _guard(backend, payload, lambda: tuple(payload.describe()))
-
-
-def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueSpec]) -> None:
-    """Check what a payload is called with; raise a CorruptError, or a BackendFailure when what checks it fails."""
-    _guard(backend, payload, lambda: payload.check_call(arguments))
 
 
 def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:

@@ -14,7 +14,7 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1343,
-    "exir_lowering/_upstream": 4522,
+    "exir_lowering/_upstream": 4426,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3502,
     "exir_lowering/compat": 331,
@@ -27,11 +27,11 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1434,
     "exir_lowering/plans": 2397,
     "exir_lowering/plugins": 2387,
-    "exir_lowering/pte": 4944,
+    "exir_lowering/pte": 4273,
     "exir_lowering/quantization": 892,
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 3781,
+    "exir_lowering/runtime": 3787,
     "exir_lowering/steps": 6814,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1908,
@@ -40,7 +40,7 @@ BUDGETS = {
     "exir_lowering/testing": 1830,
     "exir_lowering/verification": 2683,
     "partitioners": 3918,
-    "backends": 2864,
+    "backends": 2253,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
