@@ -20,12 +20,16 @@ import importlib.metadata
 import inspect
 import io
 import json
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+# Before torch is imported: random weights and folded constants are then the same on every processor.
+os.environ.update(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", ONEDNN_MAX_CPU_ISA="SSE41")
 
 import torch
 

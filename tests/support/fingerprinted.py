@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import os
 import re
 import sys
 import tempfile
@@ -80,22 +82,19 @@ def _program(content: bytes) -> str:
     read = deserialize_pte_binary(content)
     named = read.named_data
     data = {
-        key: (
-            entry.alignment,
-            entry.tensor_layout,
-            hashlib.sha256(bytes(named.buffers[entry.buffer_index])).hexdigest(),
-        )
+        key: (entry.alignment, entry.tensor_layout, _sha(named.buffers[entry.buffer_index]))
         for key, entry in sorted(named.pte_data.items() if named else ())
         if not key.startswith("exir_lowering.") or key.startswith(KEPT)
     }
-    for one in [*read.program.backend_delegate_data, *read.program.constant_buffer, *(read.mutable_data or ())]:
-        held = one.data if hasattr(one, "data") else one.storage
-        digested = hashlib.sha256(bytes(held)).hexdigest()
-        if hasattr(one, "data"):
-            one.data = digested
-        else:
-            one.storage = digested
+    for one in read.program.backend_delegate_data:
+        one.data = _sha(one.data)
+    for one in [*read.program.constant_buffer, *(read.mutable_data or ())]:
+        one.storage = _sha(one.storage)
     return f"{read.program}\n{read.mutable_data}\n{data}"
+
+
+def _sha(content: Any) -> str:
+    return hashlib.sha256(bytes(content)).hexdigest()
 
 
 def _signatures(content: bytes, data: list[bytes]) -> str:
@@ -110,16 +109,14 @@ def _signatures(content: bytes, data: list[bytes]) -> str:
 def partitions(given: Any) -> dict[str, str]:
     """Return what is delegated in a program: backends and payloads."""
     found = [
-        (node.name, node.target, module.backend_id, hashlib.sha256(bytes(module.processed_bytes)).hexdigest())
+        (node.name, node.target, module.backend_id, _sha(module.processed_bytes))
         for node in given.graph.nodes
         if hasattr(module := getattr(given.graph_module, str(node.target), None), "backend_id")
     ]
     return {"delegates": f"{len(found)}: {digest(found)}", "graph": digest(given.graph)}
 
 
-def program(
-    programs: Any, partitioners: Any, *, edge: bool = False, passes: Any = None, **given: Any
-) -> dict[str, str]:
+def program(programs: Any, partitioners: Any, *, edge: bool = False, passes: Any = None, **given: Any) -> Any:
     """Return digests of the plan and of every file, or the message of the error."""
     try:
         options = LoweringOptions(cache=False, **given)
@@ -201,9 +198,8 @@ def model_cases() -> dict[str, Case]:
         if name not in LARGE:
             found[f"benchmark {name}"] = lambda name=name: program(lowering_models.export_model(name)[0], "xnnpack")
     for dynamic in (False, True):
-        found[f"quantized {dynamic}"] = lambda dynamic=dynamic: program(
-            quantized_models.quantized(dynamic), quantized_models.partitioners(dynamic)
-        )
+        quantized, partitioners = quantized_models.quantized, quantized_models.partitioners
+        found[f"quantized {dynamic}"] = lambda dynamic=dynamic: program(quantized(dynamic), partitioners(dynamic))
     found["quantized on the host"] = lambda: program(quantized_models.quantized(False), None)
     for kind in ("Experts", "Detector", "Recurrent"):
         found[f"wide {kind}"] = partial(_wide, kind)
@@ -227,12 +223,9 @@ def _half(name: str) -> Any:
 def random_cases() -> dict[str, Case]:
     """Return random programs in Edge dialect, random state, and random control flow."""
 
-    def made(seed: int) -> Any:  # as random_programs(7000, ...) has them, without those that cannot be exported
-        return random_programs.random_program(7000 + seed)
-
     def edge(seed: int) -> Mapping[str, str]:
         try:
-            one = made(seed)
+            one = random_programs.random_program(7000 + seed)
         except random_programs.NotExportable:
             return {"not exportable": ""}
         return program(one.methods, KINDS[seed % 2])
@@ -325,7 +318,7 @@ def feature_cases() -> dict[str, Case]:
         "slow on the host": lambda: files(host(**_slow()).emit()),
         "two jobs": lambda: files(bert(jobs=2).emit()),
         "cache": _cached,
-        "debug information": lambda: {"text": digest(bert().emit().debug_info.to_json())},
+        "debug information": lambda: {"text": _unidentified(bert().emit().debug_info.to_json())},
         "record for the Inspector": lambda: _etrecord(bert()),
         "saved module": _module,
         "calls of a module": _calls,
@@ -339,9 +332,8 @@ def feature_cases() -> dict[str, Case]:
     }
     for share in ("auto", True, False, ["state"]):
         for kind in KINDS:
-            found[f"share state {share} {kind}"] = lambda s=share, k=kind: files(
-                lower(cache_programs(), k).emit(share_state=s)
-            )
+            made = lambda s=share, k=kind: files(lower(cache_programs(), k).emit(share_state=s))  # noqa: E731
+            found[f"share state {share} {kind}"] = made
     for backend in ("reference", "compiler_demo", "echo"):
         found[f"backend {backend}"] = lambda b=backend: program(models.exported("vit")[2], _everything(b))
     for name in ("mobilenet_v2", "bert", "lstm", "llama_with_cache"):
@@ -385,7 +377,14 @@ def _module() -> Mapping[str, str]:
     module.vocabulary = {"a": [1, 2.5, None, torch.arange(3)]}
     with tempfile.TemporaryDirectory() as folder:
         module.save(Path(folder) / "model.pte")
-        return {path.name: digest(path.read_bytes()) for path in sorted(Path(folder).iterdir())}
+        (debug,) = Path(folder).glob("*.debug.json")
+        program, content = _program((Path(folder) / "model.pte").read_bytes()), _unidentified(debug.read_text())
+        return {"program": digest(program), "debug": content, "files": str(sorted(map(str, os.listdir(folder))))}
+
+
+def _unidentified(debug: str) -> str:
+    """Return a digest of debug information without what identifies the file, which depends on all of its bytes."""
+    return digest({key: value for key, value in json.loads(debug).items() if key != "digest"})
 
 
 def _calls() -> Mapping[str, str]:
