@@ -39,8 +39,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         failed: The partitions of `report.refused`, in that order, for `save_repro`.
         memory_planner: The option of the lowering, which `emit` follows.
         require_memory: The option of the lowering in bytes, which `emit` checks again.
-        weights: With `LoweringOptions(refit=True)`, the state_dict of each program that was given, by which `emit`
-            writes down how the file is made.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:

@@ -68,8 +68,6 @@ class LoweringOptions:
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
             allocate themselves is not counted. None for no limit.
-        refit: Whether the file's weights can be replaced later, by `refit`: rewrites use nothing of weights but that
-            they are at most 65,536, and `emit` writes down how the content of the file is made of them.
         unsupported: What to do with an operator that stays on the host, for which the runtime has no kernel that runs,
             and for which no others are known that compute the same: "raise" an InputError with its line, in `lower` and
             `plan`; or "allow", for runtimes with more kernels.
@@ -94,7 +92,6 @@ class LoweringOptions:
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
-    refit: bool = False
     costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
@@ -125,7 +122,7 @@ class LoweringOptions:
         self._require("executor", executor, "a concurrent.futures.Executor or None")
         counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
         self._require("jobs", counts, "a number of jobs, at least 1")
-        for name in ("check_weights", "require_full", "progress", "accelerate", "refit"):
+        for name in ("check_weights", "require_full", "progress", "accelerate"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         share = self.require_coverage
         shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1

@@ -71,7 +71,9 @@ class LoweringPlan(Shown):
 
     def to_html(self) -> str:
         """Return an HTML page with the graph, the coverage and every host operator; it needs no network."""
-        return views.to_html(self)
+        from exir_lowering.plans.page import to_html  # jinja2 is imported where it is used
+
+        return to_html(self)
 
     def __repr__(self) -> str:
         return self.to_text()

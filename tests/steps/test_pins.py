@@ -282,7 +282,7 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
 )
 def test_the_compiler_comes_without_inductor_whatever_is_imported_first(names: str) -> None:
     """And what needs no compiler, before it, without that."""
-    light = "LoweringOptions, graphs, inspect, load, quantize, refit, verify"
+    light = "LoweringOptions, graphs, inspect, load, quantize, verify"
     module, _, name = f"exir_lowering.{names}".rpartition(".")
     code = (
         f"import sys\nfrom exir_lowering import {light}\nassert 'executorch.exir' not in sys.modules\n"

@@ -27,7 +27,7 @@ BY_PARAMETER = {
 MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
 
-READERS = frozenset({"test_inspect", "test_inspection_page", "test_method_graph", "test_provenance", "test_signatures"})
+READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "test_signatures"})
 """Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
 
 EVERY = {
@@ -150,7 +150,6 @@ EVERY = {
     "test_upstream_suite:test_each_test_that_passes_upstream_passes_here": 2,
     "test_values:test_values_are_those_of_eager": 9,
     "test_verify:test_a_planted_fault_is_found_where_plain_inputs_agree": 2,
-    "test_views:test_browser_shows_a_picture_that_fits_and_can_be_read": 3,
     "test_wide_depthwise:test_any_geometry": 3,
     "test_xnnpack_constraints:test_a_quantised_operand_without_dimensions": 3,
     "test_xnnpack_constraints:test_a_quantised_result_is_read_inside_too": 2,
@@ -260,11 +259,6 @@ NIGHTLY = frozenset(
         "pte/test_saving:test_at_random_moments",
         "pte/test_saving:test_before_any_line",
         "pte/test_saving:test_the_old_pair_stays_whole_when_names_differ",
-        "refitting/test_hostile:test_damaged_recipes[many calls]",
-        "refitting/test_hostile:test_damaged_recipes[many places]",
-        "refitting/test_refit:test_models[mobilenet_v2]",
-        "refitting/test_refit:test_a_fresh_mobilenet",
-        "refitting/test_refit:test_random_programs",
         "rewrites/test_common_subexpressions:test_quantised_patterns_are_not_shared",
         "rewriting/test_random_programs:test_rewritten_programs_give_the_same_results[ops]",
         "rewriting/test_random_programs:test_rewritten_programs_give_the_same_results[random]",
