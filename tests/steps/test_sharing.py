@@ -25,7 +25,6 @@ from exir_lowering.pte.slots import DataSegment, NamedData, Program
 VOCABULARY, WIDTH = 1024, 64
 TIED = VOCABULARY * WIDTH * 4
 TOKENS = torch.arange(6).reshape(1, 6)
-ENGINES = ("runtime", "interpreter")
 
 
 class Tied(nn.Module):
@@ -102,12 +101,11 @@ def test_a_tied_embedding_is_stored_once(dtype: torch.dtype, tmp_path: Path) -> 
             torch.testing.assert_close(first, list(model(TOKENS)), atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_methods_share_it(artifact: Any, engine: Any, tmp_path: Path) -> None:
+def test_two_methods_share_it(artifact: Any, tmp_path: Path) -> None:
     path = artifact.save(tmp_path / "two.pte")
     assert path.stat().st_size < 1.01 * TIED + 8000
-    programs = [load(one, engine=engine, verify="full") for one in (path, artifact.buffer)]
-    plain = load(unshared(artifact.buffer), engine=engine, verify=False)
+    programs = [load(one, verify="full") for one in (path, artifact.buffer)]
+    plain = load(unshared(artifact.buffer), verify=False)
     for method in ("one", "two", "one"):
         expected = plain.run(method, TOKENS)
         for one in programs:
@@ -210,15 +208,14 @@ def test_a_module_is_saved_to_such_a_file(program: ExportedProgram, tmp_path: Pa
         torch.testing.assert_close(module(TOKENS), Tied().eval()(TOKENS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_data_file_has_it_once(program: ExportedProgram, engine: Any, tmp_path: Path) -> None:
+def test_a_data_file_has_it_once(program: ExportedProgram, tmp_path: Path) -> None:
     artifact = lower(program, "xnnpack").emit(external_weights="weights")
     assert len(artifact.buffer) < 8000 and len(artifact.data_files["weights.ptd"]) < 1.01 * TIED + 8000
     (row,) = (row for row in artifact.stored if row.bytes == TIED)
     assert (row.kind, row.file, len(row.also)) == ("constant", "weights.ptd", 1)
     path = artifact.save(tmp_path / "tied.pte")
-    loaded = load(path, data=tmp_path / "weights.ptd", engine=engine, verify="full")
-    plain = load(lower(program, "xnnpack").emit().buffer, engine=engine)
+    loaded = load(path, data=tmp_path / "weights.ptd", verify="full")
+    plain = load(lower(program, "xnnpack").emit().buffer)
     assert_equal(loaded.run("forward", TOKENS), plain.run("forward", TOKENS))
 
 
