@@ -531,7 +531,7 @@ DOORS = (
     Way("reference"),
     Way("some", seed=1),
     Way("some own", "none", seed=2),
-    Way(edge="check"),
+    Way(edge="executorch"),
     Way("xnnpack", "none", edge="to_backend"),
     Way(originals=True),
 )
