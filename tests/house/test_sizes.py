@@ -33,7 +33,7 @@ BUDGETS = {
     "exir_lowering/refitting": 427,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 2818,
-    "exir_lowering/steps": 6814,
+    "exir_lowering/steps": 6774,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
     "exir_lowering/steps/legalizing": 2542,

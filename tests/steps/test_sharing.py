@@ -115,7 +115,7 @@ def test_two_methods_share_it(artifact: Any, tmp_path: Path) -> None:
 def test_the_report_says_it(artifact: Any) -> None:
     rows = [row for row in artifact.stored if row.bytes == TIED]
     (row,) = rows
-    assert (row.kind, row.methods, row.copies) == ("constant", ("one", "two"), ())
+    assert (row.kind, row.methods) == ("constant", ("one", "two"))
     assert [name.partition(" ")[0] for name in row.also] == ["data"] and "also data" in str(artifact)
     total = sum(row.bytes for row in artifact.stored)
     assert total < len(artifact.buffer) < total + 8000
@@ -223,18 +223,3 @@ def test_one_in_a_data_file_and_one_in_the_program_are_two(program: ExportedProg
     artifact = lower(program, "xnnpack").emit(external_weights=lambda key, size: "weights" if "." in key else None)
     rows = {(row.kind, row.file) for row in artifact.stored if row.bytes == TIED}
     assert rows == {("constant", "weights.ptd"), ("data", "")}
-
-
-def test_what_a_backend_has_in_another_form_is_reported() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(8, 16, 3)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.conv(x), torch.atan2(self.conv.weight, x.sum())
-
-    program = export(Net().eval(), (torch.rand(1, 8, 8, 8),))
-    artifact = lower(program, "xnnpack").emit()
-    (payload,) = (row for row in artifact.stored if row.kind == "payload")
-    assert payload.copies == ("conv.weight",) and "its own form of conv.weight" in str(artifact)
