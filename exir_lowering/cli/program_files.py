@@ -94,9 +94,9 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--edge",
-        choices=("fast", "executorch", "check"),
+        choices=("fast", "executorch"),
         default="fast",
-        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, to compare them",
+        help="which code converts to Edge dialect: this package's (default), or ExecuTorch's",
     )
     command.add_argument(
         "--non-convex",

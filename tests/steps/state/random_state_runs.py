@@ -82,9 +82,8 @@ def _ways(r: random.Random, kind: str, count: int) -> list[Way]:
         Way(
             one,
             r.choice(["safe", "none"]),
-            r.choice(["runtime", "runtime", "interpreter"]),
-            edge,
-            r.randrange(100) if "some" in one else 0,
+            edge=edge,
+            seed=r.randrange(100) if "some" in one else 0,
         )
         for one in chosen
     ]
@@ -92,8 +91,8 @@ def _ways(r: random.Random, kind: str, count: int) -> list[Way]:
 
 
 def _read(way: str) -> Way:
-    partitioner, rewrites, engine, edge, seed = way.split()
-    return Way(partitioner.replace("-", " "), rewrites, engine, edge, int(seed))
+    partitioner, rewrites, originals, edge, seed = way.split()
+    return Way(partitioner.replace("-", " "), rewrites, originals == "True", edge, int(seed))
 
 
 def _verdict(compare: Any) -> list[str]:
