@@ -95,7 +95,6 @@ EVERY = {
     "test_nested:test_equals_eager": 8,
     "test_nested:test_runtime_equals_eager": 3,
     "test_nested:test_weights_reach_their_partition_and_nothing_is_left_over": 3,
-    "test_padding:test_what_is_said_of_random_programs_holds": 3,
     "test_pins:test_without_a_feature_upstream_does_it": 10,
     "test_profit:test_a_max_pooling_is_whole_unless_its_indices_are_read": 2,
     "test_profit:test_graphs_without_gradients_are_rewritten_by_default": 3,
