@@ -197,10 +197,10 @@ def model_cases() -> dict[str, Case]:
     for name in lowering_models.MODELS:
         if name not in LARGE:
             found[f"benchmark {name}"] = lambda name=name: program(lowering_models.export_model(name)[0], "xnnpack")
+    quantized, partitioners = quantized_models.quantized, quantized_models.partitioners
     for dynamic in (False, True):
-        quantized, partitioners = quantized_models.quantized, quantized_models.partitioners
         found[f"quantized {dynamic}"] = lambda dynamic=dynamic: program(quantized(dynamic), partitioners(dynamic))
-    found["quantized on the host"] = lambda: program(quantized_models.quantized(False), None)
+    found["quantized on the host"] = lambda: program(quantized(False), None)
     for kind in ("Experts", "Detector", "Recurrent"):
         found[f"wide {kind}"] = partial(_wide, kind)
     for name in ("vit", "bert"):
