@@ -232,7 +232,7 @@ def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram, e
     with pytest.raises(BackendFailure, match=r"no kernel for aten\.tanh"):
         lower(edge, everything(), backends=failing)
     with pytest.raises(CoverageError):
-        strict = LoweringOptions(on_backend_error="split", require_full=True)
+        strict = LoweringOptions(on_backend_error="split", require_coverage=1.0)
         lower(edge, everything(), backends=failing, options=strict)
     with pytest.raises(InputError, match='expected "raise", "fallback" or "split"'):
         LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
