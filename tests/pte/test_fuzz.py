@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from fuzz_samples import KINDS, kind
-from fuzzing import ENGINES, Kind, Sample, fuzz, mutant, resealed
+from fuzzing import Kind, Sample, fuzz, mutant, resealed
 
 from exir_lowering import InputError, Limits, LoweringError, load
 from exir_lowering.pte.container import read_ptd, read_pte
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "175"))
-"""How many mutants there are of all kinds together; each is loaded and run by both engines. See hunt.py for more."""
+"""How many mutants there are of all kinds together; each is loaded and run. See hunt.py for more."""
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="children are forked")
 
@@ -45,24 +45,22 @@ def _changed(content: bytes) -> bytes:
     return content[:base] + bytes([content[base] ^ 1]) + content[base + 1 :]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_damage_that_digests_do_not_reveal(files: Kind, engine: str, tmp_path: Path) -> None:
+def test_damage_that_digests_do_not_reveal(files: Kind, tmp_path: Path) -> None:
     """As one who forges a file: its digests were computed anew, and are checked."""
     seeds = range(1000, 1000 + max(EXAMPLES // len(KINDS) // 4, 1))
-    report = fuzz(files, seeds, engine, verify="full", reseal=True)
-    print(f"{files.name}, {engine}: {dict(report.counts)}")
+    report = fuzz(files, seeds, verify="full", reseal=True)
+    print(f"{files.name}: {dict(report.counts)}")
     assert not report.failures, "\n".join(report.failures)
     assert sum(report.counts.values()) == len(seeds)
-    for seed in report.ended[:2] if engine == "runtime" else ():
+    for seed in report.ended[:2]:
         sample, damaged = mutant(files, seed)
         run_with_limits(sample, resealed(damaged), tmp_path)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_damage_never_ends_the_process(files: Kind, engine: str) -> None:
+def test_damage_never_ends_the_process(files: Kind) -> None:
     seeds = range(max(EXAMPLES // len(KINDS), 1))
-    report = fuzz(files, seeds, engine, verify="full")
-    print(f"{files.name}, {engine}: {dict(report.counts)}")
+    report = fuzz(files, seeds, verify="full")
+    print(f"{files.name}: {dict(report.counts)}")
     assert not report.failures and not report.ended, "\n".join([*report.failures, *map(str, report.ended)])
     assert not report.wrong, "other numbers, though digests were checked"
     assert sum(report.counts.values()) == len(seeds)
