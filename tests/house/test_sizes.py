@@ -27,7 +27,7 @@ BUDGETS = {
     "exir_lowering/lowered_module": 1428,
     "exir_lowering/plans": 2005,
     "exir_lowering/plugins": 2387,
-    "exir_lowering/pte": 3922,
+    "exir_lowering/pte": 3876,
     "exir_lowering/quantization": 892,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 2703,
