@@ -156,11 +156,12 @@ def kind_of_content(content: memoryview) -> Kind | None:
     for start, kind in _MARKS.items():
         if mark.startswith(start):
             return kind
-    if content[:4] != b"PK\x03\x04":
+    if bytes(content[:4]) != b"PK\x03\x04":
         return None
-    held: Any = content.obj
+    held = content.obj
     try:
-        with zipfile.ZipFile(held if isinstance(held, mmap.mmap) else io.BytesIO(content)) as archive:
+        source: Any = held if isinstance(held, mmap.mmap) else io.BytesIO(content)
+        with zipfile.ZipFile(source) as archive:
             parts = {name.rpartition("/")[2] for name in archive.namelist()}
     except Exception as error:  # whatever is wrong with the archive
         let_through(error)

@@ -14,20 +14,20 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1351,
-    "exir_lowering/_upstream": 4209,
+    "exir_lowering/_upstream": 4126,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3409,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 2735,
     "exir_lowering/errors": 298,
-    "exir_lowering/graphs": 2836,
+    "exir_lowering/graphs": 2526,
     "exir_lowering/graphs/ranges": 2175,
     "exir_lowering/graphs/serialized": 1552,
     "exir_lowering/inspection": 1366,
     "exir_lowering/lowered_module": 1428,
     "exir_lowering/plans": 2005,
     "exir_lowering/plugins": 2387,
-    "exir_lowering/pte": 3876,
+    "exir_lowering/pte": 3877,
     "exir_lowering/quantization": 892,
     "exir_lowering/rewrites": 1096,
     "exir_lowering/runtime": 2703,
@@ -39,7 +39,7 @@ BUDGETS = {
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2430,
     "partitioners": 3918,
-    "backends": 2253,
+    "backends": 2241,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
