@@ -198,14 +198,17 @@ def model_cases() -> dict[str, Case]:
         if name not in LARGE:
             found[f"benchmark {name}"] = lambda name=name: program(lowering_models.export_model(name)[0], "xnnpack")
     for dynamic in (False, True):
-        quantized, partitioners = quantized_models.quantized, quantized_models.partitioners
-        found[f"quantized {dynamic}"] = lambda dynamic=dynamic: program(quantized(dynamic), partitioners(dynamic))
+        found[f"quantized {dynamic}"] = partial(_quantized, dynamic)
     found["quantized on the host"] = lambda: program(quantized_models.quantized(False), None)
     for kind in ("Experts", "Detector", "Recurrent"):
         found[f"wide {kind}"] = partial(_wide, kind)
     for name in ("vit", "bert"):
         found[f"half {name}"] = lambda name=name: program(_half(name), "xnnpack")
     return found
+
+
+def _quantized(dynamic: bool) -> Mapping[str, str]:
+    return program(quantized_models.quantized(dynamic), quantized_models.partitioners(dynamic))
 
 
 def _wide(kind: str) -> Mapping[str, str]:
@@ -286,7 +289,7 @@ def function_cases() -> dict[str, Case]:
     for name, (function, inputs) in FUNCTIONS.items():
         for kind in KINDS:
             found[f"{name} {kind}"] = lambda f=function, i=inputs, k=kind: program(exported(f, *copy.deepcopy(i)), k)
-    for name in ("layer norm", "sort", "cond", "attention"):
+    for name in ("layer norm", "sort", "attention"):
         function = FUNCTIONS[name][0] if name != "attention" else lambda m, x: (x @ x.mT).softmax(-1)
         found[f"dynamic {name}"] = lambda f=function: program(exported(f, X, dynamic=True), "xnnpack")
     for name, layer in IMAGES.items():
