@@ -213,6 +213,14 @@ def _run(function: Callable[..., Any], *calls: tuple[torch.Tensor, ...], dims: A
             torch.testing.assert_close(got, want, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_signs_are_copied_in_the_runtime(dtype: torch.dtype) -> None:
+    some = _corners(dtype)
+    some = some[some == some]
+    a, b = some.repeat_interleave(len(some)), some.repeat(len(some))
+    _run(lambda a, b: (copied := torch.copysign(a, b), torch.signbit(copied), torch.copysign(a, -0.0)), (a, b))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8], ids=str)
 def test_integers_in_the_runtime(dtype: torch.dtype) -> None:
     some = _corners(dtype)
