@@ -10,13 +10,6 @@ from torch import Tensor
 
 from exir_lowering.steps.legalizing.registry import require, require_small, rule, widened
 
-_JOIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add,
-    "prod": torch.mul,
-    "amax": torch.maximum,
-    "amin": torch.minimum,
-}
-
 
 @rule("take")
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -53,9 +46,8 @@ _scattering("as_strided_scatter", torch.as_strided)
 
 def _reduced(mask: Tensor, values: Tensor, reduce: str) -> Any:
     """Reduce along the last dimension what a mask chooses of some values."""
-    if reduce in ("sum", "prod"):
-        chosen = torch.where(mask, values, int(reduce == "prod"))
-        return getattr(chosen, reduce)(-1, dtype=values.dtype)
+    if reduce == "prod":
+        return torch.where(mask, values, 1).prod(-1, dtype=values.dtype)
     floating = values.dtype.is_floating_point
     least, most = (
         (-torch.inf, torch.inf) if floating else (torch.iinfo(values.dtype).min, torch.iinfo(values.dtype).max)
@@ -94,7 +86,8 @@ def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
         require_small(*index.shape, size)
         mask = index.movedim(dim, -1).unsqueeze(-2) == torch.arange(size).unsqueeze(-1)
         found = _reduced(mask, src.movedim(dim, -1).unsqueeze(-2), reduce).movedim(-1, dim)
-        found = _JOIN[reduce](found, part) if include_self else torch.where(counts > 0, found, part)
+        join = {"prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum}[reduce]
+        found = join(found, part) if include_self else torch.where(counts > 0, found, part)
     if found.shape == x.shape:
         return found
     whole = x.clone()
@@ -156,35 +149,3 @@ def _embedding_bag(
         largest = sizes
     fast = weight.dtype in (torch.float32, torch.float16) and padding_idx < 0 and mode == 0
     return found.to(weight.dtype), (bag[:0] if fast else bag).to(kind), sizes.to(kind), largest.to(kind)
-
-
-@rule("segment_reduce", wide=torch.float32)
-def _segment_reduce(
-    data: Tensor,
-    reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    indices: Tensor | None = None,
-    offsets: Tensor | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: float | None = None,
-) -> Any:
-    given = lengths if lengths is not None else offsets
-    if given is None or indices is not None or axis != given.dim() - 1:
-        return NotImplemented
-    ends = given[..., 1:] if lengths is None else given.cumsum(-1)
-    starts = given[..., :-1] if lengths is None else ends - given
-    place, rest = torch.arange(data.shape[axis]), data.shape[axis + 1 :]
-    require_small(*ends.shape, data.shape[axis], *rest)
-    mask = (place >= starts.unsqueeze(-1)) & (place < ends.unsqueeze(-1))
-    count = mask.sum(-1).reshape(*ends.shape, *[1] * len(rest))
-    mask, rows = mask.reshape(*mask.shape, *[1] * len(rest)), data.unsqueeze(axis)
-    kind = {"mean": "sum", "min": "amin", "max": "amax"}.get(reduce, reduce)
-    found = _reduced(mask.movedim(axis + 1, -1), rows.movedim(axis + 1, -1), kind)
-    if initial is not None:
-        found = _JOIN[kind](found, torch.full((), initial, dtype=found.dtype))
-    if reduce == "mean":
-        found = found / count.to(found.dtype)
-        found = found if initial is None else torch.where(count == 0, initial, found)
-    return found

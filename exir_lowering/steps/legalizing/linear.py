@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.nn import functional as F
 
 from exir_lowering import graphs
 from exir_lowering.steps.legalizing.registry import Rule, require, rule
@@ -23,7 +24,7 @@ def _of_small(*names: str, place: int = 0) -> Callable[[Rule], Rule]:
 
     def add(function: Rule) -> Rule:
         def compute(*args: Any, **kwargs: Any) -> Any:
-            require(all(isinstance(size, int) and 0 < size <= UNROLLED for size in args[place].shape[-2:]))
+            require(all(isinstance(size, int) and size <= UNROLLED for size in args[place].shape[-2:]))
             return function(*args, **kwargs)
 
         rule(*names, wide=torch.float64)(compute)
@@ -55,7 +56,8 @@ def drop_checks(program: ExportedProgram) -> None:
 def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return both factors in one matrix, and with which row each was exchanged, from 1."""
     high, width = a.shape[-2:]
-    rows, columns, chosen = torch.arange(high), torch.arange(width), []
+    rows, columns = torch.arange(high), torch.arange(width)
+    chosen = [torch.zeros(*a.shape[:-2], 0, dtype=torch.int64)]
     for k in range(min(high, width)):
         pivot = torch.where(rows < k, -1.0, a[..., k].abs()).argmax(-1, keepdim=True)
         a = a.gather(-2, _exchanged(rows, k, pivot).unsqueeze(-1).expand(a.shape).contiguous())
@@ -82,8 +84,9 @@ def _order(pivots: Tensor, high: int) -> Tensor:
 
 def _info(diagonal: Tensor) -> Tensor:
     """Return the number of the first column that could not be eliminated, from 1; 0 if there is none."""
-    numbers = torch.where(diagonal == 0, torch.arange(1, diagonal.shape[-1] + 1), diagonal.shape[-1] + 1).amin(-1)
-    return torch.where(numbers > diagonal.shape[-1], 0, numbers).to(torch.int32)
+    size = diagonal.shape[-1]
+    first = F.pad(torch.where(diagonal == 0, torch.arange(size), size), [0, 1], value=size).amin(-1)
+    return torch.where(first == size, 0, first + 1).to(torch.int32)
 
 
 def _sign(pivots: Tensor) -> Tensor:
@@ -191,8 +194,8 @@ def _old_solve_triangular(
 def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Return the Cholesky factor, and the number of the first column that has none."""
     a, size = a.mT if upper else a, a.shape[-1]
-    rows, columns, heads = torch.arange(size).unsqueeze(-1), torch.arange(size), []
-    found = torch.zeros_like(a)
+    rows, columns = torch.arange(size).unsqueeze(-1), torch.arange(size)
+    found, heads = torch.zeros_like(a), [a.reshape(*a.shape[:-2], -1)[..., :0]]
     for k in range(size):
         head = a[..., k : k + 1, k : k + 1]
         column = torch.where(rows >= k, a[..., k : k + 1] / torch.sqrt(head), 0.0)

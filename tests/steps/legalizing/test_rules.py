@@ -23,7 +23,7 @@ OPERATORS = (
     "^(argsort|bitwise_..*_shift|bucketize|ceil|constant_pad_nd|copysign|cummax|cummin|digamma|div_.*|erfc|floor.*|fmod|"
     "hist.*|hypot|index_reduce_.*|kthvalue|lgamma|linalg.*|logcumsumexp|log_softmax|masked_median|masked_select|median|"
     "mode|msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
-    "sort|take|topk|trunc|clamp|special_.*|i0|erfinv|grid_sampler_3d|_segment_.*|cholesky.*|qr|lu.*|logdet|inverse|"
+    "sort|take|topk|trunc|clamp|special_.*|i0|erfinv|grid_sampler_3d|cholesky.*|qr|lu.*|logdet|inverse|"
     "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|angle|addbmm|triangular_solve|"
     "nn_functional_(adaptive.*|bilinear|grid_sample|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*|rrelu))$"
 )
