@@ -18,7 +18,6 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.graphs.operators.calls import tensors
-from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
 from exir_lowering.steps.legalizing.widening import in_dtype
 
@@ -102,7 +101,11 @@ def _by_rule(node: Node) -> Callable[..., Any]:
 
 
 def _in_float32(node: Node) -> Callable[..., Any]:
-    return in_dtype(node.target, _HALF, torch.float32, node)
+    return in_dtype(wrapped_operator(node.target), _HALF, torch.float32, node)
+
+
+def _by_wide(function: Callable[..., Any]) -> Callable[[Node], Callable[..., Any]]:
+    return lambda node: in_dtype(function, _HALF, torch.float32, node)
 
 
 def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,30 +120,29 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, inner: int = 0) -> Tensor:
     """Apply a weight and a bias, which lack so many inner dimensions; files have no views of weights in data files."""
-
-    def fit(each: Tensor) -> Tensor:
-        each = each if each.dtype is x.dtype else each.to(x.dtype)
-        return each[(..., *[None] * inner)] if inner else each
-
-    x = x if weight is None else x * fit(weight)
-    return x if bias is None else x + fit(bias)
-
-
-def _as(found: Tensor, like: Tensor) -> Tensor:
-    return found if found.dtype is like.dtype else found.to(like.dtype)
+    weight, bias = (each[(..., *[None] * inner)] if inner and each is not None else each for each in (weight, bias))
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
-    return _as(_scaled(found, weight, bias), x), mean, rstd
+    found, mean, rstd = _moments(x, list(range(-len(shape), 0)), eps)
+    return _scaled(found, weight, bias), mean, rstd
 
 
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> Any:
-    found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
+    found, mean, rstd = _moments(x.reshape(n, group, -1), [-1], eps)
     affine = _scaled(found.reshape(x.shape), weight, bias, x.dim() - 2)
-    return _as(affine, x), _as(mean.reshape(n, group), x), _as(rstd.reshape(n, group), x)
+    return affine, mean.reshape(n, group), rstd.reshape(n, group)
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    found, mean, rstd = _moments(x, [0, *range(2, x.dim())], eps)
+    return _scaled(found, weight, bias, x.dim() - 2), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -148,13 +150,6 @@ def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     found, places = pool(torch.where(nan, float("-inf"), x), *args, **kwargs)
     inside, first = pool(nan.to(torch.float32), *args, **kwargs)
     return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
-
-
-def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> Any:
-    found, mean, rstd = _moments(widened(x), [0, *range(2, x.dim())], eps)
-    return _as(_scaled(found, weight, bias, x.dim() - 2), x), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _broadcasts(node: Node) -> bool:
@@ -219,9 +214,9 @@ FAULTS = (
     Fault("half", _ACCUMULATING, "it accumulates in half precision, or overflows in it", _in_half, _in_float32),
     Fault("half index", "index_put.default", "it accumulates in half precision", _accumulates_in_half, _in_float32),
     Fault("layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision",
-          _norms_badly, _by(_layer_norm)),
-    Fault("group norm", "native_group_norm.default", _SQUARES, _of_floats, _by(_group_norm)),
-    Fault("batch norm", "_native_batch_norm_legit.no_stats", _SQUARES, _of_floats, _by(_batch_norm)),
+          _norms_badly, _by_wide(_layer_norm)),
+    Fault("group norm", "native_group_norm.default", _SQUARES, _of_floats, _by_wide(_group_norm)),
+    Fault("batch norm", "_native_batch_norm_legit.no_stats", _SQUARES, _of_floats, _by_wide(_batch_norm)),
     Fault("remainder", _REMAINDERS, "it computes remainders of integers in floats, and with the sign of the dividend",
           _of_integers, _by_rule),
     Fault("division", "div.Tensor_mode div.Scalar_mode", "it divides integers in floats, and zero by zero to infinity",

@@ -16,7 +16,7 @@ from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size, undecide
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.operators import draws_numbers
+from exir_lowering._upstream.operators import draws_numbers, wrapped_operator
 from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.calls import tensors
@@ -144,7 +144,7 @@ def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
     read = set(_read_types(node))
     for narrow, wide in _WIDER:
         if read.intersection(narrow):
-            yield in_dtype(node.target, narrow, wide, node)
+            yield in_dtype(wrapped_operator(node.target), narrow, wide, node)
 
 
 def calling(node: Node, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

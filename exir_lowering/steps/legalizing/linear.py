@@ -171,8 +171,8 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = Fals
 
 @_of_small("linalg_inv_ex")
 def _inverse(a: Tensor, *, check_errors: bool = False) -> Any:
-    found, _, _, info = _solve(a, torch.eye(a.shape[-1], dtype=a.dtype))
-    return found, info
+    factors, pivots = _factored(a)
+    return _lu_solve(factors, pivots, torch.eye(a.shape[-1], dtype=a.dtype)), _info(_diagonal(factors))
 
 
 @_of_small("linalg_solve_triangular")
@@ -195,7 +195,7 @@ def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) 
     """Return the Cholesky factor, and the number of the first column that has none."""
     a, size = a.mT if upper else a, a.shape[-1]
     rows, columns = torch.arange(size).unsqueeze(-1), torch.arange(size)
-    found, heads = torch.zeros_like(a), [a.reshape(*a.shape[:-2], -1)[..., :0]]
+    found, heads = torch.zeros_like(a), [torch.zeros(*a.shape[:-2], 0, dtype=a.dtype)]
     for k in range(size):
         head = a[..., k : k + 1, k : k + 1]
         column = torch.where(rows >= k, a[..., k : k + 1] / torch.sqrt(head), 0.0)

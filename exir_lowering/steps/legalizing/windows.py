@@ -187,11 +187,8 @@ def _unnormalized(place: Tensor, size: int, padding_mode: int, align_corners: bo
         return torch.clamp(place, 0, size - 1)
     if padding_mode == 2:
         low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
-        away = (place - low).abs()
-        turns = torch.floor(away / span) if span else away * 0
-        extra = away - turns * span
-        odd = (turns - 2 * torch.floor(turns / 2)) > 0
-        place = torch.clamp(torch.where(odd, span - extra, extra) + low, 0, size - 1) if span else away * 0
+        away = torch.fmod((place - low).abs(), 2 * span) if span else place * 0
+        place = torch.clamp(torch.minimum(away, 2 * span - away) + low, 0, size - 1)
     return place
 
 

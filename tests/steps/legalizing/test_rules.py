@@ -194,6 +194,18 @@ def test_what_would_take_too_much_memory_is_refused() -> None:
         assert RULES["aten.histc.default"](x, MASK) is NotImplemented
 
 
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 3, 3), (1, 1), (0, 0, 0), (2, 0, 0)], ids=str)
+def test_matrices_in_batches_are_no_vectors(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(sizes) + 4 * torch.eye(sizes[-1]), torch.randn(sizes)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(a)
+    told = [_differences("aten.linalg_inv_ex.default", a), _differences("aten._linalg_det.default", a)]
+    for left, adjoint in itertools.product((True, False), (True, False)):
+        told.append(_differences("aten.linalg_lu_solve.default", factors, pivots, b, left=left, adjoint=adjoint))
+        told.append(_differences("aten._linalg_solve_ex.default", a, b, left=left))
+    assert not [each for each in told if each]
+
+
 class _Model(torch.nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
