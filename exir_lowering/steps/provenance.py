@@ -45,7 +45,6 @@ _OPTIONS = (
     "edge_compile_config",
     "costs",
     "memory_planner",
-    "refit",
     "unsupported",
     "target",
 )
@@ -94,12 +93,8 @@ def complete(
     programs: Mapping[str, ExportedProgram],
     values: Mapping[str, Sequence[GivenValue]],
     options: EmitOptions,
-    names: Mapping[str, str],
 ) -> Provenance:
-    """Return what is known of a file: `values` are those that each method is given, as the file numbers them.
-
-    `names` are those of the weights that named data is known to be, by key.
-    """
+    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
     methods = {}
     for name in programs:
         own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
@@ -108,8 +103,7 @@ def complete(
     if options.config is not None:
         settings = [each.name for each in fields(ExecutorchBackendConfig)]
         emission.update(_differing(options.config, ExecutorchBackendConfig(), settings))
-    weights = {**_weights(programs), **names}
-    return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
+    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
 
 
 def _digest(planned: LoweringPlan) -> str:
