@@ -34,7 +34,7 @@ BUDGETS = {
     "exir_lowering/steps": 6323,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
-    "exir_lowering/steps/legalizing": 2020,
+    "exir_lowering/steps/legalizing": 2012,
     "exir_lowering/steps/parallel": 581,
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2430,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exir_lowering.steps.legalizing.registry import require, require_small, rule, widened
+from exir_lowering.steps.legalizing.registry import require, require_small, rule
 
 
 def _both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -50,20 +50,12 @@ def _fmod(a: Any, b: Any) -> Any:
 @rule("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar")
 def _divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
     a, b = _both(a, b)
-    if rounding_mode is None:
-        return a / b
-    if not a.is_floating_point():
-        q = torch.div(a, b, rounding_mode="floor")
-        return q if rounding_mode == "floor" else q + _apart(a - q * b, a, b).to(q.dtype)
-    if rounding_mode == "trunc":
-        return torch.trunc(a / b)
-    dtype = a.dtype
-    a, b = widened(a), widened(b)
-    r, exact = torch.fmod(a, b), a / b
-    q = (a - r) / b - _apart(r, r, b).to(a.dtype)
-    whole = torch.floor(q)
-    whole = whole + (q - whole > 0.5).to(a.dtype)
-    return torch.where(b == 0, exact, torch.where(q == 0, exact * 0, whole)).to(dtype)
+    if a.is_floating_point() and rounding_mode == "floor":
+        return NotImplemented
+    if a.is_floating_point() or rounding_mode is None:
+        return torch.trunc(a / b) if rounding_mode == "trunc" else a / b
+    q = torch.div(a, b, rounding_mode="floor")
+    return q if rounding_mode == "floor" else q + _apart(a - q * b, a, b).to(q.dtype)
 
 
 @rule("__lshift__.Tensor", "__lshift__.Scalar", "bitwise_left_shift.Tensor", "bitwise_left_shift.Scalar_Tensor")
