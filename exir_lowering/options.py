@@ -25,8 +25,8 @@ ASSUMPTIONS: Mapping[str, str] = {
 }
 """What can be assumed of an input of the model, and what exactly that promises."""
 
-MemoryPlanner: TypeAlias = Literal["greedy", "naive", "smallest"]
-"""Who plans the memory of methods."""
+MemoryPlanner: TypeAlias = Literal["greedy", "naive"]
+"""Which of ExecuTorch's algorithms plans the memory of methods."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -62,8 +62,8 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
-        memory_planner: Who plans the memory of methods for `emit`: ExecuTorch's "greedy" or "naive", which never uses
-            memory twice; or "smallest", the smallest of greedy's plan and ours, also in other orders of the calls.
+        memory_planner: Which of ExecuTorch's algorithms plans the memory of methods: "greedy", or "naive", which never
+            uses memory twice. For another one, give `emit` a configuration with a memory planning pass.
         require_memory: The most memory that ExecuTorch's runtime may allocate for the tensors of a method, in bytes or
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends

@@ -40,9 +40,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--memory-planner",
-        choices=("greedy", "naive", "smallest"),
+        choices=("greedy", "naive"),
         default="greedy",
-        help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and ours",
+        help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
     settings.add_arguments(command)
     _add_conversion(command)

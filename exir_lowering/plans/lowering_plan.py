@@ -131,7 +131,6 @@ def require_memory(planned: Mapping[str, PlannedMemory], most: int | None) -> No
     if lines:
         lines.append(
             "What backends allocate themselves, such as XNNPACK's workspace, is not counted. What to do: change these "
-            "lines of the model, let a partitioner take the operators around them, try "
-            'LoweringOptions(memory_planner="smallest"), or relax require_memory.'
+            "lines of the model, let a partitioner take the operators around them, or relax require_memory."
         )
         raise MemoryRequirementError("\n".join(lines), memory=planned)

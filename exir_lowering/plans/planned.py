@@ -212,13 +212,11 @@ class PlannedMemory:
         bytes: How much it allocates.
         peak: How much of that is in use at most: less, if tensors leave gaps.
         tensors: What is in use then, the largest first.
-        greedy_bytes: What ExecuTorch's planner takes for the calls in their given order, before "smallest" tried more.
     """
 
     bytes: int
     peak: int
     tensors: tuple[LiveTensor, ...]
-    greedy_bytes: int
 
 
 class LaterMemory:

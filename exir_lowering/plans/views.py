@@ -167,12 +167,10 @@ def predicted(method: MethodPlan) -> str:
 
 
 def describe_memory(memory: PlannedMemory | None) -> str:
-    """Return how much a method takes, with what was saved, in short."""
+    """Return how much a method takes, in short."""
     if memory is None:
         return "not known"
-    saved = memory.greedy_bytes - memory.bytes
-    before = f", {shown.size(memory.greedy_bytes)} with ExecuTorch's planner" if saved > 0 else ""
-    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak{before})"
+    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak)"
 
 
 def _wrap(text: str, width: int, indent: int = 0) -> list[str]:

@@ -64,8 +64,6 @@ EVERY = {
     "test_decisions:test_a_partitioners_decision_holds_for_the_sizes_it_was_made_for": 2,
     "test_delegates:test_nothing_is_kept": 2,
     "test_dynamic_sizes:test_both_ways_are_equal": 6,
-    "test_execution_order:test_models": 5,
-    "test_execution_order:test_random_programs": 12,
     "test_faults:test_a_fault_is_there_and_not_in_our_files": 3,
     "test_fuzz:test_damage_never_ends_the_process": 28,
     "test_fuzz:test_damage_that_digests_do_not_reveal_never_ends_the_process": 28,
