@@ -16,7 +16,7 @@ from exir_lowering.steps.shared_state import ShareState
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
-    from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
+    from exir_lowering.lowered_module import Delegates, LoweredModule
 
 _SHOWN = 8  # how many states `print(lowered)` shows
 
@@ -96,7 +96,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         self,
         *,
         delegates: Delegates | str | None = None,
-        engine: Engine = "runtime",
         config: ExecutorchBackendConfig | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
@@ -109,7 +108,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
 
         Args:
             delegates: As for `load`; or "original" to run each partition's original graph in PyTorch.
-            engine: As for `load`.
             config: ExecuTorch's options for emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.
@@ -126,7 +124,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         from exir_lowering.lowered_module.emitting import of_lowered  # lowering itself does not need the runtime
 
         options = EmitOptions(config, None, external_weights, keep_originals, False, share_state)
-        module = of_lowered(self, options, delegates, engine, stacklevel=2)
+        module = of_lowered(self, options, delegates, stacklevel=2)
         for name, value in self.constant_methods.items():
             setattr(module, name, value)
         return module

@@ -50,7 +50,7 @@ class LoweringOptions:
             until what fails is isolated. The report says what failed. A backend that breaks its contract is an error.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
-            cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
+            cover; "executorch" is ExecuTorch's.
         rewrites: The rewrites that turn the Edge programs into equivalent, faster ones before a partitioner sees them:
             "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for `lower`,
             `plan` and torch.compile's graphs without gradients, "none" for `to_backend` and other graphs.
@@ -85,7 +85,7 @@ class LoweringOptions:
     require_full: bool = False
     on_backend_error: Literal["raise", "fallback", "split"] = "raise"
     progress: bool = False
-    edge: Literal["fast", "executorch", "check"] = "fast"
+    edge: Literal["fast", "executorch"] = "fast"
     rewrites: Literal["safe", "none"] | Sequence[Any] | None = field(default=None, hash=False)
     assume: Mapping[str, str] = field(default_factory=dict, hash=False)
     accelerate: bool = True
@@ -100,7 +100,7 @@ class LoweringOptions:
 
     def __post_init__(self) -> None:
         self._require("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"')
-        self._require("edge", self.edge in ("fast", "executorch", "check"), '"fast", "executorch" or "check"')
+        self._require("edge", self.edge in ("fast", "executorch"), '"fast" or "executorch"')
         modes = ("raise", "fallback", "split")
         self._require("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"')
         self._require("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"')

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import partitioning, settings
 from exir_lowering.cli.output import find_file, first_line
@@ -94,9 +94,9 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--edge",
-        choices=("fast", "executorch", "check"),
+        choices=("fast", "executorch"),
         default="fast",
-        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, to compare them",
+        help="which code converts to Edge dialect: this package's (default), or ExecuTorch's",
     )
     command.add_argument(
         "--non-convex",
@@ -218,36 +218,35 @@ def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedP
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
     import torch
 
-    from exir_lowering.cli.pt2 import ExcessiveFileError, UnsafeFileError, read_program
+    from exir_lowering.cli.pt2 import check_devices, check_file
+    from exir_lowering.graphs.serialized.grammar import UnsafeFileError
     from exir_lowering.pte import files
 
     try:
-        return _load_trusted(path) if trust else read_program(path)
+        with path.open("rb") as file:
+            if trust:
+                check_devices(file)
+            return _load(file if trust else check_file(file))
     except Exception as error:
         let_through(error)
         if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
-            danger = "take too much memory or time" if isinstance(error, ExcessiveFileError) else "run code"
             raise InputError(
-                f"{str(path)!r} is not loaded, since it could {danger} here: {error}. torch.export.save does not write "
+                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
                 "runs the code in it."
             ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason}). Expected a .pt2 "
-            f"file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or copy the "
-            "file again."
+            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason[:800]}). Expected a "
+            f".pt2 file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or "
+            "copy the file again."
         ) from error
 
 
-def _load_trusted(path: Path) -> ExportedProgram:
-    """Load a file as torch does, even if that runs code."""
+def _load(file: BinaryIO) -> ExportedProgram:
+    """Load a file as torch does, which logs the reason of an error and raises one that points there."""
     import torch
 
-    from exir_lowering.cli.pt2 import check_devices
-
-    check_devices(path)
-    # torch logs the reason and raises an error that points there.
     logged: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -259,7 +258,8 @@ def _load_trusted(path: Path) -> ExportedProgram:
     # Before the filter that drops what the log says.
     logger.filters.insert(0, keep)
     try:
-        return torch.export.load(path)
+        file.seek(0)
+        return torch.export.load(file)
     except Exception as error:
         let_through(error)
         if logged:

@@ -28,7 +28,7 @@ from exir_lowering.partitioners.drop_in import convex_proposals as proposals
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.runtime.native.engine import serving
+from exir_lowering.runtime.engine import serving
 from exir_lowering.steps import arguments
 
 

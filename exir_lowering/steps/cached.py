@@ -221,8 +221,6 @@ def _identify(
     """Return the key of a method's conversion, and the memory of its tensors; or NoKeyError, NotSerialisableError."""
     if method.passes is not None:
         raise NoKeyError("transform passes run over it")
-    if options.edge == "check":
-        raise NoKeyError('edge="check" converts it in both ways')
     forms = Forms(Storages(), named=True)
     config = options.edge_compile_config or EdgeCompileConfig()
     parts: dict[str, Iterable[str]] = {

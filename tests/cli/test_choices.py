@@ -291,8 +291,7 @@ def test_variants(plan: Plan, told: Callable[..., str], capsys: pytest.CaptureFi
     assert "would run code that a file names" in told("plan", "--config", "s.toml")
     assert [one["name"] for one in plan("--config", "s.toml", "--trust")] == ["forward@npu", "forward@cpu"]
     capsys.readouterr()
-    for engine in ("runtime", "interpreter"):
-        assert cli.main(["run", "m.pte", "--input", "ones:2x8", "--compare", "model.pt2", "--engine", engine]) == 0
-        assert "forward is forward@npu: the first whose backends are available." in capsys.readouterr().out
+    assert cli.main(["run", "m.pte", "--input", "ones:2x8", "--compare", "model.pt2"]) == 0
+    assert "forward is forward@npu: the first whose backends are available." in capsys.readouterr().out
     assert cli.main(["run", "m.pte", "--method", "forward@cpu", "--input", "ones:2x8"]) == 0
     assert "forward@npu" not in capsys.readouterr().out

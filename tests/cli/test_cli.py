@@ -579,19 +579,6 @@ def test_run_takes_inputs_in_many_forms(
     assert code == 0 and shape in out
 
 
-def test_run_by_the_interpreter_says_so(main: Main, pte: Path, tmp_path: Path) -> None:
-    outputs = []
-    for engine in ("runtime", "interpreter"):
-        argv = ("--method", "small", "--input", "ones:2x8", "--engine", engine, "--save", tmp_path / "y.pt")
-        code, out, err = main("run", pte, *argv)
-        assert (code, err) == (0, "")
-        assert ("is not ExecuTorch's runtime" in out) == (engine == "interpreter")
-        outputs += torch.load(tmp_path / "y.pt")
-    assert torch.allclose(*outputs, atol=1e-5)
-    code, _, err = main("run", pte, "--engine", "other")
-    assert code == 2 and "'runtime', 'interpreter'" in err
-
-
 def test_run_takes_numbers_and_shows_every_output(main: Main, models: Path, tmp_path: Path) -> None:
     assert main("lower", models / "mixed.pt2", "-o", tmp_path / "m.pte")[0] == 0
     torch.save([torch.tensor([1.0, -2.0, 3.0]), 2], tmp_path / "both.pt")

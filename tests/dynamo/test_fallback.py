@@ -205,7 +205,6 @@ def test_a_backward_graph_that_cannot_be_lowered_falls_back_alone() -> None:
         ({"delegates": 3}, "delegates"),
         ({"decompositions": [1]}, r"options\['decompositions'\]"),
         ({"lowering": {}}, r"options\['lowering'\]"),
-        ({"lowering": LoweringOptions(edge="check")}, r"options\['lowering'\] has edge='check'"),
         ({"partitioners": {"fwd": "reference"}}, r"options\['partitioners'\] names the method 'fwd'"),
         ({"partitioners": 3}, "partitioners: got 3"),
     ],

@@ -138,11 +138,11 @@ def partitioner(name: str) -> Callable[[Any], Callable[[], Any]]:
     return make
 
 
-def delegate(name: str, engine: str) -> Callable[[Any], Callable[[], Any]]:
+def delegate(name: str) -> Callable[[Any], Callable[[], Any]]:
     def make(happens: Any) -> Callable[[], Any]:
         kind: Any = type("Interrupted", (ScriptDelegate,), {name: happens})
         buffer = lowered().emit().buffer
-        return lambda: exir_lowering.load(buffer, delegates={"script": kind}, engine=engine).run("forward", X)
+        return lambda: exir_lowering.load(buffer, delegates={"script": kind}).run("forward", X)
 
     return make
 
@@ -163,11 +163,7 @@ PLACES: dict[str, Callable[[Any], Callable[[], Any]]] = {
     "a policy for weights": lambda happens: (
         lambda: exir_lowering.lower(Weighted.program()).emit(external_weights=happens)
     ),
-    **{
-        f"{name} of a delegate ({engine})": delegate(name, engine)
-        for name in ("is_available", "compile", "execute")
-        for engine in ("runtime", "interpreter")
-    },
+    **{f"{name} of a delegate": delegate(name) for name in ("is_available", "compile", "execute")},
 }
 
 
@@ -214,9 +210,8 @@ def test_after_a_timeout_all_works_as_before() -> None:
                 interrupt()
             return super().execute(handle, inputs)
 
-    for engine in ("runtime", "interpreter"):
-        Once.late = True
-        program = exir_lowering.load(buffer, delegates={"script": Once}, engine=engine)
-        with handled_by(late), pytest.raises(Late):
-            program.run("forward", X)
-        torch.testing.assert_close(program.run("forward", X)[0], X + X)
+    Once.late = True
+    program = exir_lowering.load(buffer, delegates={"script": Once})
+    with handled_by(late), pytest.raises(Late):
+        program.run("forward", X)
+    torch.testing.assert_close(program.run("forward", X)[0], X + X)

@@ -125,9 +125,8 @@ def test_a_partitioner_that_is_used_again_has_the_same_key(tmp_path: Path) -> No
     assert not _use(_lower(layers(), tmp_path, "xnnpack")).hit  # it takes less, and so asks for less to be kept whole
 
 
-def test_checks_convert_and_passes_are_not_kept(tmp_path: Path) -> None:
+def test_passes_are_not_kept(tmp_path: Path) -> None:
     _lower(layers(), tmp_path)
-    assert 'edge="check"' in _use(_lower(layers(), tmp_path, edge="check")).reason
     passed = lower(layers(), "xnnpack", options=LoweringOptions(cache=tmp_path), transform_passes=[lambda module: None])
     assert "passes" in _use(passed).reason
     assert not uses(_lower(_lower(layers(), partitioner=[]).edge_programs["forward"], tmp_path), "edge")
