@@ -9,12 +9,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
 
-    from exir_lowering.plugins.costs import CostModel
 
 FINITE_BOUND = 1e6
 """The magnitude up to which the elements of an input that is "finite" are."""
@@ -73,9 +72,6 @@ class LoweringOptions:
             `plan`; or "allow", for runtimes with more kernels.
         target: The runtime that the file is for: a release of ExecuTorch such as "1.4.1", or the path of a JSON file
             with one target, as `exir-lower check --target` takes it. None is the release that is installed.
-        costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
-            None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
-            that the given model does not know.
     """
 
     non_convex: Literal["split", "raise"] = "split"
@@ -92,7 +88,6 @@ class LoweringOptions:
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
-    costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
     unsupported: Literal["raise", "allow"] = "raise"
@@ -115,8 +110,6 @@ class LoweringOptions:
         self._require("rewrites", named, sets)
         self._require("assume", isinstance(self.assume, Mapping), "a mapping from input names")
         _check_assumptions(self.assume)
-        if self.costs is not None:
-            _check_costs(self.costs)
         self._require("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False")
         executor = isinstance(self.executor, (Executor, type(None)))
         self._require("executor", executor, "a concurrent.futures.Executor or None")
@@ -158,29 +151,3 @@ def _check_assumptions(assume: Mapping[Any, Any]) -> None:
                 f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
                 f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
             )
-
-
-def _check_costs(costs: Any) -> None:
-    missing, name = [], ""
-    try:
-        for name in ("node_cost", "call_cost", "byte_cost", "unit"):
-            if not hasattr(costs, name):
-                missing.append(name)
-        unit = None if missing else costs.unit
-    except Exception as error:
-        let_through(error)
-        raise InputError(
-            f"LoweringOptions(costs=...): {name} of this {type(costs).__name__} raised {type(error).__name__}: "
-            f"{error}. Expected a CostTable or an object with the methods of CostModel."
-        ) from error
-    if isinstance(costs, type) or missing:
-        lacks = "is a class" if isinstance(costs, type) else f"has no {', no '.join(missing)}"
-        raise InputError(
-            f"LoweringOptions(costs={costs!r}): it {lacks}; expected a CostTable, an object with the methods of "
-            "CostModel, or None."
-        )
-    if unit != "seconds":
-        raise InputError(
-            f"LoweringOptions(costs=...): the costs of this {type(costs).__name__} are in {unit!r}, expected "
-            "'seconds', since the latency is predicted from them. Convert them."
-        )

@@ -42,12 +42,7 @@ class LoweringPlan(Shown):
         return replace(
             self,
             methods=tuple(
-                replace(
-                    method,
-                    unchanged=Unchanged(
-                        len(other.nodes), len(other.host), len(other.partitions), other.prediction.seconds
-                    ),
-                )
+                replace(method, unchanged=Unchanged(len(other.nodes), len(other.host), len(other.partitions)))
                 for method, other in pairs
             ),
         )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from exir_lowering.steps.emit import EmitOptions
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
-_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner")
+_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "memory_planner")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))  # in which other orders of dimensions backends keep a weight of four

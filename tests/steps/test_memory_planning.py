@@ -179,7 +179,7 @@ def test_views_show_memory(tmp_path: Path) -> None:
     plan = exir_lowering.plan(_experts())
     memory = plan.methods[0].memory
     for text in (str(plan), plan.to_html()):
-        assert "planned memory" in text and "Largest tensors at the peak of memory" in text
+        assert "Planned memory" in text and "Largest tensors at the peak of memory" in text
     assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"peak": {memory.peak}' in plan.to_json()
     assert lower(_experts()).report.methods[0].memory is None  # it costs time, and nobody asked
     load(lower(_experts()).emit().buffer)

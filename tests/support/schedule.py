@@ -337,7 +337,6 @@ SECONDS: dict[str, float] = {
     "test_delegates:TestRun": 9,
     "test_safe_softmax": 9,
     "test_cache": 9,
-    "test_prediction": 9,
     "test_random_state:0": 9,
     "test_plan": 9,
     "test_composition": 8,
