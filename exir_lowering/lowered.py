@@ -30,7 +30,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         report: What was delegated, what was not, and why.
         edge_programs: The programs before lowering, in Edge dialect, rewritten.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
-        accelerate: The option of the lowering, which `emit` follows.
+        fast: The option of the lowering, which `emit` follows.
         in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
             where programs are rewritten.
         made_by: What is known of the lowering, which `emit` writes into the file.

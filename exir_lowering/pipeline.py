@@ -281,7 +281,7 @@ def _lower(
         replace(_report(methods, planned, results, session), refused=tuple(recovery.refused), narrowed=narrowed),
         {method.name: method.program for method in methods},
         {**request.constant_methods, **constants},
-        session.options.accelerate,
+        session.options.fast,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,

@@ -180,7 +180,6 @@ _OPTIONS = (
     ),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
     (re.compile(r'LoweringOptions\(unsupported="allow"\), or target='), "--unsupported allow, or --target "),
-    (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
     (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
 )

@@ -29,9 +29,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="fail unless this share of each method's operators is delegated, such as 0.95",
+        help="fail unless this share of each method's operators is delegated, such as 0.95, or 1 for all",
     )
-    command.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
     command.add_argument(
         "--require-memory",
         metavar="SIZE",
@@ -86,10 +85,10 @@ def _add_target(command: argparse.ArgumentParser) -> None:
 def _add_conversion(command: argparse.ArgumentParser) -> None:
     _add_target(command)
     command.add_argument(
-        "--edge",
-        choices=("fast", "executorch"),
-        default="fast",
-        help="which code converts to Edge dialect: this package's (default), or ExecuTorch's",
+        "--fast",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="convert with this package's code and reuse results; without, ExecuTorch does all, to the same bytes",
     )
     command.add_argument(
         "--non-convex",
@@ -138,10 +137,9 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
         assume=_read_assumptions(arguments),
         require_coverage=arguments.require_coverage,
-        require_full=arguments.require_full,
         require_memory=arguments.require_memory,
         memory_planner=arguments.memory_planner,
-        edge=arguments.edge,
+        fast=arguments.fast,
         non_convex=arguments.non_convex,
         unsupported=arguments.unsupported,
         target=arguments.target,

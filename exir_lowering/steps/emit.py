@@ -161,7 +161,7 @@ class Lowered:
     report: Report
     edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
-    accelerate: bool = True
+    fast: bool = True
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
@@ -185,7 +185,7 @@ def plan_memory(
     lowered = Lowered(
         {method.name: method.program for method in extracted},
         Report(planned.methods, {}, {}, states=planned.states),
-        accelerate=options.accelerate,
+        fast=options.fast,
         in_place=any(method.rewrites for method in methods),
         memory_planner=options.memory_planner,
         require_memory=read_size(options.require_memory),
@@ -218,7 +218,7 @@ def _plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
 def _emitting(lowered: Lowered) -> Iterator[None]:
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     context = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
+    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.fast):
         yield
 
 

@@ -505,7 +505,7 @@ def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
 
 def test_plan_requires_a_coverage(main: Main, models: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--require-full", "--html", page)
+    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--require-coverage", "1", "--html", page)
     assert code == 2 and "Lowering plan" in out and page.exists()
     assert "operators are delegated" in err and "required: 100.0%" in err and "Traceback" not in err
     assert main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "0.6")[0] == 0

@@ -31,7 +31,7 @@ PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
 MENDED = ("scalar operands", "empty concatenations")
 ASKED_ELSEWHERE = ("linear-time proposals", "operators without torch's compiler", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
-SLOW = LoweringOptions(edge="executorch", accelerate=False)
+SLOW = LoweringOptions(fast=False)
 
 
 class Net(nn.Module):
