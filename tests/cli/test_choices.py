@@ -243,7 +243,7 @@ def test_settings_that_are_wrong(told: Callable[..., str], folder: Path, capsys:
     for text, part in {
         "partitionr = ['xnnpack']": "s.toml: partitionr: no setting has this name. Did you mean 'partitioner'?",
         "partitioner = 'xnnpack'": "expected a list of strings",
-        "costs = ['a']": "expected a string or a number",
+        "target = ['a']": "expected a string or a number",
         "rules = ['refuse op=x']": 'expected rules such as "deny op=aten.add"',
         "trust = true": "only be given on the command line",
         "config = 'other.toml'": "only be given on the command line",
