@@ -4,6 +4,7 @@ from .backend import (
     BackendContext as BackendContext,
     CompileSpec as CompileSpec,
     DelegationSpec as DelegationSpec,
+    ExecutorchBackend as ExecutorchBackend,
     ExplainedResult as ExplainedResult,
     Partitioner as Partitioner,
     PartitionerLike as PartitionerLike,

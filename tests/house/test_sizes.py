@@ -14,7 +14,7 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1318,
-    "exir_lowering/_upstream": 4294,
+    "exir_lowering/_upstream": 4198,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 3392,
     "exir_lowering/compat": 331,
@@ -26,12 +26,12 @@ BUDGETS = {
     "exir_lowering/inspection": 1366,
     "exir_lowering/lowered_module": 1428,
     "exir_lowering/plans": 1755,
-    "exir_lowering/plugins": 2012,
-    "exir_lowering/pte": 4722,
+    "exir_lowering/plugins": 2016,
+    "exir_lowering/pte": 4047,
     "exir_lowering/quantization": 892,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 2812,
-    "exir_lowering/steps": 6187,
+    "exir_lowering/runtime": 2818,
+    "exir_lowering/steps": 6174,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
     "exir_lowering/steps/legalizing": 2012,
@@ -39,7 +39,7 @@ BUDGETS = {
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2430,
     "partitioners": 3321,
-    "backends": 2848,
+    "backends": 2253,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
