@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
 from exir_lowering.quantization.exporting import Place
-from exir_lowering.verification import eager
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +68,20 @@ def _following(node: Node) -> Node:
     return user if alone and not annotation.input_qspec_map else node
 
 
-class Run(eager.Run):
-    """Runs a graph; in one with observers these observe nothing, and it computes in float."""
+class Run(Interpreter):
+    """Runs a graph, and shows the value of each operator; observers observe nothing, so that it computes in float."""
+
+    def __init__(self, module: GraphModule, watch: Callable[[Node, Any], None]) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._watch = watch
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node."""
+        result = super().run_node(n)
+        if n.op == "call_function":
+            self._watch(n, result)
+        return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass a value on as an observer does."""

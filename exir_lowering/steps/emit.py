@@ -166,7 +166,6 @@ class Lowered:
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
-    failed: tuple[Partition, ...] = ()
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | None = None
     weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)

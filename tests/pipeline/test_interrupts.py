@@ -189,7 +189,7 @@ def test_a_timeout_and_a_want_of_memory_are_what_they_are(place: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
-@pytest.mark.parametrize("place", ["a backend's preprocess", "a partitioner", "execute of a delegate (runtime)"])
+@pytest.mark.parametrize("place", ["a backend's preprocess", "a partitioner", "execute of a delegate"])
 def test_what_ends_a_program_is_what_it_is(place: str, stop: type[BaseException]) -> None:
     def happens(*_: Any, **__: Any) -> Any:
         raise stop
