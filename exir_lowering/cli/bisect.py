@@ -11,7 +11,7 @@ EXAMPLES = """\
 examples:
   exir-lower bisect model.pt2 -p xnnpack
   exir-lower bisect prefill=prefill.pt2 decode=decode.pt2 -p xnnpack --inputs inputs.pt
-  exir-lower bisect model.pt2 -p ./mine.py:MyPartitioner
+  exir-lower bisect model.pt2 -p my_module:partitioner
 
 The programs are lowered and verified, as `exir-lower verify` does. If the file gives wrong results, fails or ends the
 process, they are lowered again with fewer and fewer operators in backends. The exit code is 2 when a culprit was found.
@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Search, and print what was found; return `MISTAKE` when something is wrong."""
     files = program_files.find_programs(arguments.models)
-    choice = partitioning.read_choice(arguments, files)
+    partitioning.check_arguments(arguments)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
     with kept_from_stdout(arguments.json):
         from exir_lowering.verification import bisect
 
         found = bisect(
             program_files.read_programs(files, arguments.trust),
-            choice.make()["partitioners"],
+            partitioning.make(arguments)["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=program_files.make_options(arguments),
             share_state=arguments.share_state,

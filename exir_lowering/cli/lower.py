@@ -38,10 +38,8 @@ examples:
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
-  exir-lower lower model.pt2 -p ./mine.py:MyPartitioner:level=2 -p xnnpack --deny op=aten.gelu -o model.pte
+  exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
-  exir-lower lower model.pt2 -p xnnpack -o model.pte --save-config lowering.toml
-  exir-lower lower --config lowering.toml --require-coverage 0.9
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
@@ -115,7 +113,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
     values = read_constants(arguments, files)
-    choice = partitioning.read_choice(arguments, files)
+    partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
         from exir_lowering._upstream.compiler import ExecutorchBackendConfig
         from exir_lowering.pipeline import lower
@@ -128,7 +126,7 @@ def execute(arguments: argparse.Namespace) -> int:
             on_backend_error=arguments.on_backend_error,
             refit=arguments.refit,
         )
-        chosen = choice.make()
+        chosen = partitioning.make(arguments)
         lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         if arguments.runner_metadata:
             programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}

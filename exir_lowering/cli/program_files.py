@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import partitioning, settings
+from exir_lowering.cli import partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError, let_through
 
@@ -44,7 +44,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default="greedy",
         help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and ours",
     )
-    settings.add_arguments(command)
     _add_conversion(command)
 
 

@@ -314,7 +314,7 @@ class Culprit(Shown):
         only = "these operators" if several else "this operator"
         without = _WITHOUT[self.others].format("is" if self.kind == "off" else "does")
         yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
-        yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host."
+        yield f"Next: the rule deny(name={first.node.name!r}) keeps it on the host."
 
     def __repr__(self) -> str:
         named = f"{self.operators[0].node.name} of {self.operators[0].method}" if self.operators else self.where

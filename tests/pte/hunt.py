@@ -2,7 +2,7 @@
 
 python tests/pte/hunt.py --count 5000
 
-Every mutant is loaded and run by both engines, in forked children: without a look at its digests, and with digests that
+Every mutant is loaded and run in forked children: without a look at its digests, and with digests that
 were computed anew. Exit status 1: one did what none may do; `fuzzing.reproduce` makes it again.
 """
 

@@ -1,4 +1,4 @@
-"""Each way in which a few bytes of a file used to end the process, in both engines and from the command line.
+"""Each way in which a few bytes of a file used to end the process, in the runtime and from the command line.
 
 Fields are found as the file's own reader finds them, and set to what a stranger may put there. Files are loaded without
 a look at their digests, which whoever changes a file can change too.

@@ -13,7 +13,7 @@ from exir_lowering import InputError, load
 from exir_lowering.pte.container import read_ptd, read_pte
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "175"))
-"""How many mutants there are of all kinds together; each is loaded and run by both engines. See hunt.py for more."""
+"""How many mutants there are of all kinds together; each is loaded and run. See hunt.py for more."""
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="children are forked")
 

@@ -316,7 +316,7 @@ def test_the_command_says_what_failed(
     torch.export.save(program, "model.pt2")
     monkeypatch.setitem(registry._registered[registry.BACKENDS], "mine", NoTanh)
     Path("mine.py").write_text(PARTITIONER)
-    command = ["lower", "model.pt2", "-p", "./mine.py:make", "-o", "out.pte", "--no-cache"]
+    command = ["lower", "model.pt2", "-p", "mine:make", "-o", "out.pte", "--no-cache"]
     assert cli.main([*command, "--on-backend-error", "split"]) == 0
     assert Path("out.pte").is_file()
     assert "forward: mine failed on aten_tanh_default" in " ".join(capsys.readouterr().out.split())

@@ -47,7 +47,7 @@ def test_one_operator_of_two_hundred_is_named(place: int) -> None:
     assert found.lowerings <= math.log2(200) + 5
     assert found.operators[0].node.module == f"blocks.{place}"
     assert "return self.function(x)" in found.operators[0].node.source
-    assert f"blocks.{place}\n" in str(found) and f"--deny method=forward,name={name}" in str(found)
+    assert f"blocks.{place}\n" in str(found) and f"deny(name={name!r})" in str(found)
     assert take_fingerprint({"": program}) == before and torch.equal(torch.get_rng_state(), random_state)
     assert "in a backend the file is wrong; without, it is not." in " ".join(str(found).split())
 
@@ -264,9 +264,8 @@ def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     for group, plugin in ((registry.BACKENDS, culprits.WrongBackend), (registry.DELEGATES, culprits.WrongDelegate)):
         monkeypatch.setitem(registry._registered[group], "wrong", plugin)
     (shell / "mine.py").write_text(PARTITIONER)
-    command[2:4] = ["-p", "./mine.py:make"]
+    command[2:4] = ["-p", "mine:make"]
     assert cli.main([*command, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["operators"][0]["node"]["name"] == "aten_atan_default" and found["kind"] == "off"
     assert found["version"] == 1 and not found["verification"]["ok"]
-    assert cli.main([*command, "--deny", "name=aten_atan_default", "--share-state", "all"]) == 0
