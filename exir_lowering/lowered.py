@@ -30,7 +30,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         report: What was delegated, what was not, and why.
         edge_programs: The programs before lowering, in Edge dialect, rewritten.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
-        accelerate: The option of the lowering, which `emit` follows.
+        fast: The option of the lowering, which `emit` follows.
         in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
             where programs are rewritten.
         made_by: What is known of the lowering, which `emit` writes into the file.
@@ -38,8 +38,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
             handles of what is gone are looked up there.
         memory_planner: The option of the lowering, which `emit` follows.
         require_memory: The option of the lowering in bytes, which `emit` checks again.
-        weights: With `LoweringOptions(refit=True)`, the state_dict of each program that was given, by which `emit`
-            writes down how the file is made.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:

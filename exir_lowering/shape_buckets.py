@@ -5,25 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, SymIntArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArgument
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of, smallest
+from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of
 from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import lazy_graph_module, pytree
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.ranges.padding import Kept, Mixing, follow
-from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
+from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
+
+_RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
 def buckets(
@@ -31,14 +31,12 @@ def buckets(
     sizes: Mapping[str, Sequence[int]],
     *,
     method: str = "forward",
-    exact: bool = False,
-    assume: Mapping[str, str] = MappingProxyType({}),
+    pad: Mapping[str, float] | None = None,
 ) -> dict[str, ExportedProgram]:
     """Turn a program with dynamic dimensions into programs of fixed sizes, which `lower` makes methods of one file of.
 
-    When `load(...).run("forward", ...)` runs the family, it takes the first method whose sizes are not smaller than the
-    input's, pads the input with zeros behind its end, and cuts the outputs. So padding has to be without effect on what
-    is kept, which is proven here.
+    When `load(...).run("forward", ...)` runs the family, it takes the first method whose sizes fit: exactly those of
+    the inputs or, of inputs that `pad` names, sizes that are not smaller. Those are padded, and outputs are cut.
 
     Args:
         program: The program, with dynamic dimensions. It is not changed; the results share its tensors.
@@ -46,33 +44,28 @@ def buckets(
             number, such as "tokens.1". Every dynamic dimension has to follow from these. Of several dimensions, there
             is a method for each combination of sizes.
         method: The name of the family.
-        exact: Whether methods take inputs of exactly their sizes, so that nothing is padded and nothing has to be
-            proven.
-        assume: What holds for every input, where the proof needs it, as `LoweringOptions.assume`.
+        pad: For inputs, by name, the number that is put behind their ends. It is up to the caller that this changes
+            nothing in the part of the outputs that is kept, since the model masks it, for example; `verify` with the
+            dynamic program compares them. Inputs that share a dimension are padded together.
 
     Returns:
         The programs by name of the method, such as "forward@seq=16", smallest first.
 
     Raises:
-        InputError: The program has no such dimension, a size is not possible, a dynamic dimension is not given; or
-            padding may change a result: the message names the operator that mixes positions, and its source line.
+        InputError: The program has no such dimension or input, a size or number is not possible, a dynamic dimension is
+            not given, or an output cannot be cut after padding.
     """
     check_program("buckets", program)
     dims = _Dimensions(program)
     chosen = dims.read(sizes)
-    with locks.conversion(), converting([program], gradients=True), accelerating():
-        kept = None if exact else follow(program, frozenset(dims.symbols), assume)
-    if isinstance(kept, Mixing):
-        raise InputError(
-            f"buckets: padding may change what is kept: {kept.reason}.\n{graphs.source_code(kept.node)}\n"
-            f"{kept.advice}Give exact=True for methods that take inputs of exactly their sizes."
-        )
+    fills = dims.read_pad({} if pad is None else pad)
+    crops = dims.crops(fills) if fills else ()
     made = {}
     for combination in itertools.product(*chosen.values()):
         tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
         numbers, name = dict(combination), f"{method}@{','.join(tags)}"
         made[name] = _Specialisation(program, numbers, name).program()
-        made[name].graph_module.meta[BUCKET] = dims.describe(numbers, kept)
+        made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
     return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
 
 
@@ -82,37 +75,36 @@ def _user_tensors(program: ExportedProgram) -> list[tuple[Node, torch.Tensor]]:
     return [(node, value) for node, value in values if isinstance(value, torch.Tensor)]
 
 
+def _sizes(value: Any) -> list[tuple[int, Any]]:
+    """Return the dynamic dimensions of a value, with the expressions of their sizes."""
+    shape = value.shape if isinstance(value, torch.Tensor) else ()
+    return [(dim, expression(size)) for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+
+
 class _Dimensions:
     """The dynamic dimensions of a program's inputs."""
 
     def __init__(self, program: ExportedProgram) -> None:
-        self._ranges = program.range_constraints
-        users = [str(name) for name in program.graph_signature.user_inputs]
-        self._places: dict[tuple[int, int], Any] = {}  # the expression of each dimension, by input and number
-        self._keys: dict[str, Any] = {}
-        environment = None
-        for node, value in _user_tensors(program):
-            environment = environment or shape_env_of(value)
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt):
-                    self._places[users.index(node.name), dim] = each = expression(size)
-                    if each.is_Symbol:
-                        self._keys[f"{node.name}.{dim}"] = each
-        self.symbols = {symbol: None for each in self._places.values() for symbol in each.free_symbols}
-        named = names_of_symbols(environment) if environment is not None else {}
-        self.names = {name: symbol for name, symbol in named.items() if symbol in self.symbols}
-        self._keys.update(self.names)
-        for node in program.graph.find_nodes(op="placeholder"):
+        self._program, self._ranges = program, program.range_constraints
+        self._users = [str(name) for name in program.graph_signature.user_inputs]
+        for node in graphs.user_inputs(program):
             if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
                 raise InputError(f"buckets: the input {node.name!r} is a number that is not fixed; export it as one.")
+        self._inputs = {self._users.index(node.name): value for node, value in _user_tensors(program)}
+        self._places = {(key, dim): each for key, value in self._inputs.items() for dim, each in _sizes(value)}
+        self._symbols = {symbol: None for each in self._places.values() for symbol in each.free_symbols}
+        named = names_of_symbols(shape_env_of(next(iter(self._inputs.values())))) if self._symbols else {}
+        self._names = {name: symbol for name, symbol in named.items() if symbol in self._symbols}
+        places = {f"{self._users[key]}.{dim}": each for (key, dim), each in self._places.items() if each.is_Symbol}
+        self._keys = {**places, **self._names}
 
     def __str__(self) -> str:
         listed = []
-        for symbol in self.symbols:
-            keys = [repr(key) for key in (*self.names, *self._keys) if self._keys[key] == symbol]
+        for symbol in self._symbols:
+            keys = [repr(key) for key in {**self._names, **self._keys} if self._keys[key] == symbol]
             between = self._ranges.get(symbol)
             size = "any size" if between is None else f"{between.lower} to {between.upper}"
-            listed.append(f"{', '.join(dict.fromkeys(keys))} ({size})")
+            listed.append(f"{', '.join(keys)} ({size})")
         return f"The dynamic dimensions are {'; '.join(listed)}." if listed else "No dimension of it is dynamic."
 
     def read(self, given: object) -> dict[str, list[tuple[Any, int]]]:
@@ -122,58 +114,89 @@ class _Dimensions:
                 f'buckets: got {given!r}, expected sizes by dimension, such as {{"seq": [16, 64]}}. {self}'
             )
         read: dict[str, list[tuple[Any, int]]] = {}
-        left = dict(self.symbols)
+        left = dict(self._symbols)
         for key, sizes in given.items():
-            if not self.names and len(self.symbols) == 1 and str(key).isidentifier():
-                self._keys[key] = next(iter(self.symbols))  # a program of a file has no names
+            if not self._names and len(self._symbols) == 1 and str(key).isidentifier():
+                self._keys[key] = next(iter(self._symbols))  # a program of a file has no names
             if key not in self._keys:
                 raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
             if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence) or not sizes:
                 raise InputError(f"buckets: {key}: got {sizes!r}, expected a sequence of sizes, such as [16, 64].")
             if len(set(map(repr, sizes))) < len(sizes):
                 raise InputError(f"buckets: {key}: got {list(sizes)}, in which a size occurs twice.")
-            if self._keys[key] not in left:
+            if (symbol := self._keys[key]) not in left:
                 raise InputError(f"buckets: {key}: the sizes of this dimension are given by another name of it.")
-            symbol = self._keys[key]
             del left[symbol]
-            read[key] = [(symbol, self._check(key, symbol, size)) for size in sizes]
+            between = self._ranges.get(symbol)
+            for size in sizes:
+                if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                    raise InputError(f"buckets: {key}: got the size {size!r}, expected an int of at least 1.")
+                if between is not None and not between.lower <= size <= between.upper:
+                    raise InputError(f"buckets: {key}: got {size}, outside the program's range. {self}")
+            read[key] = [(symbol, size) for size in sizes]
         if left:
             missing = next((key for key, each in self._keys.items() if each in left), str(next(iter(left))))
             raise InputError(f"buckets: no sizes are given for {missing!r}, which stays dynamic. {self}")
         return read
 
-    def _check(self, key: str, symbol: Any, size: object) -> int:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise InputError(f"buckets: {key}: got the size {size!r}, expected an int of at least 1.")
-        between = self._ranges.get(symbol)
-        if between is not None and not between.lower <= size <= between.upper:
-            raise InputError(f"buckets: {key}: got {size}, outside the program's range. {self}")
-        return size
+    def read_pad(self, given: object) -> dict[int, float]:
+        """Return what each input that may be smaller is padded with, by its number."""
+        if not isinstance(given, Mapping):
+            raise InputError(f'buckets: pad: got {given!r}, expected numbers by input, such as {{"tokens": 0}}.')
+        names = dict.fromkeys(self._users[key] for key, _ in self._places)
+        for name, fill in given.items():
+            if name not in names:
+                known = ", ".join(map(repr, names))
+                raise InputError(f"buckets: pad: {name!r} is no input with a dynamic dimension; these are {known}.")
+            if not is_element(fill, dtype := self._inputs[self._users.index(name)].dtype):
+                raise InputError(f"buckets: pad: {name}: got {fill!r}, expected a number that {dtype} can hold.")
+        fills = {self._users.index(name): fill for name, fill in given.items()}
+        padded = {symbol for (key, _), each in self._places.items() if key in fills for symbol in each.free_symbols}
+        for (key, dim), each in self._places.items():
+            if each.free_symbols & padded and not (key in fills and each.is_Symbol):
+                why = (
+                    f"its size {each} follows from that"
+                    if key in fills
+                    else f"pad has no number for {self._users[key]!r}"
+                )
+                raise InputError(
+                    f"buckets: pad: dimension {dim} of {self._users[key]!r} grows with a padded one, but {why}."
+                )
+        return fills
 
-    def describe(self, numbers: Mapping[Any, Any], kept: Kept | None) -> Bucket:
-        """Return the bucket of these numbers; without what is kept, one that takes its own sizes only."""
+    def describe(self, numbers: Mapping[Any, Any], fills: Mapping[int, float]) -> tuple[Size, ...]:
+        """Return the sizes of the inputs with these numbers."""
         first = {each: place for place, each in reversed(self._places.items())}
         sizes = []
         for place, each in self._places.items():
-            size = Size(*place, int(each.xreplace(numbers)), exact=kept is None)
-            if kept is not None:
-                if not each.is_Symbol:
-                    raise InputError(
-                        f"buckets: an input has the size {each}, which follows from others. Give exact=True."
-                    )
-                least, like = smallest(each, self._ranges), first[each] if first[each] != place else None
-                size = replace(size, least=least, like=like)
+            size = Size(*place, int(each.xreplace(numbers)), exact=place[0] not in fills)
+            if not size.exact:
+                least = max(1, int(self._ranges[each].lower) if each in self._ranges else 1)
+                like = first[each] if first[each] != place else None
+                size = replace(size, least=least, like=like, fill=fills[place[0]])
             sizes.append(size)
+        return tuple(sizes)
+
+    def crops(self, fills: Mapping[int, float]) -> tuple[Crop, ...]:
+        """Return what is cut from the outputs of the file's method, the first of which are inputs that are written."""
+        with locks.conversion(), converting([self._program], gradients=True), accelerating():
+            functional = self._program.run_decompositions({})
+        first = {each: place for place, each in reversed(self._places.items()) if place[0] in fills}
+        specs = zip(functional.graph_signature.output_specs, functional.graph.output_node().args[0], strict=True)
         crops = []
-        for output, shape in enumerate(kept or ()):
-            for dim, each in shape.items():
-                if each not in first:
+        for output, result in enumerate(each for spec, each in specs if spec.kind in _RETURNED):
+            value = result.meta.get("val") if isinstance(result, Node) else None
+            number = [(None, expression(value))] if isinstance(value, SYMBOLS) else []
+            for dim, each in (*number, *_sizes(value)):
+                if dim is not None and each in first:
+                    crops.append(Crop(output, dim, *first[each]))
+                elif each.free_symbols & set(first):
+                    what = f"output {output}" if dim is None else f"the size of dimension {dim} of output {output}"
                     raise InputError(
-                        f"buckets: dimension {dim} of output {output} has the size {each}, which is no input's: it "
-                        "cannot be cut after padding. Give exact=True."
+                        f"buckets: pad: {what} is {each}, which would be that of the padded inputs, and cannot be cut. "
+                        "Leave out pad for methods that take inputs of exactly their sizes."
                     )
-                crops.append(Crop(output, dim, *first[each]))
-        return Bucket(tuple(sizes), tuple(crops))
+        return tuple(crops)
 
 
 class _Specialisation:
@@ -181,8 +204,7 @@ class _Specialisation:
 
     def __init__(self, program: ExportedProgram, numbers: Mapping[Any, Any], name: str) -> None:
         self._program, self._numbers, self._name = program, numbers, name
-        users = _user_tensors(program)
-        self._fakes = FakeCopies(numbers, shape_env_of(users[0][1]))
+        self._fakes = FakeCopies(numbers, shape_env_of(_user_tensors(program)[0][1]))
 
     def program(self) -> ExportedProgram:
         program = self._program

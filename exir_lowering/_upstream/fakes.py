@@ -339,14 +339,3 @@ def ranges_in_file(shape_env: Any) -> dict[Any, Any]:
         if example is not None and not isinstance(known.upper, sympy.Integer):
             found[symbol] = ValueRanges(known.lower, max(known.lower, example))
     return found
-
-
-def grows(size: Any) -> bool:
-    """Return whether a size is a polynomial that is not smaller when its symbols are greater."""
-    terms = [each for each in sympy.Add.make_args(sympy.expand(size)) if each.free_symbols]
-    return bool(size.is_polynomial(*size.free_symbols)) and all(each.as_coeff_Mul()[0] > 0 for each in terms)
-
-
-def smallest(size: Any, ranges: Any) -> int:
-    """Return the least number that a size can be with these range constraints, 0 if that is not plain."""
-    return max(1, int(ranges[size].lower) if size in ranges else 1) if size.is_Symbol else 0

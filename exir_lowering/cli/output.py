@@ -176,7 +176,6 @@ _OPTIONS = (
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
     (re.compile(r'LoweringOptions\(unsupported="allow"\), or target='), "--unsupported allow, or --target "),
-    (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
 )
 

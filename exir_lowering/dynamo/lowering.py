@@ -126,7 +126,7 @@ def _settle_weights(
         return converted
     as_inputs = [one.with_weights_as_inputs() for one in converted]
     # Without rewrites, which is faster, and says as much.
-    free = replace(options, require_coverage=0.0, require_full=False, progress=False, rewrites="none")
+    free = replace(options, require_coverage=0.0, progress=False, rewrites="none")
     delegated, total = _count_delegated(as_inputs, partitioners, free)
     if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
         return as_inputs

@@ -65,7 +65,7 @@ class CompileOptions:
 
 def requires_coverage(options: CompileOptions) -> bool:
     """Return whether it is an error if too little is delegated."""
-    return options.lowering.require_full or options.lowering.require_coverage > 0
+    return options.lowering.require_coverage > 0
 
 
 def read_options(given: Any) -> CompileOptions:

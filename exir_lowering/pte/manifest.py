@@ -7,10 +7,13 @@ that chooses: the first line of the family whose backends are all available and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from exir_lowering.pte.code import check_memory
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -33,14 +36,16 @@ class Size:
     input: int  # numbered as the method takes them
     dimension: int
     size: int
-    exact: bool = False  # whether the given size has to be this one: that padding is safe is not proven
+    exact: bool = False  # whether the given size has to be this one, as the input is not padded
     least: int = 1  # the smallest size that may be given
     like: tuple[int, int] | None = None  # an input and its dimension, which has to be given with the same size
+    fill: float = 0  # what is put behind the end of the input
 
     def __str__(self) -> str:
         more = f"={self.like[0]}.{self.like[1]}" if self.like is not None else ""
         more += f">={self.least}" if self.least > 1 else ""
-        return f"{self.input}.{self.dimension}{more}={'=' if self.exact else ''}{self.size}"
+        fill = f"~{self.fill:d}" if isinstance(self.fill, int) else f"~{self.fill!r}"
+        return f"{self.input}.{self.dimension}{more}={'=' if self.exact else ''}{self.size}{fill if self.fill else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,17 @@ def split(method: str) -> tuple[str, tuple[str, ...]]:
     return (family, tuple(tags)) if tags else ("", ())
 
 
+def is_element(number: object, dtype: torch.dtype) -> bool:
+    """Return whether a tensor of a type can hold a number, which may be rounded if the type is of floating point."""
+    if not isinstance(number, (int, float)):
+        return False
+    try:
+        held = torch.full((), number, dtype=dtype).item()
+    except (RuntimeError, OverflowError, ValueError):
+        return False
+    return held == number or (dtype.is_floating_point and math.isfinite(held) == math.isfinite(number))
+
+
 def encode(lines: Iterable[Line]) -> str:
     """Return the text that the constant method returns."""
     return "".join(f"{line}\n" for line in (_HEADER, *lines))
@@ -121,9 +137,12 @@ def _line(text: str) -> Line:
 
 
 def _size(text: str) -> Size:
+    text, _, fill = text.partition("~")
     like, least = text.count(".") > 1, ">" in text
     index, dimension, *more, size = _numbers(text, 3 + 2 * like + least)
-    return Size(index, dimension, size, "==" in text, more[-1] if least else 1, (more[0], more[1]) if like else None)
+    same = (more[0], more[1]) if like else None
+    number = int(fill or 0) if re.fullmatch("-?[0-9]*", fill) else float(fill)
+    return Size(index, dimension, size, "==" in text, more[-1] if least else 1, same, number)
 
 
 def _numbers(text: str, count: int) -> list[Any]:
@@ -143,6 +162,9 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
     for size in line.bucket.sizes:
         if (actual := _sizes(method.inputs[size.input])[size.dimension]) != size.size:
             raise ValueError(f"dimension {size.dimension} has {actual} elements, not {size.size}")
+        content = method.inputs[size.input].content
+        if not isinstance(content, Tensor) or not is_element(size.fill, content.dtype):
+            raise ValueError(f"input {size.input} cannot hold {size.fill}, with which it is padded")
         if size.like is not None:
             _sizes(method.inputs[size.like[0]])[size.like[1]]
     for crop in line.bucket.crops:

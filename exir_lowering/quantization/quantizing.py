@@ -28,14 +28,13 @@ from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.sizes import bounds_of, shape_of
 from exir_lowering.verification.subjects import bind_call
 
-LAYER_CALLS = 4
-"""In how many calls layers are measured: the results of all of them are kept for each."""
-
+LAYER_CALLS = 4  # in how many calls layers are measured: the results of all of them are kept for each
 _XNNPACK = "xnnpack-int8"
 _MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing else is left in a range that holds it
 _TOLERANCE = Tolerance(None, True, torch.float32)
 
 Call = list[Any]  # the values of a call, flat
+See = Callable[[int, str, Any], Any]  # takes the number of a call, a node and its result; returns the result
 
 
 def quantize(
@@ -98,20 +97,31 @@ def quantize(
             )
         layers, names = _find_layers(module)
         _observe(module, calls, state)
-        floats: list[dict[str, Any]] = [dict.fromkeys(layers) for _ in measured[:LAYER_CALLS]]
-        expected = _run(module, measured, state, floats, keep=True)
+        floats: dict[tuple[int, str], Any] = {}  # results of layers in float, by call
+        least: dict[str, float] = {}  # the SQNR of each layer
+
+        def keep_layers(number: int, name: str, value: Any) -> Any:
+            if name in layers and number < LAYER_CALLS:
+                floats[number, name] = value.clone()
+            return value
+
+        def compare_layers(number: int, name: str, value: Any) -> Any:
+            if name not in layers:
+                return value
+            least[name] = min(_measure(floats[number, name], value).sqnr, least.get(name, math.inf))
+            return floats[number, name].clone()  # for the next layers
+
+        expected = _run(module, measured, state, keep_layers)
         for node in module.graph.find_nodes(op="call_module"):  # search once for a range, and not for each place of it
             observer: Any = module.get_submodule(str(node.target))
             if hasattr(observer, "calculate_qparams"):
                 observer.calculate_qparams = functools.cache(observer.calculate_qparams)
         module = _call_torchao("convert_pt2e", module)
-        outputs = _measure_outputs(program, expected, _run(module, measured, state, []))
-        found: dict[str, float] = {}
-        _run(module, measured[:LAYER_CALLS], state, floats, found=found)
-        lost = [dataclasses.replace(one, sqnr=found.get(name, math.nan)) for name, one in layers.items()]
-        errors = Errors(
-            len(measured), check is None and not dynamic, outputs, tuple(sorted(lost, key=lambda one: one.sqnr))
-        )
+        outputs = _measure_outputs(program, expected, _run(module, measured, state, lambda *seen: seen[-1]))
+        _run(module, measured[:LAYER_CALLS], state, compare_layers)
+        lost = [dataclasses.replace(one, sqnr=least.get(name, math.nan)) for name, one in layers.items()]
+        lost.sort(key=lambda one: one.sqnr)
+        errors = Errors(len(measured), check is None and not dynamic, outputs, tuple(lost))
         _tidy(module, names)
         return Quantized(_export(module, program), how, errors, kept)
 
@@ -165,7 +175,7 @@ def _check_program(program: object) -> None:
 
 def _find_kept(program: ExportedProgram, patterns: Sequence[str]) -> tuple[str, ...]:
     """Return the paths of modules that patterns name; what is inside one stays in float with it."""
-    if isinstance(patterns, str) or not all(isinstance(each, str) and each for each in patterns):
+    if isinstance(patterns, str):
         raise InputError(f"quantize: keep: got {patterns!r}, expected a sequence of module paths, such as ['head'].")
     known = list(dict.fromkeys(path for node in program.graph.nodes for path, _ in graphs.modules(node) if path))
     for pattern in patterns:
@@ -189,9 +199,6 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
             f"quantize: torchao's {name} fails on this program: {type(error).__name__}: {error}. Keep in float what "
             "the message is about, or export the model without it."
         ) from error
-
-
-# -- the quantizer -----------------------------------------------------------------------------------------------------
 
 
 def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
@@ -251,9 +258,6 @@ def _masks(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and not bool((value.abs() < _MASKING).all())
 
 
-# -- running, and measuring --------------------------------------------------------------------------------------------
-
-
 def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tuple[str, int], str]]:
     """Return the operators in int8 by the names of their nodes; and the names of weights, by reader and operand."""
     layers, names = {}, {}
@@ -276,7 +280,7 @@ def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tup
 def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]) -> None:
     """Show the calls to the observers, or without any the weights to theirs."""
     if calls:
-        _run_calls(lambda _: Interpreter(module), module, calls, state)
+        _run(module, calls, state, None)
         return
     for node in module.graph.find_nodes(op="call_module"):
         (source,) = node.args
@@ -301,42 +305,16 @@ class _Run(Interpreter):
         return self._see(n.name, super().run_node(n))
 
 
-def _run(
-    module: GraphModule,
-    calls: Sequence[Call],
-    state: Mapping[str, torch.Tensor],
-    floats: list[dict[str, Any]],  # by call, the results of layers in float
-    *,
-    keep: bool = False,  # whether these are kept now; else a layer is measured by them, and the next ones get them
-    found: dict[str, float] | None = None,  # by layer, the least SQNR so far
-) -> list[Any]:
-    """Return the outputs of each call."""
-
-    def see(number: int, name: str, value: Any) -> Any:
-        known = floats[number] if number < len(floats) else {}
-        if name not in known:
-            return value
-        if keep:
-            known[name] = value.clone()
-            return value
-        if found is not None:
-            found[name] = min(_measure(known[name], value).sqnr, found.get(name, math.inf))
-        return known[name].clone()
-
-    return _run_calls(lambda number: _Run(module, functools.partial(see, number)), module, calls, state)
-
-
-def _run_calls(
-    start: Callable[[int], Interpreter], module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]
-) -> list[Any]:
-    """Return the outputs of each call, with the state of one call for the next one, as what is started gives them."""
+def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor], see: See | None) -> list[Any]:
+    """Return the outputs of each call, with the state of one for the next one; without `see`, observers observe."""
     results = []
     with neutral():
         torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
         try:
             for number, call in enumerate(calls):
                 try:
-                    result = start(number).run(*copied(call), enable_io_processing=False)
+                    run = Interpreter(module) if see is None else _Run(module, functools.partial(see, number))
+                    result = run.run(*copied(call), enable_io_processing=False)
                 except Exception as error:
                     let_through(error)
                     raise InputError(
@@ -357,24 +335,17 @@ def _measure_outputs(program: ExportedProgram, expected: list[Any], got: list[An
     first, found = len(called.written), []
     for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
         if not called.is_fixed(first + index):
-            each = _measure(*map(_join, values))
+            of_tensors = isinstance(values[0][0], torch.Tensor)
+            joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
+            each = _measure(*joined)
             name = called.output_label(first + index).removeprefix("its output ")
             found.append(OutputError(name, each.largest, each.sqnr, each.cosine, each.problem))
     return tuple(found)
 
 
-def _join(values: Sequence[Any]) -> Any:
-    """Return the numbers of an output in several calls as one tensor."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else values[0]
-
-
 def _measure(expected: Any, got: Any) -> Difference:
     found = measure(expected, got, _TOLERANCE, 0.0, None)
     return dataclasses.replace(found, sqnr=-math.inf, cosine=math.nan) if found.problem else found
-
-
-# -- modules, and programs again ---------------------------------------------------------------------------------------
 
 
 def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:

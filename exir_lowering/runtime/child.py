@@ -72,7 +72,7 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
 
 def _run(header: Any, contents: Sequence[bytes]) -> Message:
     engine, method, inputs = _called(header, contents)
-    with engine.lock, engine.entered(method.name):
+    with engine.lock:
         outputs = engine.run(method, inputs)
     described, made = transfer.write(outputs)
     return {"values": described}, made

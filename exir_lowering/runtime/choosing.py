@@ -108,7 +108,7 @@ def _shape(inputs: Sequence[Any], index: int) -> Sequence[int]:
 
 
 def pad(bucket: Bucket, inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs with zeros behind their ends, so that they have the sizes of a bucket."""
+    """Return inputs with a number behind their ends, so that they have the sizes of a bucket."""
     padded = list(inputs)
     for one in bucket.sizes:
         for given in _shape(padded, one.input)[one.dimension : one.dimension + 1]:
@@ -116,7 +116,7 @@ def pad(bucket: Bucket, inputs: Sequence[Any]) -> list[Any]:
             if given < one.size and not one.exact and tensor.layout == torch.strided:
                 behind = (0, 0) * (tensor.dim() - 1 - one.dimension) + (0, one.size - given)
                 with neutral():
-                    padded[one.input] = torch.nn.functional.pad(tensor, behind)
+                    padded[one.input] = torch.constant_pad_nd(tensor, behind, one.fill)
     return padded
 
 

@@ -43,30 +43,28 @@ class Engine:
         """What is held while a method runs: the lock of all engines."""
         return locks.engine()  # type: ignore[no-any-return]
 
-    @contextmanager
-    def entered(self, method: str) -> Iterator[None]:
-        """Keep a delegate from running the method that it is called from: both would write into the same memory."""
-        epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
-        running = [name for number, name in self.running if number == epoch]
-        shared = method in self.file.sharing and not self.file.sharing.isdisjoint(running)
-        if method in running or shared:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method, with inputs as `inputs.prepare` returns them; no later run changes what this returns.
+
+        A delegate cannot run the method that it is called from: both would write into the same memory.
+        """
+        entry = locks.epoch(), method.name  # what another thread of the parent ran, a forked child does not run
+        running = [name for number, name in self.running if number == entry[0]]
+        shared = method.name in self.file.sharing and not self.file.sharing.isdisjoint(running)
+        if method.name in running or shared:
             raise InputError(
-                f"run: {self.file.where(method)} is running: a delegate that it calls cannot run it again"
+                f"run: {self.file.where(method.name)} is running: a delegate that it calls cannot run it again"
                 f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
                 "more for that."
             )
-        self.running.add((epoch, method))
-        try:
-            yield
+        try:  # what comes first in it: an interrupt may come anywhere
+            self.running.add(entry)
+            ready = self.prepare(method)
+            listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
+            with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
+                return list(ready(inputs, clone_outputs=True))
         finally:
-            self.running.discard((epoch, method))
-
-    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-        """Run a method, with inputs as `inputs.prepare` returns them; no later run changes what this returns."""
-        ready = self.prepare(method)
-        listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
-        with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
-            return list(ready(inputs, clone_outputs=True))
+            self.running.discard(entry)
 
     def _describe_failure(self, method: MethodSpec, inputs: Sequence[Any], error: Exception) -> str:
         return (

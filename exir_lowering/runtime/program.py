@@ -111,7 +111,7 @@ class LoadedProgram:
         found = self._method("run", method, inputs)
         # Views of the inputs are made and released with the lock held: both release Python's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with self._engine.lock, self._engine.entered(found.name):
+        with self._engine.lock:
             outputs = self._engine.run(found, self._prepare(found, inputs))
             return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
 

@@ -226,7 +226,7 @@ def _identify(
     parts: dict[str, Iterable[str]] = {
         "partitioners": [line for one in method.partitioners for line in ("for", *identify_partitioner(one))],
         # Whoever turns off what makes a conversion fast does not want what it made.
-        "options": [forms.form(config), options.edge, str(options.accelerate)],
+        "options": [forms.form(config), str(options.fast)],
         "versions": [*list_versions(), *pins.state()],
     }
     encoded = _encode(method.program)

@@ -124,13 +124,9 @@ def list_stored(
     programs: Mapping[str, ExportedProgram],
     config: ExecutorchBackendConfig,
     manager: ExecutorchProgramManager,
-    origins: Mapping[Any, str],
 ) -> tuple[StoredData, ...]:
-    """List what a file and its data files store, the largest first; the programs are those that the emitter got.
-
-    What has an origin, by its name or key, is stored once with what has the same one.
-    """
-    contents = _Contents(named_data_pieces(manager), origins)
+    """List what a file and its data files store, the largest first; the programs are those that the emitter got."""
+    contents = _Contents(named_data_pieces(manager))
     theirs = config.external_constants
     file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
     names: dict[Any, dict[tuple[str, str], list[str]]] = {}
@@ -161,11 +157,10 @@ def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
 
 
 class _Contents:
-    """Contents by file: equal ones of one origin are stored once."""
+    """Contents by file: equal ones are stored once."""
 
-    def __init__(self, named: Mapping[str, Any], origins: Mapping[Any, str]) -> None:
+    def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._known = named, defaultdict[tuple[str, int], list[Any]](list)
-        self._origins = origins
         self._data: dict[tuple[str, str], tuple[str, int, int]] = {}
 
     def of_data(self, key: str, file: str, size: int) -> tuple[str, int, int]:
@@ -173,23 +168,23 @@ class _Contents:
         if (key, file) not in self._data:
             content = self._named[key]
             plain = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-            self._data[key, file] = self._number(file, size, plain, key)
+            self._data[key, file] = self._number(file, size, plain)
         return self._data[key, file]
 
-    def of_constant(self, value: torch.Tensor, file: str, name: str) -> tuple[str, int, int]:
+    def of_constant(self, value: torch.Tensor, file: str) -> tuple[str, int, int]:
         """Return what identifies a constant."""
         size = value.numel() * value.element_size()
         if value.untyped_storage().nbytes() != size:
             value = value.contiguous()
         memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-        return self._number(file, size, memory.numpy()[:size], name)
+        return self._number(file, size, memory.numpy()[:size])
 
-    def _number(self, file: str, size: int, content: Any, name: str) -> tuple[str, int, int]:
-        known, origin = self._known[file, size], self._origins.get(name)
-        for number, (other, theirs) in enumerate(known):
-            if theirs == origin and (other is content or _are_equal(other, content)):
+    def _number(self, file: str, size: int, content: Any) -> tuple[str, int, int]:
+        known = self._known[file, size]
+        for number, other in enumerate(known):
+            if other is content or _are_equal(other, content):
                 return file, size, number
-        known.append((content, origin))
+        known.append(content)
         return file, size, len(known) - 1
 
 
@@ -217,4 +212,4 @@ def _entries(
     for node, target, value in _constants(program):
         if node.users:
             file = file_of(node) or ""
-            yield contents.of_constant(value, file and f"{file}.ptd", target), "constant", target
+            yield contents.of_constant(value, file and f"{file}.ptd"), "constant", target

@@ -244,7 +244,7 @@ class _Search:
         kept = {(one.method, one.backend_id, one.node.name) for unit in chosen for one in self.units[unit]}
         known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
-        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0, require_full=False)
+        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0)
         session = Session(replace(options, on_backend_error="raise", progress=False))
         edge, recovery = self.lowered.edge_programs, _Only(kept, known)
         self.lowerings += 1

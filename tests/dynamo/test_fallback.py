@@ -146,7 +146,7 @@ def test_a_required_coverage_is_an_error_with_the_plan() -> None:
     with pytest.raises(BackendCompilerFailed) as caught:
         run(
             partitioners=SupportPartitioner({"reference": ops("aten.sin")}),
-            lowering=LoweringOptions(require_full=True),
+            lowering=LoweringOptions(require_coverage=1.0),
         )
     error = caught.value.inner_exception
     assert isinstance(error, CoverageError)

@@ -1,8 +1,6 @@
-"""How large a file, a function and the top of the package may be."""
+"""How large a room, a file and the top of the package may be."""
 
 from __future__ import annotations
-
-import ast
 
 from folders import ROOT
 
@@ -13,27 +11,25 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1339,
-    "exir_lowering/_upstream": 4499,
+    "exir_lowering": 1349,
+    "exir_lowering/_upstream": 4305,
     "exir_lowering/_upstream/acceleration": 916,
-    "exir_lowering/cli": 2499,
-    "exir_lowering/cli/pt2": 791,
+    "exir_lowering/cli": 2642,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 2735,
     "exir_lowering/errors": 298,
-    "exir_lowering/graphs": 2834,
-    "exir_lowering/graphs/ranges": 2868,
-    "exir_lowering/graphs/serialized": 1741,
-    "exir_lowering/inspection": 1597,
+    "exir_lowering/graphs": 2836,
+    "exir_lowering/graphs/ranges": 2175,
+    "exir_lowering/graphs/serialized": 1552,
+    "exir_lowering/inspection": 1366,
     "exir_lowering/lowered_module": 1428,
-    "exir_lowering/plans": 2393,
+    "exir_lowering/plans": 2001,
     "exir_lowering/plugins": 2383,
-    "exir_lowering/pte": 4926,
-    "exir_lowering/quantization": 616,
-    "exir_lowering/refitting": 427,
+    "exir_lowering/pte": 4722,
+    "exir_lowering/quantization": 587,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 2818,
-    "exir_lowering/steps": 6771,
+    "exir_lowering/runtime": 2812,
+    "exir_lowering/steps": 6371,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
     "exir_lowering/steps/legalizing": 2542,
@@ -58,17 +54,6 @@ def test_no_room_has_more_lines_than_its_budget() -> None:
 def test_no_file_has_more_than_450_lines() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert not {name: count for name, count in lines.items() if count > 450}
-
-
-def test_no_function_has_more_than_50_lines() -> None:
-    found = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > 50:
-                    found[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = lines
-    assert not found
 
 
 def test_the_top_of_the_package_has_at_most_twenty_three_entries() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_after
 from lowering_support import TagPartitioner
 from scripted import ScriptBackend, ScriptDelegate
 
@@ -215,3 +217,15 @@ def test_after_a_timeout_all_works_as_before() -> None:
     with handled_by(late), pytest.raises(Late):
         program.run("forward", X)
     torch.testing.assert_close(program.run("forward", X)[0], X + X)
+
+
+def test_after_any_interrupt_of_a_run_the_next_one_works() -> None:
+    program = exir_lowering.load(lowered().emit().buffer, delegates={"script": ScriptDelegate})
+    program.run("forward", X)
+    start = time.perf_counter()
+    program.run("forward", X)
+    lasts = time.perf_counter() - start
+    for number in range(400):
+        with interrupted_after(1e-5 + 1.5 * lasts * number / 400):
+            program.run("forward", X)
+        torch.testing.assert_close(program.run("forward", X)[0], X + X)

@@ -13,7 +13,7 @@ from exir_lowering.pte.format import read_program
 from exir_lowering.pte.manifest import Bucket, Crop, Line, Size
 from exir_lowering.pte.value_kinds import STRING, ValueSpec
 
-BUCKET = Bucket((Size(0, 1, 8, exact=True), Size(0, 0, 4)), (Crop(0, 0, 0, 0),))
+BUCKET = Bucket((Size(0, 1, 8, exact=True), Size(0, 0, 4, fill=-0.5)), (Crop(0, 0, 0, 0),))
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,18 @@ def with_text(methods, text):
 
 def test_it_is_read_as_it_was_written(methods):
     assert methods[manifest.METHOD].outputs[0].content == (
-        "exir-lowering methods 1\nforward@n=4\tXnnpackBackend\t0.1==8 0.0=4\t0.0=0.0\nencode@any\tXnnpackBackend\t\t\n"
+        "exir-lowering methods 1\nforward@n=4\tXnnpackBackend\t0.1==8 0.0=4~-0.5\t0.0=0.0\n"
+        "encode@any\tXnnpackBackend\t\t\n"
     )
     assert manifest.read(methods) == (
         Line("forward@n=4", ("XnnpackBackend",), BUCKET),
         Line("encode@any", ("XnnpackBackend",)),
     )
+
+
+def test_a_line_without_a_number_is_padded_with_zeros(methods):
+    (line,) = manifest.read(with_text(methods, "exir-lowering methods 1\nforward@n=4\tXnnpackBackend\t0.0=4\t\n"))
+    assert line.bucket.sizes == (Size(0, 0, 4),) and line.bucket.sizes[0].fill == 0
 
 
 @pytest.mark.parametrize("text", ["", "something else", "exir-lowering methods 2\nforward@n=4\t\t\t\n"])
@@ -62,6 +68,10 @@ def test_a_method_of_this_name_that_is_no_manifest_of_ours_is_only_a_method(meth
         ("forward@n=4\tXnnpackBackend\t0.0=\u0664\t", "has not 3 numbers"),
         ("forward@n=4\tXnnpackBackend\t-1.0=4\t", "expected 'forward@n=4.*1.0=4"),
         ("forward@n=4\tXnnpackBackend\tx\t", "has not 3 numbers"),
+        ("forward@n=4\tXnnpackBackend\t0.0=4~\t", "expected 'forward@n=4.*0.0=4"),
+        ("forward@n=4\tXnnpackBackend\t0.0=4~1e300\t", r"expected 'forward@n=4.*0.0=4~1e\+300"),
+        ("forward@n=4\tXnnpackBackend\t0.0=4~1e+300\t", "input 0 cannot hold 1e.300"),
+        ("forward@n=4\tXnnpackBackend\t0.0=4~1~2\t", "could not convert"),
         ("forward@n=4\tXnnpackBackend\t\t\nforward@n=4\tXnnpackBackend\t\t", "two lines"),
     ],
 )

@@ -34,7 +34,8 @@ class Way:
             "some" and "some own": the reference backend with a random half of the operators, which `seed` chooses.
         rewrites: As in LoweringOptions.
         originals: Whether a module runs the partitions' graphs in PyTorch, instead of ExecuTorch's runtime the file.
-        edge: As in LoweringOptions; or "to_backend": ExecuTorch's `to_edge`, then `to_backend`.
+        edge: "fast" or "executorch", as `fast` of LoweringOptions says; or "to_backend": ExecuTorch's `to_edge`, then
+            `to_backend`.
         seed: Which half.
     """
 
@@ -83,7 +84,7 @@ def lowered(programs: Mapping[str, ExportedProgram], way: Way, cache: str | bool
             edges = {name: to_edge(program).exported_program() for name, program in programs.items()}
             options = LoweringOptions(rewrites=way.rewrites)  # type: ignore[arg-type]
             return exir_lowering.to_backend(edges, way.make_partitioner(), options=options)
-        options = LoweringOptions(rewrites=way.rewrites, edge=way.edge, cache=cache)  # type: ignore[arg-type]
+        options = LoweringOptions(rewrites=way.rewrites, fast=way.edge == "fast", cache=cache)  # type: ignore[arg-type]
         return exir_lowering.lower(programs, way.make_partitioner(), options=options)
 
 

@@ -58,7 +58,7 @@ class _Power:
 
 def normalised(call: Call, value: Any, norm: Any, *, inverted: bool) -> Range | None:
     """Return the range of a value divided by its own norm, or times one by it (`inverted`); None if not known to be."""
-    if not isinstance(value, Node) or not isinstance(norm, Node) or call.dtype is None or not call.related:
+    if not isinstance(value, Node) or not isinstance(norm, Node) or call.dtype is None:
         return None
     if dtype_of(value) is not call.dtype or dtype_of(norm) is not call.dtype or not call.dtype.is_floating_point:
         return None

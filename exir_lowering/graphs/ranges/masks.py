@@ -9,15 +9,14 @@ to its sources. Dimensions are counted from the last one (-1), as broadcasting d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.fakes import expression
 from exir_lowering.graphs.ranges import doubts
 from exir_lowering.graphs.ranges.intervals import INF, Doubt, limits
 from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, name_of, rank_of, shape_of
@@ -25,8 +24,6 @@ from exir_lowering.graphs.ranges.transfers import dim_of, dtype_of, name_of, ran
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
 
-
-_Counts: TypeAlias = "Mapping[Node, Mapping[int, Any]]"
 
 _PLAIN = (
     "aten.clone.default", "dim_order_ops._clone_dim_order.default", "dim_order_ops._to_dim_order_copy.default",
@@ -49,7 +46,7 @@ class Sources:
     every: bool = True  # each row is a row of one of them: look at all; else it has all elements of a row of each
 
 
-def find_sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | None) -> Sources | None:
+def find_sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
     """Return the rows that rows of a value along a dimension, counted from the last, consist of; None if not known."""
     name = name_of(node)
     shape = shape_of(node)
@@ -77,7 +74,7 @@ def find_sources(ranges: ValueRanges, node: Node, dim: int, counts: _Counts | No
         before = len(shape) + dim
         place = (before if before < cut else before + 1) - len(origin)
     elif name == "aten.index.Tensor":
-        place = -1 if _counted(node, origin, dim, counts or {}) else _indexed(ranges, node, origin, dim)
+        place = _indexed(ranges, node, origin, dim)
     return Sources(((source, place),)) if place is not None else None
 
 
@@ -115,17 +112,6 @@ def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None
     return None
 
 
-def _counted(node: Node, origin: Sequence[Any], dim: int, counts: _Counts) -> bool:
-    """Return whether indices pick, for each row, a row along the last dimension as it is, whose size is a symbol."""
-    indices: Any = node.args[1]
-    if len(indices) != len(origin) or None in indices:
-        return False
-    *others, last = indices
-    if any(len(shape := shape_of(each) or ()) >= -dim and not _same(shape[dim], 1) for each in others):
-        return False
-    return bool(counts.get(last, {}).get(rank_of(last) + dim) == expression(origin[-1]))
-
-
 def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -> int | None:
     """Return -1 if known indices pick, for each row, all elements of a row along the last dimension."""
     indices = node.args[1]
@@ -152,13 +138,10 @@ _FARTHEST = 200
 
 
 class Rows:
-    """Answers about the rows of the values of a graph.
+    """Answers about the rows of the values of a graph."""
 
-    With `counts`, the dimensions along which each element of a value is its own index, floors are the greatest known.
-    """
-
-    def __init__(self, ranges: ValueRanges, counts: Mapping[Node, Mapping[int, Any]] | None = None) -> None:
-        self._ranges, self._counts = ranges, counts
+    def __init__(self, ranges: ValueRanges) -> None:
+        self._ranges = ranges
         self._floors: dict[tuple[Node, int], float | Doubt] = {}
         self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
 
@@ -175,24 +158,18 @@ class Rows:
         known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
         return cause if found.advice == doubts.NOTHING and known else found
 
-    def floor(self, node: Node, dim: int) -> float:
-        """Return a number that every row along `dim` (from 0 on) reaches with an element, or has a NaN."""
-        found = self._floor(node, dim - rank_of(node), 0)
-        return -INF if isinstance(found, Doubt) else found
-
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
         if not isinstance(node, Node):
             return float(node)
         low = self._ranges.of(node).low
-        if low > -INF and (self._counts is None or depth > _DEEPEST):
+        if low > -INF:
             return low
         if depth > _DEEPEST:
             return doubts.too_deep(node)
         key = (node, dim)
         if key not in self._floors:
-            found = self._find_floor(node, dim, depth + 1)
-            self._floors[key] = found if low == -INF else low if isinstance(found, Doubt) else max(found, low)
+            self._floors[key] = self._find_floor(node, dim, depth + 1)
         return self._floors[key]
 
     def _find_floor(self, node: Node, dim: int, depth: int) -> float | Doubt:
@@ -214,7 +191,7 @@ class Rows:
             return self._floor_of_choice(node, (node.args[1], node.args[2], node.args[0]), dim, depth)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
             return self._floor_of_product(node, dim, depth, "div" in name)
-        sources = find_sources(self._ranges, node, dim, self._counts)
+        sources = find_sources(self._ranges, node, dim)
         if sources is None:
             return unclear
         floors = [self._floor(source, place, depth) for source, place in sources.rows]
@@ -334,7 +311,7 @@ class Rows:
             return self._truth_of_both(node, dim, truth, junction == "and", depth)
         if base in ("lt", "le", "gt", "ge"):
             return None if self._compares(node, dim, truth, base) else self._blame(node) or unclear
-        sources = find_sources(self._ranges, node, dim, self._counts)
+        sources = find_sources(self._ranges, node, dim)
         if sources is None or not _keeps_truth(node):
             return self._blame(node) or unclear
         found = [self._truth(source, place, truth, depth) for source, place in sources.rows]

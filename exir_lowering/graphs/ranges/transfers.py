@@ -108,11 +108,10 @@ class Found(dict[Node, Value]):
 class Call:
     """A call of an operator whose inputs have been analysed."""
 
-    __slots__ = ("dtype", "lookup", "node", "related")
+    __slots__ = ("dtype", "lookup", "node")
 
-    def __init__(self, node: Node, lookup: Callable[[Node], Range], *, related: bool = True) -> None:
+    def __init__(self, node: Node, lookup: Callable[[Node], Range]) -> None:
         self.node, self.lookup = node, lookup
-        self.related = related  # whether the ranges are of all elements, so that they depend on each other as values do
         self.dtype = dtype_of(node)  # None if it is not known, or there are several results
 
     def get(self, position: int, name: str = "", default: Any = None) -> Any:

@@ -80,10 +80,6 @@ class Apart:
         """What is held around a run: nothing, other programs run meanwhile."""
         return contextlib.nullcontext()
 
-    def entered(self, method: str) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a run; no delegate of the file can call this object."""
-        return contextlib.nullcontext()
-
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
         header, contents = self._call("run", method, inputs)

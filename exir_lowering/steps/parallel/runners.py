@@ -203,7 +203,7 @@ class _Remote(Runner, ABC):
         self._header = {
             "address": address,
             "check_weights": options.check_weights,
-            "accelerate": options.accelerate,
+            "fast": options.fast,
             "threads": torch.get_num_threads(),
         }
 
@@ -355,7 +355,7 @@ def work(message: Message) -> Message:
         return _refuse(str(error))
     except MissingError as error:
         return {"kind": "missing", "digests": error.digests}, ()
-    session = Session(LoweringOptions(check_weights=header["check_weights"], accelerate=header["accelerate"]))
+    session = Session(LoweringOptions(check_weights=header["check_weights"], fast=header["fast"]))
     try:
         with _threads(header["threads"]):
             (lowered,) = preprocess(BackendGroup(header["backend_id"], (partition,)), backend, session)
