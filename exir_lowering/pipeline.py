@@ -285,7 +285,6 @@ def _lower(
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
-        failed=tuple(recovery.failed),
         memory_planner=session.options.memory_planner,
         require_memory=read_size(session.options.require_memory),
     )

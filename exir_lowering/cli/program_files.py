@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from exir_lowering.cli import partitioning, settings
+from exir_lowering.cli import partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError, let_through
 
@@ -42,7 +42,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default="greedy",
         help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
-    settings.add_arguments(command)
     _add_conversion(command)
 
 

@@ -160,8 +160,8 @@ def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T
 
 
 def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
-    arguments = [f"method={method.name}"] * named + [f"op={name}" for name in advice.operators]
-    why = f"if it supports what this rule gives it: --allow {','.join(arguments)},to={advice.backend_id}"
+    where, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in advice.operators)
+    why = f'if it supports what this rule gives it{where}: allow(op=[{operators}],to="{advice.backend_id}")'
     return Finding(str(advice), why, _lines(method, advice.operators))
 
 

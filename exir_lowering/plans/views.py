@@ -119,9 +119,6 @@ LINES = 25
 _FEW = 3
 """Of how many methods a summary says how long they take, and how many states it shows."""
 
-_ARGUMENT = "--allow "
-"""What a line does not end with."""
-
 _MORE = "All of it: to_text(everything=True), or --all."
 
 
@@ -163,15 +160,14 @@ def describe_memory(memory: PlannedMemory | None) -> str:
 
 def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Break a text between words only: a path or an operator stays in one piece."""
-    lines = textwrap.wrap(
-        text.replace(_ARGUMENT, _ARGUMENT.replace(" ", "\N{NO-BREAK SPACE}")),
+    return textwrap.wrap(
+        text,
         width,
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + 2),
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _memory(method: MethodPlan, width: int) -> list[str]:

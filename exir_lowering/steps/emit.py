@@ -165,7 +165,6 @@ class Lowered:
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
-    failed: tuple[Partition, ...] = ()
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | None = None
 
