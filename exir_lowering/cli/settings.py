@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import copy
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -143,10 +142,8 @@ def _to_arguments(who: str, action: argparse.Action, value: Any) -> list[str]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    import tomllib
+
     try:
         found: dict[str, Any] = tomllib.loads(find_file(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,6 @@ from torch.export import export
 
 from exir_lowering import CompileSpec, InputError, cli
 from exir_lowering.cli import partitioning
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Plan = Callable[..., list[dict[str, Any]]]
 

@@ -1,16 +1,11 @@
 """The backends' names in torch's registry: as entry points, or registered in a process that finds none."""
 
-import sys
+import tomllib
 from pathlib import Path
 
 import forked
 import pytest
 from folders import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
 
