@@ -16,7 +16,7 @@ from exir_lowering.steps.shared_state import ShareState
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
-    from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
+    from exir_lowering.lowered_module import Delegates, LoweredModule
 
 _SHOWN = 8  # how many states `print(lowered)` shows
 
@@ -30,7 +30,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         report: What was delegated, what was not, and why.
         edge_programs: The programs before lowering, in Edge dialect, rewritten.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
-        accelerate: The option of the lowering, which `emit` follows.
+        fast: The option of the lowering, which `emit` follows.
         in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
             where programs are rewritten.
         made_by: What is known of the lowering, which `emit` writes into the file.
@@ -39,8 +39,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         failed: The partitions of `report.refused`, in that order, for `save_repro`.
         memory_planner: The option of the lowering, which `emit` follows.
         require_memory: The option of the lowering in bytes, which `emit` checks again.
-        weights: With `LoweringOptions(refit=True)`, the state_dict of each program that was given, by which `emit`
-            writes down how the file is made.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:
@@ -98,7 +96,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         self,
         *,
         delegates: Delegates | str | None = None,
-        engine: Engine = "runtime",
         config: ExecutorchBackendConfig | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
@@ -111,7 +108,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
 
         Args:
             delegates: As for `load`; or "original" to run each partition's original graph in PyTorch.
-            engine: As for `load`.
             config: ExecuTorch's options for emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.
@@ -128,7 +124,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         from exir_lowering.lowered_module.emitting import of_lowered  # lowering itself does not need the runtime
 
         options = EmitOptions(config, None, external_weights, keep_originals, False, share_state)
-        module = of_lowered(self, options, delegates, engine, stacklevel=2)
+        module = of_lowered(self, options, delegates, stacklevel=2)
         for name, value in self.constant_methods.items():
             setattr(module, name, value)
         return module

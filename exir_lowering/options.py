@@ -42,23 +42,21 @@ class LoweringOptions:
             that writes into one. This reads the weights twice.
         edge_compile_config: How to convert `torch.export` output to Edge dialect; None is ExecuTorch's default. Not
             used for programs that are already in Edge dialect.
-        require_coverage: The minimum share of each method's operators that must be delegated, 0 to 1. Below it,
+        require_coverage: The minimum share of each method's operators that must be delegated, 0 to 1 (all). Below it,
             `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
-        require_full: Whether every operator of each method must be delegated; the same as `require_coverage=1.0`.
         on_backend_error: What to do when a backend fails on a partition: "raise" its error; "fallback", which gives the
             operators to the next partitioner, or leaves them on the host; or "split", which first cuts the partition
             until what fails is isolated. The report says what failed. A backend that breaks its contract is an error.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
-        edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
-            cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
+        fast: Whether this package's own code converts to Edge dialect what it covers, and torch and ExecuTorch reuse
+            results, instead of computing them again, in their passes, in backends and in the emitter. Without it
+            ExecuTorch does all of that; the bytes of the files are the same.
         rewrites: The rewrites that turn the Edge programs into equivalent, faster ones before a partitioner sees them:
             "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for `lower`,
             `plan` and torch.compile's graphs without gradients, "none" for `to_backend` and other graphs.
         assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
             "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
             last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.
-        accelerate: Whether torch and ExecuTorch reuse results, instead of computing them again, while backends and the
-            emitter run; the bytes of the files are the same.
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
@@ -68,8 +66,6 @@ class LoweringOptions:
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
             allocate themselves is not counted. None for no limit.
-        refit: Whether the file's weights can be replaced later, by `refit`: rewrites use nothing of weights but that
-            they are at most 65,536, and `emit` writes down how the content of the file is made of them.
         unsupported: What to do with an operator that stays on the host, for which the runtime has no kernel that runs,
             and for which no others are known that compute the same: "raise" an InputError with its line, in `lower` and
             `plan`; or "allow", for runtimes with more kernels.
@@ -84,17 +80,14 @@ class LoweringOptions:
     check_weights: bool = True
     edge_compile_config: EdgeCompileConfig | None = field(default=None)
     require_coverage: float = 0.0
-    require_full: bool = False
     on_backend_error: Literal["raise", "fallback", "split"] = "raise"
     progress: bool = False
-    edge: Literal["fast", "executorch", "check"] = "fast"
+    fast: bool = True
     rewrites: Literal["safe", "none"] | Sequence[Any] | None = field(default=None, hash=False)
     assume: Mapping[str, str] = field(default_factory=dict, hash=False)
-    accelerate: bool = True
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
-    refit: bool = False
     costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
@@ -103,7 +96,6 @@ class LoweringOptions:
 
     def __post_init__(self) -> None:
         self._require("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"')
-        self._require("edge", self.edge in ("fast", "executorch", "check"), '"fast", "executorch" or "check"')
         modes = ("raise", "fallback", "split")
         self._require("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"')
         self._require("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"')
@@ -125,7 +117,7 @@ class LoweringOptions:
         self._require("executor", executor, "a concurrent.futures.Executor or None")
         counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
         self._require("jobs", counts, "a number of jobs, at least 1")
-        for name in ("check_weights", "require_full", "progress", "accelerate", "refit"):
+        for name in ("check_weights", "progress", "fast"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         share = self.require_coverage
         shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1

@@ -46,7 +46,6 @@ from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, require_legal
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
-from exir_lowering.steps.recipes import list_weights
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -283,14 +282,13 @@ def _lower(
         replace(_report(methods, planned, results, session), refused=tuple(recovery.refused), narrowed=narrowed),
         {method.name: method.program for method in methods},
         {**request.constant_methods, **constants},
-        session.options.accelerate,
+        session.options.fast,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
         failed=tuple(recovery.failed),
         memory_planner=session.options.memory_planner,
         require_memory=read_size(session.options.require_memory),
-        weights=list_weights(given, session.options),
     )
 
 

@@ -1,13 +1,12 @@
-"""The picture in the README, of BERT-mini's plan: `python docs/assets/plan_picture.py docs/images/plan.png`.
+"""The picture in the README, of the plan of a small BERT: `python docs/assets/plan_picture.py docs/images/plan.svg`.
 
-It needs transformers (the extra `test`), chromium and chromedriver, and downloads nothing.
+It needs transformers (the extra `test`), and downloads nothing.
 """
 
 from __future__ import annotations
 
-import base64
+import re
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -15,34 +14,18 @@ from transformers import BertConfig, BertModel
 
 import exir_lowering
 
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
-from browser import browser
-
-WIDTH = 900
-"""About the width of a README on GitHub."""
-
-SHORTEN = """
-const findings = [...document.querySelectorAll("section.findings")];
-findings.filter((one) => !one.querySelector("h3").textContent.startsWith("Largest")).forEach((one) => one.remove());
-const pictures = [...document.querySelectorAll(".picture")];
-return Math.max(...pictures.map((one) => one.getBoundingClientRect().bottom));
-"""
-"""Leaves the summary, the largest costs and the partitions, and returns where the drawing ends."""
-
 
 def main(target: Path) -> None:
-    """Plan the model, and take a picture of the page."""
-    config = BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
+    """Plan the model, and take the picture from the page, with its style."""
+    config = BertConfig(hidden_size=256, num_hidden_layers=1, num_attention_heads=4, intermediate_size=1024)
     inputs = {"input_ids": torch.ones(1, 128, dtype=torch.long), "attention_mask": torch.ones(1, 128, dtype=torch.long)}
     program = torch.export.export(BertModel(config).eval(), (), inputs)
-    with tempfile.TemporaryDirectory() as folder, browser(WIDTH) as driver:
-        page = Path(folder) / "plan.html"
-        page.write_text(exir_lowering.plan(program, "xnnpack").to_html(), encoding="utf-8")
-        driver.get(page.as_uri())
-        driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-        clip = {"x": 0, "y": 0, "width": WIDTH, "height": driver.execute_script(SHORTEN), "scale": 1}
-        options = {"format": "png", "clip": clip, "captureBeyondViewport": True}
-        target.write_bytes(base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]))
+    page = exir_lowering.plan(program, "xnnpack").to_html()
+    style = page[page.index("<style>") : page.index("</style>") + len("</style>")]
+    drawing = page[page.index('<svg class="picture"') :].partition("</svg>")[0] + "</svg>\n"
+    drawing = re.sub(r"</?a\b[^>]*>", "", drawing)
+    drawing = drawing.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    target.write_text(drawing.replace(">", f">{style}", 1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ for order in (["xnnpack", "openvino", "reference"], ["openvino", "xnnpack", "ref
 
 exir_lowering.lower(program, ["xnnpack", "openvino", "reference"]).emit().save("compass.pte")
 loaded = exir_lowering.load("compass.pte")
-print(f"engine: {loaded.engine}")
 
 # On a processor with bfloat16, OpenVINO computes with two to three digits.
 found = exir_lowering.verify("compass.pte", program, tolerance=0.02)

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-# Content that is not bytes, of which the store of named data asks for a prefix and a hash.
-from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStore  # it finds equal named data by their hashes
 from executorch.exir.emit import _emitter  # it finds equal constants and payloads by theirs
 
@@ -26,37 +24,6 @@ from exir_lowering._upstream.locks import during, replacing
 
 _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
-
-
-class Apart(FileBackedData):  # type: ignore[misc]
-    """Content in memory that named data shares only where it has the same origin."""
-
-    def __init__(self, content: bytes, origin: str) -> None:
-        self.content, self._origin = content, hashlib.sha256(origin.encode()).digest()
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-    def prefix(self, size: int) -> bytes:
-        """Return by what the store tells contents apart before it compares them."""
-        return self._origin[:size]
-
-    def sha256(self) -> bytes:
-        """Return the SHA-256 of the content."""
-        return hashlib.sha256(self.content).digest()
-
-    def to_bytes(self) -> bytes:
-        """Return the content."""
-        return self.content
-
-    def write_to_file(self, outfile: Any) -> None:
-        """Write the content."""
-        outfile.write(self.content)
-
-
-def plain(content: Any) -> Any:
-    """Return content as bytes, or as what is on the disk."""
-    return content.content if isinstance(content, Apart) else content
 
 
 @dataclass(slots=True)

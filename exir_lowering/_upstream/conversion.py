@@ -131,12 +131,6 @@ def take_calling_convention(graph: torch.fx.Graph, other: torch.fx.Graph) -> Non
     graph.set_codegen(other._codegen)
 
 
-def calling_convention(graph: torch.fx.Graph) -> list[str]:
-    """Describe how a graph takes its arguments and returns its results."""
-    info = getattr(graph._codegen, "pytree_info", None)
-    return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
-
-
 def is_kept_apart(target: Any) -> bool:
     """Return whether an operator is the stand-in that keeps another one from being decomposed."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == edge_no_decomp_namespace

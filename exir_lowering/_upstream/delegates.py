@@ -103,11 +103,6 @@ def _changed(module: LoweredBackendModule, **attributes: Any) -> LoweredBackendM
     return changed
 
 
-def with_result(module: LoweredBackendModule, payload: bytes, data: Any) -> LoweredBackendModule:
-    """Return a delegate with another payload and other named data; the given one is unchanged."""
-    return _changed(module, named_data_store_output=data, processed_bytes=payload)
-
-
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
     """Add named data whose segment comes after all others in the `.pte` file; there is no public way to do so."""
     edge._named_data_store.add_named_data(key, content)

@@ -1,10 +1,8 @@
-"""torch.compile's contract for backends, what is known while a graph is compiled, and a call that leaves nothing."""
+"""torch.compile's contract for backends, what is known while a graph is compiled."""
 
 from __future__ import annotations
 
-import copy
 import shutil
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-from torch._C._dynamo.eval_frame import _get_cache_entries_for_region, _get_total_cache_entry_count, reset_code
 
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
 from torch._decomp import core_aten_decompositions as core_aten_decompositions, get_decompositions as get_decompositions
@@ -24,25 +21,16 @@ from torch._dynamo import (
 )
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
-from torch._dynamo.convert_frame import compile_lock, register_bytecode_hook
 from torch._dynamo.debug_utils import (
     AccuracyError as AccuracyError,
     helper_for_dump_minify,
     minifier_dir,
     same_two_models,
 )
-from torch._dynamo.eval_frame import (
-    OptimizedModule,
-    cached_backends as _used,  # whom torch._dynamo.reset() tells
-    innermost_fn,
-)
+from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
 from torch._dynamo.exc import InvalidBackend, TorchDynamoException as TorchDynamoException
-from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._dynamo.output_graph import GraphCompileReason as GraphCompileReason
-from torch._dynamo.pgo import CodeId, CodeState, get_code_state
 from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.utils import graph_break_reasons
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.partitioners import default_partition as default_partition
 from torch._guards import TracingContext, compile_context, tracing
@@ -127,66 +115,6 @@ def eager(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return the boxed function that runs a graph of AOTAutograd's in PyTorch."""
     boxed: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
     return boxed
-
-
-def ending(module: GraphModule) -> GraphCompileReason | None:
-    """Return why a graph of Dynamo's ends where it does."""
-    return getattr(module, "compile_subgraph_reason", None)
-
-
-def call_compiled(
-    function: Callable[..., Any],  # if it is compiled, the one that was compiled
-    inputs: Sequence[Any],
-    keywords: Mapping[str, Any],
-    backend: Callable[..., Any],  # gets the graphs
-    dynamic: bool | None,  # as for `torch.compile`
-) -> list[GraphCompileReason]:
-    """Call a function once through torch.compile, forget that and what was compiled, and return its graph breaks."""
-    codes: list[types.CodeType] = []
-    breaks = len(graph_break_reasons)
-    sizes = copy.deepcopy(get_code_state())
-    compile_: Callable[..., Any] = torch.compile  # its stubs lack isolate_recompiles
-    compiled = compile_(_innermost(function), backend=backend, dynamic=dynamic, isolate_recompiles=True)
-    hook = register_bytecode_hook(lambda old, new: codes.append(old))
-    try:
-        with config.patch(repro_after=None):
-            compiled(*inputs, **keywords)
-    finally:
-        hook.remove()
-        with compile_lock:
-            _forget(codes, getattr(compiled, "dynamo_ctx", compiled)._isolate_recompiles_id)
-            _forget_sizes(codes, sizes)
-            reasons = graph_break_reasons[breaks:]
-            del graph_break_reasons[breaks:]
-    return reasons
-
-
-def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(function, OptimizedModule):
-        return function._orig_mod
-    return function if isinstance(function, torch.nn.Module) else innermost_fn(function)
-
-
-def _forget(codes: Sequence[types.CodeType], region: int) -> None:
-    for code in codes:
-        entries = _get_cache_entries_for_region(code, region)
-        if len(entries) == _get_total_cache_entry_count(code):
-            reset_code(code)
-            continue
-        for entry in entries:  # they stay as empty entries beside those of others
-            if entry.guard_manager.extra_state is not None:
-                entry.guard_manager.extra_state.invalidate(entry, DeletedGuardManagerWrapper("it was only explained"))
-
-
-def _forget_sizes(codes: Sequence[types.CodeType], before: Mapping[CodeId, CodeState]) -> None:
-    """Restore which sizes Dynamo has seen: with others, the next call would be compiled with dynamic ones."""
-    state = get_code_state()
-    own = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes}
-    for key in [key for key in state if (key.filename, key.firstlineno, key.name) in own]:
-        if key in before:
-            state[key] = before[key]
-        else:
-            del state[key]
 
 
 # torch's minifier. What torch itself writes for a graph of AOTAutograd's calls inductor, whatever the backend. These

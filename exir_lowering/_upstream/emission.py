@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from executorch.exir import ExecutorchProgramManager
@@ -13,18 +13,14 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  #
 from executorch.exir.emit import _emitter as et_emitter  # records what it emits only for the top graphs of methods
 from torch.export.graph_signature import InputKind
 
-from exir_lowering._upstream.contents import Apart, plain
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
 from exir_lowering._upstream.locks import during, replacing
 from exir_lowering._upstream.loops import emitting_loops
 
-_EQUAL = ("cached_spec_hash_values", "cached_spec_mutable_hash_values", "external_constant_hash")
-"""The emitter's tables of the contents that it has stored."""
-
 
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
     """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
-    return {key: plain(content) for key, _, content in named_buffers(manager._named_data)}
+    return {key: content for key, _, content in named_buffers(manager._named_data)}
 
 
 def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:
@@ -99,20 +95,14 @@ class Emissions:
     values: dict[str, list[GivenValue]]
     states: list[tuple[Any, list[EmittedCall]]]
     names: dict[str, dict[str, str]]  # by method what the model calls its weights and state, by node
-    origins: Mapping[Any, str]
-    apart: dict[str, dict[str, Any]] = field(default_factory=dict)  # the emitter's tables for each origin
 
 
 _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
 
 
-def emitting(origins: Mapping[Any, str]) -> AbstractContextManager[Emissions]:
-    """List, by method, what is emitted, with the calls in nested graphs, which the emitter's own tables lack.
-
-    Weights that have an origin, by name, share their place in the file only with those of the same one, not with all
-    that have the same content.
-    """
-    return during(_emissions, Emissions({}, {}, [], {}, origins), _EMITTING)
+def emitting() -> AbstractContextManager[Emissions]:
+    """List, by method, what is emitted, with the calls in nested graphs, which the emitter's own tables lack."""
+    return during(_emissions, Emissions({}, {}, [], {}), _EMITTING)
 
 
 def _emitting() -> list[tuple[Any, str, Any]]:
@@ -143,8 +133,7 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         if emissions is None:
             return give(self, target, args, kwargs)
         name = emissions.names[self.name].get(target)
-        with _apart(self.program_state, emissions, emissions.origins.get(name or "")):
-            value = give(self, target, args, kwargs)
+        value = give(self, target, args, kwargs)
         values = emissions.values.setdefault(self.name, [])
         values.append(GivenValue(value.id, target if name is None else name, name is None))
         return value
@@ -157,23 +146,6 @@ def _emitting() -> list[tuple[Any, str, Any]]:
     ]
 
 
-@contextmanager
-def _apart(state: Any, emissions: Emissions, origin: str | None) -> Iterator[None]:
-    """Let the emitter find equal content only among that of the same origin, if there is one."""
-    if origin is None:
-        yield
-        return
-    shared = {name: getattr(state, name) for name in _EQUAL}
-    vars(state).update(emissions.apart.setdefault(origin, {name: {} for name in _EQUAL}))
-    outside = state.external_constant_buffer
-    count = len(outside)
-    try:
-        yield
-    finally:
-        vars(state).update(shared)
-    outside[count:] = [Apart(content, origin) for content in outside[count:]]
-
-
 _EMITTING = replacing(_emitting)
 
 
@@ -184,7 +156,7 @@ def pte_contents(manager: ExecutorchProgramManager) -> Any:
 
 def cord_pieces(cord: Any) -> list[Any]:
     """Return the pieces of a file: bytes, and what is on the disk; the first one is the tables."""
-    return list(map(plain, cord._buffers))
+    return list(cord._buffers)
 
 
 def set_cord_pieces(cord: Any, pieces: Sequence[Any]) -> None:

@@ -49,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"measured calls of each file (default: {_SECONDS:g} seconds of calls, from {_LEAST} to {_MOST})",
     )
-    parser.add_argument(
-        "--engine", choices=("runtime", "interpreter"), default="runtime", help="the engine, as for `run`"
-    )
     parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
 
@@ -122,7 +119,7 @@ def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, val
 
     before = _resident()
     file = read_file(source, list(data) or None, None, True)
-    program = open_file(file, None, arguments.engine)
+    program = open_file(file, None)
     method = method_inputs.choose_method(arguments.method, program, source)
     inputs = method_inputs.fit_inputs(program, method, values)
     method = program.choose(method, *inputs).method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.output import OK, check_targets, describe_written, find_file, say, show, write_file
+from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say, show, write_file
 from exir_lowering.errors import InputError
 
 EXAMPLES = """\
@@ -13,7 +13,7 @@ examples:
   exir-lower inspect model.pte
   exir-lower inspect model.pte --summary
   exir-lower inspect before.pte after.pte
-  exir-lower inspect model.pte --html model.html --json > model.json
+  exir-lower inspect model.pte --json > model.json
   exir-lower inspect model.pte --kernels-yaml kernels.yaml
 
 Nothing in a file is run, and only its tables are read. Any .pte and .ptd file can be given, not only those that were
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     method_inputs.add_data(parser)
     parser.add_argument("--summary", action="store_true", help="print at most ten lines")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--html", metavar="FILE.html", help="write an HTML page")
     parser.add_argument(
         "--kernels-yaml",
         metavar="FILE.yaml",
@@ -41,18 +40,18 @@ def execute(arguments: argparse.Namespace) -> int:
     source = find_file(arguments.model)
     other = None if arguments.other is None else find_file(arguments.other)
     data = [find_file(path) for path in arguments.data]
-    chosen = [name for name in ("summary", "html", "kernels_yaml", "data") if getattr(arguments, name)]
+    chosen = [name for name in ("summary", "kernels_yaml", "data") if getattr(arguments, name)]
     if other is not None and chosen:
         raise InputError(f"--{chosen[0].replace('_', '-')} is for one file, but two files were given to compare.")
-    targets = check_targets(html=arguments.html, yaml=arguments.kernels_yaml)
+    kernels = None if arguments.kernels_yaml is None else check_target(arguments.kernels_yaml, ".yaml")
 
     from exir_lowering.inspection import compare, inspect
 
     report = inspect(source, data=data or None)
     shown = report if other is None else compare(report, inspect(other))
-    for suffix, path in targets.items():
-        write_file(path, (report.to_html() if suffix == "html" else report.kernels_yaml()).encode())
+    if kernels is not None:
+        write_file(kernels, report.kernels_yaml().encode())
     show(shown, arguments.json, report.summary if arguments.summary else None)
-    for path in targets.values():
-        say(f"{describe_written(path)}.", error=arguments.json)
+    if kernels is not None:
+        say(f"{describe_written(kernels)}.", error=arguments.json)
     return OK

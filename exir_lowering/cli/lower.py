@@ -82,9 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not store in the file how it was made, nor the names of inputs, outputs and weights",
     )
-    parser.add_argument(
-        "--refit", action="store_true", help="let `exir-lower refit` replace the weights of the file later"
-    )
     _add_constants(parser)
     parser.add_argument("--etrecord", action="store_true", help="also write OUT.etrecord, for ExecuTorch's Inspector")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many partitions are lowered at once")
@@ -126,11 +123,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         cached = False if arguments.no_cache else arguments.cache or True
         options = program_files.make_options(
-            arguments,
-            cache=cached,
-            jobs=arguments.jobs,
-            on_backend_error=arguments.on_backend_error,
-            refit=arguments.refit,
+            arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
         chosen = choice.make()
         lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)

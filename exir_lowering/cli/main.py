@@ -26,7 +26,6 @@ _COMMANDS: Mapping[str, str] = {
     "lower": "lower .pt2 files to one .pte file",
     "plan": "show what lower would delegate, and why the rest stays on the host",
     "quantize": "quantise a .pt2 file to int8, and measure the error of each layer",
-    "refit": "put new weights into a .pte file",
     "run": "run a method of a .pte file, in the ExecuTorch runtime",
     "inspect": "show what is in a .pte or .ptd file",
     "check": "say whether shipped runtimes run a .pte file",

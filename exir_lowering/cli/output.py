@@ -167,7 +167,7 @@ def quieten() -> Iterator[None]:
 
 # How messages name arguments of `load` and `emit`, and how the command line does.
 _OPTIONS = (
-    (re.compile(r'\b(unavailable|engine)="(\w+)"'), r"--\1 \2"),
+    (re.compile(r'\bunavailable="(\w+)"'), r"--unavailable \1"),
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
     (re.compile(r"\bshare_state=False\b"), "--share-state none"),
     (re.compile(r"^share_state:"), "--share-state:"),
@@ -180,7 +180,6 @@ _OPTIONS = (
     ),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
     (re.compile(r'LoweringOptions\(unsupported="allow"\), or target='), "--unsupported allow, or --target "),
-    (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
     (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
 )

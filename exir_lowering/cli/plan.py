@@ -28,7 +28,7 @@ examples:
 
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 
-Nothing is lowered, so no backend has to be installed. With --require-coverage or --require-full the exit code is 2
+Nothing is lowered, so no backend has to be installed. With --require-coverage the exit code is 2
 when less is delegated.
 """
 

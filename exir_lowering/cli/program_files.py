@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import partitioning, settings
 from exir_lowering.cli.output import find_file, first_line
@@ -30,9 +30,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="fail unless this share of each method's operators is delegated, such as 0.95",
+        help="fail unless this share of each method's operators is delegated, such as 0.95, or 1 for all",
     )
-    command.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
     command.add_argument(
         "--require-memory",
         metavar="SIZE",
@@ -93,10 +92,10 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
         "a server CPU)",
     )
     command.add_argument(
-        "--edge",
-        choices=("fast", "executorch", "check"),
-        default="fast",
-        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, to compare them",
+        "--fast",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="convert with this package's code and reuse results; without, ExecuTorch does all, to the same bytes",
     )
     command.add_argument(
         "--non-convex",
@@ -146,10 +145,9 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
         assume=_read_assumptions(arguments),
         require_coverage=arguments.require_coverage,
-        require_full=arguments.require_full,
         require_memory=arguments.require_memory,
         memory_planner=arguments.memory_planner,
-        edge=arguments.edge,
+        fast=arguments.fast,
         non_convex=arguments.non_convex,
         unsupported=arguments.unsupported,
         target=arguments.target,
@@ -218,36 +216,35 @@ def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedP
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
     import torch
 
-    from exir_lowering.cli.pt2 import ExcessiveFileError, UnsafeFileError, read_program
+    from exir_lowering.cli.pt2 import check_devices, check_file
+    from exir_lowering.graphs.serialized.grammar import UnsafeFileError
     from exir_lowering.pte import files
 
     try:
-        return _load_trusted(path) if trust else read_program(path)
+        with path.open("rb") as file:
+            if trust:
+                check_devices(file)
+            return _load(file if trust else check_file(file))
     except Exception as error:
         let_through(error)
         if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
-            danger = "take too much memory or time" if isinstance(error, ExcessiveFileError) else "run code"
             raise InputError(
-                f"{str(path)!r} is not loaded, since it could {danger} here: {error}. torch.export.save does not write "
+                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
                 "runs the code in it."
             ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason}). Expected a .pt2 "
-            f"file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or copy the "
-            "file again."
+            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason[:800]}). Expected a "
+            f".pt2 file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or "
+            "copy the file again."
         ) from error
 
 
-def _load_trusted(path: Path) -> ExportedProgram:
-    """Load a file as torch does, even if that runs code."""
+def _load(file: BinaryIO) -> ExportedProgram:
+    """Load a file as torch does, which logs the reason of an error and raises one that points there."""
     import torch
 
-    from exir_lowering.cli.pt2 import check_devices
-
-    check_devices(path)
-    # torch logs the reason and raises an error that points there.
     logged: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -259,7 +256,8 @@ def _load_trusted(path: Path) -> ExportedProgram:
     # Before the filter that drops what the log says.
     logger.filters.insert(0, keep)
     try:
-        return torch.export.load(path)
+        file.seek(0)
+        return torch.export.load(file)
     except Exception as error:
         let_through(error)
         if logged:

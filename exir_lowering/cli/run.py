@@ -44,7 +44,6 @@ examples:
   exir-lower run model.pte --input randn:1x3x224x224 --profile --runs 20 --top 10
   exir-lower run model.pte --input randn:1x3x224x224 --compare model.pt2
   exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
-  exir-lower run model.pte --input x.npy --engine interpreter
   exir-lower run unknown.pte --input ones:1x8 --timeout 10
 """
 
@@ -83,13 +82,6 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--verify", choices=tuple(_DIGESTS), dest="old_digests", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--engine",
-        choices=("runtime", "interpreter"),
-        default="runtime",
-        help="the engine: ExecuTorch's runtime (default), or an interpreter in Python, which needs no C++ compiler for "
-        "Python delegates",
-    )
-    parser.add_argument(
         "--unavailable",
         choices=("error", "fallback"),
         default="error",
@@ -126,7 +118,6 @@ def execute(arguments: argparse.Namespace) -> int:
         program = load(
             source,
             data=data or None,
-            engine=arguments.engine,
             unavailable=arguments.unavailable,
             verify=digests,
             limits=limits,
@@ -148,8 +139,6 @@ def execute(arguments: argparse.Namespace) -> int:
             _show_profile(profile, arguments.top)
     if comparison is not None:
         say(str(comparison), error=arguments.json)
-    if arguments.engine == "interpreter":
-        say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
         content = io.BytesIO()
         torch.save(outputs, content)
@@ -171,7 +160,7 @@ def _compare(
     if len(called.inputs) != len(values):
         raise InputError(f"--compare {str(program)!r}: it takes {len(called.inputs)} inputs, got {len(values)}.")
     calls = {method: [called.arguments(values)]}
-    return verify(file[0], {method: exported}, calls, data=file[1] or None, engine=arguments.engine)
+    return verify(file[0], {method: exported}, calls, data=file[1] or None)
 
 
 def _fit_inputs(program: LoadedProgram, method: str, values: list[Any]) -> list[Any]:

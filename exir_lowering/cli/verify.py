@@ -35,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls.add_argument("--bundled", action="store_true", help="compare the calls that were saved in the file")
     method_inputs.add_data(parser)
     parser.add_argument(
-        "--engine",
-        choices=("runtime", "interpreter"),
-        default="runtime",
-        help="the engine: ExecuTorch's runtime (default), or an interpreter in Python",
-    )
-    parser.add_argument(
         "--tolerance",
         type=float,
         metavar="SHARE",
@@ -66,7 +60,6 @@ def execute(arguments: argparse.Namespace) -> int:
             program_files.read_programs(files, arguments.trust),
             "bundled" if arguments.bundled else None if given is None else method_inputs.read_calls("--inputs", given),
             data=data or None,
-            engine=arguments.engine,
             tolerance=arguments.tolerance,
         )
     show(found, arguments.json)

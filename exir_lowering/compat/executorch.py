@@ -28,7 +28,7 @@ from exir_lowering.partitioners.drop_in import convex_proposals as proposals
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.runtime.native.engine import serving
+from exir_lowering.runtime.engine import serving
 from exir_lowering.steps import arguments
 
 
@@ -114,7 +114,7 @@ class PatchedLowerings(Sequence[PatchedLowering]):
 def patch_executorch(
     *,
     convex_proposals: bool = False,
-    accelerate: bool = True,
+    fast: bool = True,
     rewrites: Literal["safe", "none"] | Sequence[Any] | None = None,
 ) -> Iterator[PatchedLowerings]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
@@ -128,8 +128,8 @@ def patch_executorch(
         convex_proposals: Whether partitioners that are based on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
             included, use this package's proposal algorithm too, which makes no more partitions and takes linear time.
             A node that could be in either of two partitions may be in a different one than with torch.fx's algorithm.
-        accelerate: Whether ExecuTorch's conversions, this package's engine and its emitter reuse results instead of
-            computing them again, as with `LoweringOptions(accelerate=True)`; ExecuTorch's results are the same bytes.
+        fast: Whether ExecuTorch's conversions, this package's engine and its emitter reuse results instead of
+            computing them again, as with `LoweringOptions(fast=True)`; ExecuTorch's results are the same bytes.
         rewrites: The rewrites that turn the Edge programs into equivalent, faster ones, as in `LoweringOptions`; None
             for none, so that files are those that ExecuTorch makes.
 
@@ -137,10 +137,10 @@ def patch_executorch(
         The lowerings, each with its report, including those in nested contexts.
 
     Raises:
-        InputError: `rewrites` is not a list of rewrites, or `accelerate` is not a bool.
+        InputError: `rewrites` is not a list of rewrites, or `fast` is not a bool.
         UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
     """
-    options = LoweringOptions(accelerate=accelerate, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
+    options = LoweringOptions(fast=fast, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
     arguments.choose_rewrites(options, default="none")
     done: list[PatchedLowering] = []
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
@@ -148,7 +148,7 @@ def patch_executorch(
         with ExitStack() as stack:
             stack.enter_context(_PATCHED)
             stack.enter_context(WAITING)
-            if accelerate:
+            if fast:
                 stack.enter_context(ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())

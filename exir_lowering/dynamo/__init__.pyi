@@ -1,12 +1,4 @@
 from .compiler import backend as backend
-from .debugging import (
-    ExplainedGraph as ExplainedGraph,
-    Explanation as Explanation,
-    GraphBreak as GraphBreak,
-    GraphPlan as GraphPlan,
-    debug_backend as debug_backend,
-    explain as explain,
-)
 from .logs import (
     Fallback as Fallback,
     FallbackWarning as FallbackWarning,

@@ -23,6 +23,7 @@ from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_c
 from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import higher_order_name, may_rely_on_memory_order, on_host, returns_view
+from exir_lowering._upstream.runtime import open_program
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, sole_views
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
@@ -31,12 +32,13 @@ from exir_lowering.errors import BackendFailure, BackendUnavailableError, Loweri
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte.code import Payload
+from exir_lowering.plugins.payload import find_checks
+from exir_lowering.pte import payloads
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, TENSOR, Tensor, ValueSpec
+from exir_lowering.pte.program_writer import PayloadCall, write_call
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime import contract
 from exir_lowering.runtime.inputs import lay_out as lay_out_in_order
-from exir_lowering.runtime.interpreter.hosted import NotHosted, host
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -299,11 +301,14 @@ def _delegated(
 
 
 def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values: Sequence[ValueSpec]) -> Execute:
-    """Let ExecuTorch's runtime set up a payload, in a separate program."""
-    for value in values:
-        if isinstance(value.content, Tensor) and value.content.unbound:
-            raise UnboundedSizes(f"the backend {module.backend_id!r} needs static sizes")
-    payload = Payload(module.backend_id, memoryview(module.processed_bytes), _specs(module))
+    """Let ExecuTorch's runtime set up a payload, in a program that does nothing but call it."""
+    tensors = [value.content for value in values if isinstance(value.content, Tensor)]
+    if any(tensor.unbound for tensor in tensors):
+        raise UnboundedSizes(f"the backend {module.backend_id!r} needs static sizes")
+    if len(tensors) < len(values):
+        kind = next(KINDS[value.kind] for value in values if value.kind != TENSOR)
+        raise NotLowered(f"a partition for {module.backend_id!r} cannot be called from here: it is called with {kind}")
+    taken, payload = len(values) - len(plan.outputs), memoryview(module.processed_bytes)
     named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
     who = f"{_where(method)}: backend {module.backend_id!r}"
     program, number = module.original_module, plan.number
@@ -314,20 +319,24 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
 
     try:
         with locks.engine():
-            hosted = host(method, payload, plan, values, named, None)
-    except NotHosted as error:
-        raise NotLowered(f"a partition for {module.backend_id!r} cannot be called from here: {error}") from error
+            checked = payloads.check_payload(module.backend_id, payload, find_checks)
+            if checked is not None:
+                named = {name: content for name, content in named.items() if name in checked.weights}
+            called = PayloadCall(method, module.backend_id, payload, _specs(module), tensors[:taken], tensors[taken:])
+            content = write_call(called, named)
+            run = open_program(content, None).load_method(method)
     except Exception as error:
         let_through(error)
         raise failure("failed to set up a payload", error) from error
 
     def execute(given: list[Any]) -> list[Any]:
         try:
-            return list(hosted.run(given, clone_outputs=True))
+            return list(run(given, clone_outputs=True))
         except Exception as error:
             let_through(error)
             raise failure("failed to execute", error) from error
 
+    execute.content = content  # type: ignore[attr-defined]  # which the runtime reads
     return execute
 
 

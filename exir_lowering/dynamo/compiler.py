@@ -26,7 +26,7 @@ from exir_lowering.dynamo import logs, once
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log, NotLowered
-from exir_lowering.dynamo.options import Attempt, Candidate, list_candidates, read_options, requires_coverage
+from exir_lowering.dynamo.options import Attempt, list_candidates, read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError, let_through
 
 NAME = "exir_lowering"
@@ -54,7 +54,12 @@ def backend(
             coverage, or `fallback=None`.
     """
     dynamo.reset_with_dynamo(backend)
-    warn_of_mode(NAME, mode)
+    if mode is not None:  # it is inductor's; callers such as transformers always pass one
+        warnings.warn(
+            f"torch.compile(mode={mode!r}): the backend {NAME!r} has no modes, so this has no effect. Pass "
+            "options={...} instead, or mode=None.",
+            stacklevel=2,
+        )
     _warn_of_minifier(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
@@ -62,10 +67,23 @@ def backend(
         fallback = "aot_eager"
     strict = fallback is None or dynamo.requires_full_graph() or requires_coverage(chosen)
     with closing(Log()) as log:
-        compiled = try_each(candidates, fallback, Function, module, example_inputs, log, strict=strict)
-        if compiled is not None:
-            log.backend = NAME
-            return compiled
+        following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
+        for candidate, instead in zip(candidates, following, strict=True):
+            last = candidate is candidates[-1]
+            try:
+                function = _Function(module, example_inputs, candidate.make(), log, strict=strict)
+                compiled = function.compile(module, example_inputs, last=last)
+                log.backend = NAME
+                return compiled
+            except (NotLowered, LoweringError) as error:
+                if last and strict and isinstance(error, LoweringError):
+                    raise
+                if last and strict:
+                    raise InputError(
+                        f"torch.compile: {candidate.name} cannot compile this graph: {error}. Without fullgraph=True, "
+                        "a required coverage and fallback=None, another backend would run it."
+                    ) from error
+                log.note(candidate.name, "function", error, instead)
         log.backend = str(fallback)
         other: Callable[..., Any] = dynamo.lookup_backend(log.backend)(module, list(example_inputs))
         return other
@@ -83,45 +101,6 @@ def _reset() -> None:
 backend.reset = _reset  # type: ignore[attr-defined]
 
 
-def warn_of_mode(name: str, mode: str | None) -> None:
-    """Warn if a caller asks for a mode, which is inductor's; callers such as transformers always pass one."""
-    if mode is not None:
-        warnings.warn(
-            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, so this has no effect. Pass "
-            "options={...} instead, or mode=None.",
-            stacklevel=3,
-        )
-
-
-def try_each(
-    candidates: Sequence[Candidate],
-    fallback: str | None,
-    function: type[Function],
-    module: GraphModule,
-    example_inputs: Sequence[Any],
-    log: Log,
-    *,
-    strict: bool,
-) -> Callable[..., Any] | None:
-    """Compile a graph in the first attempt that works; return None if none does, which with `strict` is an error."""
-    following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
-    for candidate, instead in zip(candidates, following, strict=True):
-        last = candidate is candidates[-1]
-        try:
-            made = function(module, example_inputs, candidate.make(), log, strict=strict)
-            return made.compile(module, example_inputs, last=last)
-        except (NotLowered, LoweringError) as error:
-            if last and strict and isinstance(error, LoweringError):
-                raise
-            if last and strict:
-                raise InputError(
-                    f"torch.compile: {candidate.name} cannot compile this graph: {error}. Without fullgraph=True, a "
-                    "required coverage and fallback=None, another backend would run it."
-                ) from error
-            log.note(candidate.name, "function", error, instead)
-    return None
-
-
 def _needs_autograd(module: GraphModule) -> bool:
     """Return whether "eager" does not run a graph right: checkpoints with other random numbers, regions not at all."""
     return any(
@@ -130,16 +109,14 @@ def _needs_autograd(module: GraphModule) -> bool:
     )
 
 
-class Function:
+class _Function:
     """Compiles the graphs that AOTAutograd makes of one function; `strict`: what cannot be compiled is an error."""
-
-    compiler_type: type[GraphCompiler] = GraphCompiler
 
     def __init__(
         self, module: GraphModule, example_inputs: Sequence[Any], attempt: Attempt, log: Log, *, strict: bool
     ) -> None:
         self._attempt, self._strict, self._log = attempt, strict, log
-        self._compiler = self.compiler_type(attempt, log)
+        self._compiler = GraphCompiler(attempt, log)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         # The real parameters and buffers, but for the parts that DistributedDataParallel makes of a function.
         self._static = {
@@ -266,7 +243,7 @@ def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: A
 
 def _warn_of_minifier(options: Any) -> None:
     """Warn if the minifier is on, and its scripts would call the backend without its options."""
-    if options and dynamo.config.repro_after is not None and dynamo.backend_name() in (NAME, f"{NAME}_debug"):
+    if options and dynamo.config.repro_after is not None and dynamo.backend_name() == NAME:
         warnings.warn(
             f"TORCHDYNAMO_REPRO_AFTER={dynamo.config.repro_after!r}: the minifier's scripts call the backend "
             f"{dynamo.backend_name()!r} by name, without these options. To keep them, register a function that calls "

@@ -82,16 +82,14 @@ class GraphReport:
 
 
 class Log:
-    """What happens to one graph of Dynamo's; if it is listed, `reports` has it, and fallbacks are warned of."""
+    """What happens to one graph of Dynamo's; `reports` has it."""
 
-    def __init__(self, *, listed: bool = True) -> None:
-        self._listed = listed
+    def __init__(self) -> None:
         self.backend = ""
         self.reports: list[tuple[Kind, Report]] = []
         self.fallbacks: list[Fallback] = []
-        if listed:
-            with _lock:
-                _logs.append(self)
+        with _lock:
+            _logs.append(self)
 
     def add(self, kind: Kind, report: Report) -> None:
         """Add the report of a lowering; of those that repeat the first, for other weights or sizes, the last stay."""
@@ -108,7 +106,7 @@ class Log:
         fallback = Fallback(attempt, graph, reason, source, instead)
         with _lock:
             self.fallbacks = [*self.fallbacks, fallback][-MOST:]
-        if self._listed and warn:
+        if warn:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
 
     def close(self) -> None:

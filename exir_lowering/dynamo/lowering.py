@@ -25,7 +25,6 @@ from exir_lowering.errors import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
-from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.backend import Partitioner
@@ -62,17 +61,6 @@ def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -
             raise NotLowered(refused)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
     return CompiledGraphs(compiled, lowered.report, relied_on and any(one.baked for one in captured))
-
-
-def plan_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> LoweringPlan:
-    """Return what `compile_graphs` would lower, without calling a backend, or asking for a coverage."""
-    if all(one.program is None for one in captured):
-        return LoweringPlan(())
-    with outside_tracing():
-        session, captured, chosen = _prepare(kind, captured, attempt)
-        planned = plan(_programs(captured), chosen, options=_free(session.options))
-    # PyTorch allocates what it runs: nothing plans its memory.
-    return replace(planned, methods=tuple(replace(method, _memory=None) for method in planned.methods))
 
 
 def _programs(captured: Iterable[Captured]) -> dict[str, ExportedProgram]:
@@ -126,11 +114,6 @@ def _options(kind: Kind, programs: Iterable[ExportedProgram], options: LoweringO
     return replace(options, edge_compile_config=config, unsupported="allow")
 
 
-def _free(options: LoweringOptions) -> LoweringOptions:
-    """Return the options for a plan of what is lowered with others."""
-    return replace(options, require_coverage=0.0, require_full=False, progress=False)
-
-
 def _settle_weights(
     captured: Sequence[Captured],
     edge: Mapping[str, ExportedProgram],
@@ -142,7 +125,8 @@ def _settle_weights(
     if not any(one.baked for one in captured):
         return converted
     as_inputs = [one.with_weights_as_inputs() for one in converted]
-    free = replace(_free(options), rewrites="none")  # which is faster, and says as much
+    # Without rewrites, which is faster, and says as much.
+    free = replace(options, require_coverage=0.0, progress=False, rewrites="none")
     delegated, total = _count_delegated(as_inputs, partitioners, free)
     if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
         return as_inputs

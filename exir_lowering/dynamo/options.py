@@ -65,7 +65,7 @@ class CompileOptions:
 
 def requires_coverage(options: CompileOptions) -> bool:
     """Return whether it is an error if too little is delegated."""
-    return options.lowering.require_full or options.lowering.require_coverage > 0
+    return options.lowering.require_coverage > 0
 
 
 def read_options(given: Any) -> CompileOptions:
@@ -161,12 +161,6 @@ def _check_fallback(value: Any) -> Any:
 def _check_lowering(value: Any) -> Any:
     if not isinstance(value, LoweringOptions):
         raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
-    if value.edge == "check":
-        raise InputError(
-            "options['lowering'] has edge='check', which compares the node metadata of both Edge conversions; "
-            "AOTAutograd's graphs have less of it than exported programs. Use it with `lower`, or use edge='fast' or "
-            "'executorch' here."
-        )
     return value
 
 

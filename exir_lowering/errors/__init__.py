@@ -166,7 +166,7 @@ class LimitError(LoweringError):
     """A program was loaded with limits, and went over one: it was ended.
 
     Attributes:
-        limit: The limit, by its name in `Limits`: "seconds", "steps" or "memory".
+        limit: The limit, by its name in `Limits`: "seconds" or "memory".
     """
 
     def __init__(self, message: str, *, limit: str) -> None:

@@ -184,7 +184,9 @@ def _with_enums(value: Any, depth: int) -> Any:
         return value
     if "__enum__" not in value:
         return {key: _with_enums(item, depth + 1) for key, item in value.items()}
-    return _enumerator(value.get("fqn"), value.get("name"))
+    if set(value) != {"__enum__", "fqn", "name"}:  # torch reads what else it has
+        raise ForeignNameError(f"an enumerator with {', '.join(sorted(value))[:80]}.")
+    return _enumerator(value["fqn"], value["name"])
 
 
 def _enumerator(kind: Any, name: Any) -> Enum:

@@ -259,12 +259,6 @@ class FileReport(Shown):
         """
         return json.dumps(as_data(self), indent=2)
 
-    def to_html(self) -> str:
-        """Return it as a page that needs no network."""
-        from exir_lowering.inspection.page import to_html
-
-        return to_html(self)
-
     def kernels_yaml(self) -> str:
         """Return the kernels as the file of operators that ExecuTorch's selective build takes.
 

@@ -25,7 +25,7 @@ from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.runners import Engine, Source, open_available
+from exir_lowering.lowered_module.runners import Source, open_available
 from exir_lowering.model import State
 from exir_lowering.plugins import availability
 from exir_lowering.pte.assembling import RESERVED
@@ -41,7 +41,7 @@ ORIGINAL = "original"
 
 
 def of_lowered(
-    lowered: Lowered, options: EmitOptions, delegates: Delegates | str | None, engine: Engine, *, stacklevel: int
+    lowered: Lowered, options: EmitOptions, delegates: Delegates | str | None, *, stacklevel: int
 ) -> LoweredModule:
     """Make a module from lowered programs; see `LoweredMethods.module`."""
     programs = lowered.programs
@@ -51,11 +51,11 @@ def of_lowered(
     states = shared_state.choose(lowered.report.states, options.share_state, planning)
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
-    kept = replace(lowered, edge_programs={}, failed=(), weights={})  # which it does not need
+    kept = replace(lowered, edge_programs={}, failed=())  # which it does not need
     source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(source, original, contents, original)
-    runner = open_available(source(), delegates, engine)
+    runner = open_available(source(), delegates)
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(

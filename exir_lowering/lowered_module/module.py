@@ -16,7 +16,7 @@ from exir_lowering.errors import InputError, did_you_mean, let_through
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Runner, Source, data_paths, debug_beside
+from exir_lowering.lowered_module.runners import DelegateRunner, Runner, Source, data_paths, debug_beside
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
@@ -119,7 +119,6 @@ class LoweredModule(nn.Module):
         *,
         data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         delegates: Delegates | None = None,
-        engine: Engine = "runtime",
         unavailable: Unavailable = "error",
         verify: Verify = True,
     ) -> LoweredModule:
@@ -129,7 +128,6 @@ class LoweredModule(nn.Module):
             path: The path of the `.pte` file.
             data: The path of its `.ptd` data file, or a list of paths if it has several.
             delegates: As for `exir_lowering.load`.
-            engine: As for `exir_lowering.load`.
             unavailable: As for `exir_lowering.load`.
             verify: As for `exir_lowering.load`.
 
@@ -146,11 +144,11 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         files = data_paths(data)
-        check_arguments(delegates, engine, unavailable)
+        check_arguments(delegates, unavailable)
         file = read_file(path, files or None, None, verify)
         content = file.file.content
         source = Source(file, tuple(map(Path, files)), cache(partial(debug_beside, Path(path), content)))
-        opened = partial(source.open, delegates, engine, unavailable)
+        opened = partial(source.open, delegates, unavailable)
         runner = DelegateRunner(source, opened(), {}, opened)
         contents = record.read(file.name, file.methods, open_program(content)[1].named.get(MODULE))
         return cls(lambda: source, runner, contents, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -44,11 +44,11 @@ class Source:
         return self.file.methods
 
     def open(
-        self, delegates: Any, engine: str, unavailable: Unavailable = "error", without: Collection[str] = ()
+        self, delegates: Any, unavailable: Unavailable = "error", without: Collection[str] = ()
     ) -> LoadedProgram | None:
         """Open the file as `load` does, without some of its methods; None when no other is left."""
         methods = {name: method for name, method in self.methods.items() if name not in without}
-        return open_file(replace(self.file, methods=methods), delegates, engine, unavailable) if methods else None
+        return open_file(replace(self.file, methods=methods), delegates, unavailable) if methods else None
 
     def check(self) -> None:
         """Check that the files are still those that were read; InputError if one is gone, replaced or changed."""
@@ -117,9 +117,6 @@ def debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
 
 def _is_same(target: Path, path: Path) -> bool:
     return target.exists() and os.path.samefile(target, path)
-
-
-Engine: TypeAlias = Literal["runtime", "interpreter"]
 
 
 class Runner(Protocol):
@@ -195,7 +192,7 @@ def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[
             )
 
 
-def open_available(source: Source, delegates: Any, engine: Engine) -> DelegateRunner:
+def open_available(source: Source, delegates: Any) -> DelegateRunner:
     """Load the methods that can be executed here; what is returned says why the others cannot."""
     given = registry.check_delegates(delegates)
     reasons: dict[str, str] = {}
@@ -205,7 +202,7 @@ def open_available(source: Source, delegates: Any, engine: Engine) -> DelegateRu
             if isinstance(found, availability.Missing):
                 reasons[name] = f"Method {name!r} needs the backend {backend!r}, and {found.reason}. {found.advice}"
 
-    load_others = partial(source.open, delegates, engine, without=reasons)
+    load_others = partial(source.open, delegates, without=reasons)
     try:
         loaded = load_others()
     except BackendUnavailableError as error:

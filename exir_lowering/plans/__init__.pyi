@@ -1,4 +1,5 @@
 from .lowering_plan import LoweringPlan as LoweringPlan
+from .page import to_html as to_html
 from .planned import (
     Advice as Advice,
     HostCost as HostCost,
@@ -13,4 +14,4 @@ from .planned import (
     Unchanged as Unchanged,
 )
 from .report import Report as Report
-from .views import to_dot as to_dot, to_html as to_html, to_json as to_json, to_text as to_text
+from .views import to_dot as to_dot, to_json as to_json, to_text as to_text

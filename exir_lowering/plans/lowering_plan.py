@@ -71,7 +71,9 @@ class LoweringPlan(Shown):
 
     def to_html(self) -> str:
         """Return an HTML page with the graph, the coverage and every host operator; it needs no network."""
-        return views.to_html(self)
+        from exir_lowering.plans.page import to_html  # jinja2 is imported where it is used
+
+        return to_html(self)
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -86,7 +88,7 @@ _TENSORS = 8
 
 def require_coverage(plan: LoweringPlan, options: LoweringOptions) -> None:
     """Check that as much is delegated as the options require; a CoverageError lists what stays on the host."""
-    required = 1.0 if options.require_full else options.require_coverage
+    required = options.require_coverage
     short = [method for method in plan.methods if method.coverage < required]
     if not short:
         return
@@ -105,8 +107,7 @@ def require_coverage(plan: LoweringPlan, options: LoweringOptions) -> None:
         if len(groups) > _KINDS:
             lines.append(f"  ... and {len(groups) - _KINDS} more kinds; the error's `plan` has all of them.")
         lines += [f"  {advice}" for advice in method.advice[:3]]
-    option = "require_full" if options.require_full else "require_coverage"
-    lines.append(f"Let a partitioner take them, or relax LoweringOptions({option}=...).")
+    lines.append("Let a partitioner take them, or relax LoweringOptions(require_coverage=...).")
     raise CoverageError("\n".join(lines), plan=plan)
 
 

@@ -1,20 +1,20 @@
-"""A plan as text, JSON, a Graphviz graph, and an HTML page that needs neither a network nor scripts."""
+"""A plan as text, JSON and a Graphviz graph; `page` makes the HTML page."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exir_lowering.plans import drawing, formatting as shown
+from exir_lowering.plans import formatting as shown
 from exir_lowering.plans.findings import Finding, find, name_partitions
-from exir_lowering.plans.picture import edges_between, fold, picture
-from exir_lowering.plans.planned import MethodPlan, PlannedMemory, PlannedNode
+from exir_lowering.plans.picture import picture
+from exir_lowering.plans.planned import MethodPlan, PlannedMemory
 from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
@@ -111,50 +111,6 @@ def _quote(text: str) -> str:
     for raw, escaped in (("\0", "�"), ("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", ""), ("\n", "\\n")):
         text = text.replace(raw, escaped)
     return f'"{text}"'
-
-
-def to_html(plan: LoweringPlan) -> str:
-    """Return a plan as a page: what helps, the partitions as a picture, every operator with its reasons.
-
-    All names in the plan are shown as text: they are escaped, and a content security policy lets the browser run and
-    load nothing.
-
-    Args:
-        plan: The plan.
-    """
-    return drawing.render(
-        "exir_lowering.plans",
-        {"operations": shown.operations},
-        plan=plan,
-        facts=facts(plan),
-        methods=[_show(method, len(plan.methods) > 1) for method in plan.methods],
-        colours=drawing.colours(plan.backend_ids),
-    )
-
-
-def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
-    drawn = picture(method)
-    boxes = fold(drawn.vertices)
-    handed = edges_between(drawn, boxes)
-    return {
-        "plan": method,
-        "shares": coverages(method),
-        "destinations": destinations(method),
-        "predicted": predicted(method),
-        "sections": list(find(method, named=named)),
-        "boxes": boxes,
-        "drawings": drawing.draw(boxes, handed),
-        "partitions": {partition.id: partition for partition in method.partitions},
-        "rows": _rows,
-    }
-
-
-def _rows(nodes: Sequence[PlannedNode]) -> list[tuple[str, str, shown.Place, list[str]]]:
-    """Return equal operators of a module and a source line together, with the names of all."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for node in nodes:
-        rows.setdefault((node.operator, node.module, node.source), []).append(node.name)
-    return [(operator, module, shown.place(source), names) for (operator, module, source), names in rows.items()]
 
 
 LINES = 25

@@ -130,18 +130,12 @@ class _Layout:
     offsets: tuple[int, ...]  # where in it each constant starts
     vector: int | None  # where in the tables that is written
     alignments: Mapping[int, int]  # what the users of a segment ask for, by its number
-    keys: Mapping[int, str]  # of the named data that a segment is
 
 
-def share(
-    pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int, origins: Mapping[Any, str]
-) -> list[Any] | None:
-    """Return a file without delegates' copies of constants, None if it has none; `alignments` are of named data.
-
-    Only what has the same origin is shared, or has none: `origins` are by key, and by the number of a constant.
-    """
+def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
+    """Return a file without delegates' copies of constants, None if it has none; `alignments` are of named data."""
     layout = _read_layout(pieces, alignments)
-    shared = _find(layout, origins) if layout is not None else {}
+    shared = _find(layout) if layout is not None else {}
     if layout is None or not shared:
         return None
     content = _rewrite(layout, shared, segment, constant)
@@ -157,19 +151,16 @@ def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layou
     if constants is None or index >= len(ranges) or any(s < e for (s, _), e in zip(ranges, ends, strict=False)):
         return None
     alignment_of: dict[int, int] = defaultdict(lambda: 1)
-    keys: dict[int, str] = {}
     for table in program.tables(Program.NAMED_DATA):
         number = table.number(NamedData.SEGMENT_INDEX, "I")
-        keys[number] = table.text(NamedData.KEY)
-        alignment_of[number] = math.lcm(alignment_of[number], alignments.get(keys[number], 1))
+        alignment_of[number] = math.lcm(alignment_of[number], alignments.get(table.text(NamedData.KEY), 1))
     of = SubsegmentOffsets.OFFSETS
-    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), alignment_of, keys)
+    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), alignment_of)
 
 
-def _find(layout: _Layout, origins: Mapping[Any, str]) -> dict[int, int]:
+def _find(layout: _Layout) -> dict[int, int]:
     """Return, for each segment of named data that equals a constant, where among the constants that is."""
     start, whole = layout.ranges[layout.constants]
-    of_constants = {offset: origins.get(number) for number, offset in enumerate(layout.offsets)}
     by_size: dict[int, list[int]] = defaultdict(list)
     for offset in dict.fromkeys(layout.offsets):
         if offset < whole:
@@ -178,8 +169,7 @@ def _find(layout: _Layout, origins: Mapping[Any, str]) -> dict[int, int]:
     for number in layout.alignments:
         place, size = layout.ranges[number]
         for offset in by_size.get(size, ()) if size else ():
-            same = origins.get(layout.keys[number]) == of_constants[offset]
-            if same and layout.pieces.get(place) == layout.pieces[start + offset]:
+            if layout.pieces.get(place) == layout.pieces[start + offset]:
                 found[number] = offset
                 break
     return found

@@ -202,11 +202,6 @@ class Code:
     external: Mapping[str, MemoryLayout]  # what tensors in data files have to be, by name
 
 
-def read_code(file: memoryview) -> tuple[dict[str, Code], Data]:
-    """Return the code of all methods of a `.pte` file, by name, and what it refers to; nothing is copied."""
-    return read_methods(file, lambda code, data: code)
-
-
 def read_methods(file: memoryview, make: Callable[[Code, Data], _Made]) -> tuple[dict[str, _Made], Data]:
     """Return what a function makes of each method's code, by name, and the data; a CorruptError if it is damaged."""
     program, data = open_program(file)

@@ -11,12 +11,10 @@ from flatbuffers import number_types
 
 from exir_lowering.pte import container, slots
 from exir_lowering.pte.container import Weight
-from exir_lowering.pte.value_kinds import CODES, NULL, TENSOR, MemoryLayout, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import CODES, TENSOR, MemoryLayout, Tensor
 
 _ALIGNMENT = 128  # of a segment of a program, as ExecuTorch has it
 _DATA_ALIGNMENT = 4096  # of a segment of a data file; what its backend asked for is smaller, and not in the file
-_PLANNED_ALIGNMENT = 16  # of a tensor in planned memory
-_ARENA = 1  # number 0 is no memory
 
 _REFERENCE = number_types.UOffsetTFlags
 _INT8, _UINT8, _INT32 = number_types.Int8Flags, number_types.Uint8Flags, number_types.Int32Flags
@@ -35,9 +33,8 @@ class PayloadCall:
     backend: str
     payload: memoryview
     specs: Sequence[tuple[str, bytes]]  # the compile specs: keys and values
-    arguments: Sequence[ValueSpec]  # what the payload is called with: tensors and None
-    inputs: Sequence[int]  # which of the arguments, all of them tensors, the method takes
-    outputs: Sequence[int]  # which of them it returns; those that it takes too are in separate memory
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
 
 
 def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:
@@ -93,17 +90,12 @@ def _lay_out(segments: Iterable[memoryview], alignment: int) -> tuple[list[_Tabl
 
 def _plan(call: PayloadCall) -> _Table:
     of, chain, meta = slots.ExecutionPlan, slots.Chain, slots.ContainerMetadata
-    inputs, outputs = (_INT32, call.inputs), (_INT32, call.outputs)
-    values, memory = [], 0
-    for number, value in enumerate(call.arguments):
-        if not isinstance(value.content, Tensor):
-            values.append({slots.EValue.VAL_TYPE: (_UINT8, NULL), slots.EValue.VAL: {}})
-            continue
-        tensor = _tensor(value.content)
-        if number in call.inputs and number in call.outputs:
-            tensor[slots.Tensor.ALLOCATION_INFO] = _allocation(memory)
-            memory += -(-max(value.content.size, 1) // _PLANNED_ALIGNMENT) * _PLANNED_ALIGNMENT
-        values.append({slots.EValue.VAL_TYPE: (_UINT8, TENSOR), slots.EValue.VAL: tensor})
+    values = [
+        {slots.EValue.VAL_TYPE: (_UINT8, TENSOR), slots.EValue.VAL: _tensor(tensor)}
+        for tensor in (*call.inputs, *call.outputs)
+    ]
+    taken = len(call.inputs)
+    inputs, outputs = (_INT32, range(taken)), (_INT32, range(taken, len(values)))
     instruction = {
         slots.Instruction.INSTR_ARGS_TYPE: (_UINT8, slots.InstructionArguments.DELEGATE_CALL),
         slots.Instruction.INSTR_ARGS: {slots.DelegateCall.ARGS: (_INT32, range(len(values)))},  # of delegate 0
@@ -117,7 +109,7 @@ def _plan(call: PayloadCall) -> _Table:
         of.CHAINS: [{chain.INPUTS: inputs, chain.OUTPUTS: outputs, chain.INSTRUCTIONS: [instruction]}],
         of.OPERATORS: [],
         of.DELEGATES: [_delegate(call)],
-        of.NON_CONST_BUFFER_SIZES: (_INT64, [0, memory] if memory else [0]),
+        of.NON_CONST_BUFFER_SIZES: (_INT64, [0]),
     }
 
 
@@ -141,15 +133,6 @@ def _layout(tensor: MemoryLayout, of: type[slots.Tensor] | type[slots.TensorLayo
         of.SCALAR_TYPE: (_INT8, CODES[tensor.dtype]),
         of.SIZES: (_INT32, tensor.sizes),
         of.DIM_ORDER: bytes(tensor.dim_order),
-    }
-
-
-def _allocation(start: int) -> _Table:
-    of = slots.AllocationDetails
-    return {
-        of.MEMORY_ID: (_UINT32, _ARENA),
-        of.MEMORY_OFFSET_LOW: (_UINT32, start & 0xFFFFFFFF),
-        of.MEMORY_OFFSET_HIGH: (_UINT32, start >> 32),
     }
 
 

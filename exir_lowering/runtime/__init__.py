@@ -1,4 +1,4 @@
-"""Load a `.pte` file and run its methods, in ExecuTorch's own runtime or in Python."""
+"""Load a `.pte` file and run its methods, in ExecuTorch's own runtime."""
 
 from exir_lowering.runtime.apart.engine import Limits
 from exir_lowering.runtime.choosing import Choice

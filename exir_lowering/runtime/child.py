@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,17 @@ import torch
 
 from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, LimitError, LoweringError
-from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.addresses import load_class
 from exir_lowering.plugins.worker_errors import describe_error
-from exir_lowering.pte.code import read_code
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.instructions import JUMP
 from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.apart.process import Message, read_message, send_message
-from exir_lowering.runtime.engine import Engine
+from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
-from exir_lowering.runtime.program import open_engine, read_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.program import read_file
 
-
-@dataclass(slots=True)
-class _Child:
-    """What this process has open, and the limits that are kept here."""
-
-    file: ProgramFile
-    engine: Engine[Any]
-    steps: int | None
-    sizes: Mapping[str, tuple[int, bool, bool]]  # of each method: its instructions, whether some branch, whether back
-
-
-_child: _Child | None = None
+_engine: Engine | None = None
+"""The file that this process has open."""
 _memory: int | None = None
 
 
@@ -110,7 +96,7 @@ def _work(message: Message) -> Message:
 
 def _open(header: Any, contents: Sequence[bytes]) -> Message:
     """Open the file; what sent this has checked its digests."""
-    global _child
+    global _engine
     with suppress(OSError):  # it may be gone, and is needed for relative paths only
         os.chdir(header["folder"])
     torch.set_num_threads(header["threads"])
@@ -124,72 +110,35 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
     rest = iter(contents)
     source, *data = (next(rest) if path is None else path for path in header["sources"])
     file = read_file(source, data or None, header["debug"], False)
-    steps, counted = header["steps"], header["engine"] == "interpreter"
-    engine = open_engine(header["engine"], file, delegates, header["unavailable"])
-    if counted and steps is not None:
-        engine = replace(engine, steps=min(steps, STEPS))
-    sizes = {} if counted or steps is None else _sizes(file)
-    _child = _Child(file, engine, steps, sizes)
-    return {"missing": {backend: astuple(one) for backend, one in engine.missing.items()}}, ()
-
-
-def _sizes(file: ProgramFile) -> dict[str, tuple[int, bool, bool]]:
-    """Return of each method how many instructions it has, whether some are jumps, and whether one goes back."""
-    found = {}
-    for name, code in read_code(file.file.content)[0].items():
-        placed = [(at, *one) for chain in code.chains for at, one in enumerate(chain)]
-        ahead = [target > at for at, kind, target, _ in placed if kind == JUMP]
-        found[name] = len(placed), bool(ahead), not all(ahead)
-    return found
+    _engine = open_engine(file, delegates, header["unavailable"])
+    return {"missing": {backend: astuple(one) for backend, one in _engine.missing.items()}}, ()
 
 
 def _run(header: Any, contents: Sequence[bytes]) -> Message:
-    child, method, inputs = _called(header, contents)
-    with child.engine.lock, child.engine.entered(method.name):
-        outputs = child.engine.run(method, inputs)
+    engine, method, inputs = _called(header, contents)
+    with engine.lock:
+        outputs = engine.run(method, inputs)
     described, made = transfer.write(outputs)
     return {"values": described}, made
 
 
 def _record(header: Any, contents: Sequence[bytes]) -> Message:
-    child, method, inputs = _called(header, contents)
-    with child.engine.lock:
-        events = child.engine.record(method, inputs, header["runs"])
+    engine, method, inputs = _called(header, contents)
+    with engine.lock:
+        events = engine.record(method, inputs, header["runs"])
     return {"events": [astuple(event) for event in events]}, ()
 
 
 _TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Message]] = {"open": _open, "run": _run, "record": _record}
 
 
-def _called(header: Any, contents: Sequence[bytes]) -> tuple[_Child, MethodSpec, list[Any]]:
+def _called(header: Any, contents: Sequence[bytes]) -> tuple[Engine, MethodSpec, list[Any]]:
     """Return what has the file open, and a method with its inputs; they were checked by what sent them."""
-    if _child is None:
+    if _engine is None:
         raise InputError("run: no file is open in this process.")
-    method = _child.file.methods[header["method"]]
-    _check_steps(_child, method)
-    where = _child.file.where(method.name)
-    return _child, method, prepare(where, method, transfer.read(header["values"], contents))
-
-
-def _check_steps(child: _Child, method: MethodSpec) -> None:
-    """Check that the runtime, which counts nothing, cannot execute more instructions than it may."""
-    steps = child.steps
-    count, branches, loops = child.sizes.get(method.name, (0, False, False))
-    if steps is None or not (loops or count > steps):
-        return
-    where = f"{child.file.where(method.name)} was not run"
-    if loops:
-        raise LimitError(
-            f"{where}: it has a loop, and ExecuTorch's runtime does not count the instructions it executes: "
-            f"limits.steps ({steps:,}) cannot be enforced. Give limits.seconds instead, or load the file with "
-            'engine="interpreter".',
-            limit="steps",
-        )
-    raise LimitError(
-        f"{where}: it executes {'up to ' if branches else ''}{count:,} instructions, more than the {steps:,} of "
-        "limits.steps. Raise the limit if it needs more.",
-        limit="steps",
-    )
+    method = _engine.file.methods[header["method"]]
+    where = _engine.file.where(method.name)
+    return _engine, method, prepare(where, method, transfer.read(header["values"], contents))
 
 
 def _bound(memory: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What a Python delegate is called with and has to return, whichever engine calls it."""
+"""What a Python delegate is called with and has to return."""
 
 from __future__ import annotations
 

@@ -1,151 +1,93 @@
-"""What the engines have in common, which execute the methods of a `LoadedProgram`, and traces of what they ran."""
+"""Run the methods of a file in the ExecuTorch runtime that comes with the wheel."""
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
-from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte import slots
-from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.instructions import DELEGATE, KERNEL
-from exir_lowering.runtime.source import ProgramFile
-
-METHOD_EVENT, KERNEL_EVENT, DELEGATE_EVENT = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
-"""What ExecuTorch's runtime calls its events."""
-
-EVENTS: Mapping[int, str] = {KERNEL: KERNEL_EVENT, DELEGATE: DELEGATE_EVENT}
-"""What it calls those of instructions."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """Something that took time."""
-
-    name: str  # what the runtime calls it, such as "DELEGATE_CALL"
-    instruction: int  # the number of the instruction of which it is a part; -1 for none
-    identifier: int | str | None  # what a delegate calls it; None for an event of the runtime itself
-    nanoseconds: int  # how long it took
-    start: int = 0  # when it began, in nanoseconds since an arbitrary point in time
-
-
-@dataclass(slots=True, eq=False)
-class Trace:
-    """Records what the interpreter does. It is also a `Recorder` of delegates."""
-
-    events: list[TraceEvent] = field(default_factory=list)
-    active: bool = False  # whether a delegate is being executed
-    instruction: int = -1  # the one that is being executed
-
-    def now(self) -> int:
-        """Return the time in nanoseconds."""
-        return time.perf_counter_ns()
-
-    def record(self, identifier: int | str, start: int, end: int) -> None:
-        """Record an event of the delegate that is being executed."""
-        self.events.append(TraceEvent("", self.instruction, identifier, end - start, start))
-
-    def begin(self, instruction: int, name: str) -> int:
-        """Begin an instruction, or with -1 the method, and return the time."""
-        self.instruction, self.active = instruction, name == DELEGATE_EVENT
-        return self.now()
-
-    def end(self, instruction: int, name: str, start: int) -> None:
-        """Record an instruction that has ended."""
-        took = self.now() - start
-        self.active = False
-        self.events.append(TraceEvent(name, instruction, None, took, start))
-
-
-_Field = slots.ProfileEvent
-
-
-def read_etdump(content: bytes) -> list[TraceEvent]:
-    """Return the events of all executions that an ETDump has, in order, without those of loading."""
-    # ExecuTorch's own reader starts flatc, and keeps one of several events of a run that have the same identifier.
-    events: list[TraceEvent] = []
-    for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
-        if run.text(slots.RunData.NAME) == "Execute":
-            events += _events(run)
-    return events
-
-
-def _events(run: Table) -> Iterator[TraceEvent]:
-    for entry in run.tables(slots.RunData.EVENTS):
-        event = entry.table(slots.Event.PROFILE_EVENT)
-        if event is not None:
-            number, text = event.number(_Field.DELEGATE_DEBUG_ID_INT, "i", -1), event.text(_Field.DELEGATE_DEBUG_ID_STR)
-            identifier = text or (number if number >= 0 else None)
-            start = event.number(_Field.START_TIME, "Q")
-            took = event.number(_Field.END_TIME, "Q") - start
-            chained = event.number(_Field.CHAIN_INDEX, "i") >= 0
-            instruction = event.number(_Field.INSTRUCTION_ID, "i", -1) if chained else -1
-            yield TraceEvent(event.text(_Field.NAME), instruction, identifier, max(took, 0), start)
-
-
-Prepared = TypeVar("Prepared")
-"""A method as an engine prepares it to run."""
+from exir_lowering.pte.saving import TemporaryFolder
+from exir_lowering.runtime.inputs import look_at
+from exir_lowering.runtime.native.bridge import bridge
+from exir_lowering.runtime.profiling import TraceEvent, read_etdump
+from exir_lowering.runtime.source import ProgramFile, Unavailable, find_delegates, rename_backends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Engine(ABC, Generic[Prepared]):
-    """Executes the methods of one file, with the lock of `locks.engine` held; raises what `LoadedProgram.run` does."""
+class Engine:
+    """A file that is open in ExecuTorch's runtime; `open_engine` makes it. Methods raise what `LoadedProgram.run` does.
 
-    name: ClassVar[str]  # what `load` calls it
-    refusal: ClassVar[str] = ""  # says why it needs the kernels of ExecuTorch's runtime, where that is not obvious
+    They are called with the lock of `locks.engine` held.
+    """
 
     file: ProgramFile
     delegates: Mapping[str, Delegate]  # in Python, by id
-    ready: dict[str, Prepared] = field(default_factory=dict, kw_only=True)  # the methods that were set up
+    # The runtime's program for each method. Methods of one program share all memory, so that one method's intermediate
+    # values overwrite another's state: each has a program of its own, unless they share their state.
+    programs: Mapping[str, Any]
+    ready: dict[str, Any] = field(default_factory=dict)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
-    running: set[tuple[int, str]] = field(default_factory=set, kw_only=True)
-    missing: Mapping[str, Missing] = field(default_factory=dict, kw_only=True)  # backends that nothing here executes
-    steps: int = field(default=STEPS, kw_only=True)  # how many instructions a run may execute, where they are counted
+    running: set[tuple[int, str]] = field(default_factory=set)
+    missing: Mapping[str, Missing] = field(default_factory=dict)  # backends that nothing here executes
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """What is held while a method runs: the lock of all engines."""
         return locks.engine()  # type: ignore[no-any-return]
 
-    @contextmanager
-    def entered(self, method: str) -> Iterator[None]:
-        """Keep a delegate from running the method that it is called from: both would write into the same memory."""
-        epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
-        running = [name for number, name in self.running if number == epoch]
-        shared = method in self.file.sharing and not self.file.sharing.isdisjoint(running)
-        if method in running or shared:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method, with inputs as `inputs.prepare` returns them; no later run changes what this returns.
+
+        A delegate cannot run the method that it is called from: both would write into the same memory.
+        """
+        entry = locks.epoch(), method.name  # what another thread of the parent ran, a forked child does not run
+        running = [name for number, name in self.running if number == entry[0]]
+        shared = method.name in self.file.sharing and not self.file.sharing.isdisjoint(running)
+        if method.name in running or shared:
             raise InputError(
-                f"run: {self.file.where(method)} is running: a delegate that it calls cannot run it again"
+                f"run: {self.file.where(method.name)} is running: a delegate that it calls cannot run it again"
                 f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
                 "more for that."
             )
-        self.running.add((epoch, method))
-        try:
-            yield
+        try:  # what comes first in it: an interrupt may come anywhere
+            self.running.add(entry)
+            ready = self.prepare(method)
+            listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
+            with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
+                return list(ready(inputs, clone_outputs=True))
         finally:
-            self.running.discard((epoch, method))
+            self.running.discard(entry)
 
-    @abstractmethod
-    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-        """Run a method with inputs as `inputs.prepare` returns them; no later run changes what this returns."""
+    def _describe_failure(self, method: MethodSpec, inputs: Sequence[Any], error: Exception) -> str:
+        return (
+            f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own lines above "
+            f"this one, on stderr, say where. {look_at(inputs)}"
+        )
 
-    @abstractmethod
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
-        """Set a method up again, run it that often, and return what it does; no other run sees its state."""
-
-    @abstractmethod
-    def _set_up(self, method: MethodSpec) -> Prepared:
-        """Make a method ready to run, in its initial state."""
+        """Run a method that often in a separate program, and return what it does; no other run sees its state."""
+        where = f"{self.file.where(method.name)} cannot be profiled"
+        with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
+            program = self.file.open(profiled=True)
+        others = dict.fromkeys(self.file.methods.keys() - {method.name})  # not to be set up, as what shares state is
+        engine = Engine(self.file, self.delegates, {method.name: program}, ready=others, missing=self.missing)
+        for _ in range(runs):
+            engine.run(method, inputs)
+        with (
+            explaining(lambda error: f"{where}: what the runtime recorded cannot be read: {error}."),
+            TemporaryFolder() as folder,
+        ):
+            path = folder / "profile.etdp"
+            program.write_etdump_result_to_file(str(path))
+            return read_etdump(path.read_bytes())
 
     def set_up_delegated(self) -> None:
         """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
@@ -158,7 +100,7 @@ class Engine(ABC, Generic[Prepared]):
         """Return whether a method calls Python delegates."""
         return not self.delegates.keys().isdisjoint(method.backends)
 
-    def prepare(self, method: MethodSpec) -> Prepared:
+    def prepare(self, method: MethodSpec) -> Any:
         """Return a method, set up at its first use; raise an InputError when the runtime lacks a kernel for it."""
         if method.name in self.ready:
             return self.ready[method.name]
@@ -171,7 +113,7 @@ class Engine(ABC, Generic[Prepared]):
         if missing:
             raise InputError(
                 f"{self.file.where(method.name)} cannot run: the ExecuTorch runtime here has no kernel for "
-                f"{', '.join(missing)}. {self.refusal}Import the library that has it (custom operators have one), or "
+                f"{', '.join(missing)}. Import the library that has it (custom operators have one), or "
                 "change the model so that the operator is decomposed or delegated."
             )
         with neutral():
@@ -185,6 +127,25 @@ class Engine(ABC, Generic[Prepared]):
                     except Exception as error:
                         let_through(error)
         return self.ready[method.name]
+
+    def _set_up(self, method: MethodSpec) -> Any:
+        """Make a method ready to run, in its initial state."""
+        where, program = self.file.where(method.name), self.programs[method.name]
+        needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
+        serving: Any = contextlib.nullcontext()
+        if self.calls_delegates(method):
+            serving = bridge().setting_up(where, method.delegations, self.delegates, self.file.debug.lines(method.name))
+        with (
+            explaining(
+                lambda error: (
+                    f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines "
+                    "above this one, on stderr, say why: the file may be damaged, be made for another version of a "
+                    "backend, or keep weights in a .ptd data file that was not given as data=."
+                )
+            ),
+            serving,
+        ):
+            return program.load_method(method.name)
 
 
 def missing_kernels(method: MethodSpec) -> list[str]:
@@ -203,3 +164,62 @@ def explaining(describe: Callable[[Exception], str]) -> Iterator[None]:
     except Exception as error:
         let_through(error)
         raise InputError(describe(error)) from error
+
+
+def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
+    """Open a file, with its methods that call Python delegates set up; the errors are those of `load`."""
+    with locks.engine():
+        engine = _open(file, given, unavailable)
+        engine.set_up_delegated()
+        return engine
+
+
+def _open(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
+    failure = installed.runtime_failure()
+    if failure is not None:
+        raise BackendUnavailableError(
+            f"{file.name} cannot be loaded: {failure}. Install executorch again from its wheel for this platform."
+        )
+    _check_given(given)
+    found, missing = find_delegates(file, given, unavailable)
+    taken = installed.own_backends().intersection(found)
+    if taken:
+        file, names = rename_backends(file, sorted(taken))
+        found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
+    if found:
+        try:
+            bridge().register(sorted(found))
+        except BackendUnavailableError as error:
+            missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
+            if file.needed(missing):
+                raise
+            found = {}
+    methods, sharing = file.methods, file.sharing
+    with explaining(
+        lambda error: (
+            f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
+            "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
+        )
+    ):
+        shared = file.open() if sharing else None
+        programs = {method: shared if method in sharing else file.open() for method in methods}
+    return Engine(file, found, programs, missing=missing)
+
+
+@contextmanager
+def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
+    """Make the runtime call delegates in programs that something else opens, while the context lasts."""
+    _check_given(delegates)
+    with locks.engine():
+        bridge().register(sorted(delegates))
+    with bridge().serving(delegates):
+        yield
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    replaced = sorted(installed.own_backends() & set(given))
+    if replaced:
+        raise InputError(
+            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, which a delegate "
+            "cannot replace. Give the delegate another id, also in the backend that makes the file."
+        )

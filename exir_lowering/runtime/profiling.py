@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import InputError
+from exir_lowering.pte import slots
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
+from exir_lowering.pte.flatbuffer import Table as Entry, root
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import Shown, make_table, printable, render
-from exir_lowering.runtime.engine import DELEGATE_EVENT, KERNEL_EVENT, METHOD_EVENT, TraceEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +22,46 @@ VERSION = 1
 
 _LINES = 3
 """Source lines that the table has for a delegate."""
+
+METHOD_EVENT, KERNEL_EVENT, DELEGATE_EVENT = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
+"""What ExecuTorch's runtime calls its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """Something that took time."""
+
+    name: str  # what the runtime calls it, such as "DELEGATE_CALL"
+    instruction: int  # the number of the instruction of which it is a part; -1 for none
+    identifier: int | str | None  # what a delegate calls it; None for an event of the runtime itself
+    nanoseconds: int  # how long it took
+    start: int = 0  # when it began, in nanoseconds since an arbitrary point in time
+
+
+_Field = slots.ProfileEvent
+
+
+def read_etdump(content: bytes) -> list[TraceEvent]:
+    """Return the events of all executions that an ETDump has, in order, without those of loading."""
+    # ExecuTorch's own reader starts flatc, and keeps one of several events of a run that have the same identifier.
+    events: list[TraceEvent] = []
+    for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
+        if run.text(slots.RunData.NAME) == "Execute":
+            events += _events(run)
+    return events
+
+
+def _events(run: Entry) -> Iterator[TraceEvent]:
+    for entry in run.tables(slots.RunData.EVENTS):
+        event = entry.table(slots.Event.PROFILE_EVENT)
+        if event is not None:
+            number, text = event.number(_Field.DELEGATE_DEBUG_ID_INT, "i", -1), event.text(_Field.DELEGATE_DEBUG_ID_STR)
+            identifier = text or (number if number >= 0 else None)
+            start = event.number(_Field.START_TIME, "Q")
+            took = event.number(_Field.END_TIME, "Q") - start
+            chained = event.number(_Field.CHAIN_INDEX, "i") >= 0
+            instruction = event.number(_Field.INSTRUCTION_ID, "i", -1) if chained else -1
+            yield TraceEvent(event.text(_Field.NAME), instruction, identifier, max(took, 0), start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Load a `.pte` file, and run its methods in an engine: ExecuTorch's runtime, or an interpreter of our own.
+"""Load a `.pte` file, and run its methods in ExecuTorch's runtime.
 
 What `load` takes:
 
@@ -8,13 +8,8 @@ What `load` takes:
 * `data`. There is no search for data files: `Artifact.save` writes them beside the `.pte` file, by the names in
   `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in a temporary file
   for it, which goes with the program.
-* `delegates` come before those of the entry points. A backend that the runtime has itself cannot be replaced, but in
-  the interpreter. Those that the file does not need are not used.
-* `engine`. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler once. "interpreter" needs
-  none: it uses PyTorch's operators, and gives the same results except for rounding. It is not the real runtime, and
-  refuses operators that the real one does not have: it checks the names of kernels, not the dtypes that each kernel of
-  the real runtime supports, so that a file that runs here may still fail there. Backends that the runtime has itself
-  are called in it, payload by payload.
+* `delegates` come before those of the entry points, and need a C++ compiler once. A backend that the runtime has itself
+  cannot be replaced. Those that the file does not need are not used.
 * `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning.
   The file has these graphs if it was emitted with `keep_originals=True`.
 * `debug`. With debug information failures and profiles name the model's lines. A file beside the program is ignored,
@@ -36,11 +31,10 @@ families, such as forward@npu and forward@cpu: of them, the one that is chosen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from exir_lowering._upstream import locks
 from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -52,10 +46,8 @@ from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.runtime import choosing
 from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
-from exir_lowering.runtime.engine import Engine
+from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare, with_tensors
-from exir_lowering.runtime.interpreter.engine import open_interpreter
-from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import (
     ProgramFile,
@@ -66,15 +58,10 @@ from exir_lowering.runtime.source import (
     read_source,
 )
 
-_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = {
-    "runtime": open_native,
-    "interpreter": open_interpreter,
-}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedProgram:
-    """A `.pte` file that is open in an engine; `load` makes it.
+    """A `.pte` file that is open in ExecuTorch's runtime; `load` makes it.
 
     Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
     writes into its buffers is kept for its next run, and no other method changes it, unless the methods share state:
@@ -82,7 +69,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine[Any] | Apart
+    _engine: Engine | Apart
     _preferred: Preferred = None
 
     @property
@@ -100,11 +87,6 @@ class LoadedProgram:
         """The methods whose backends are all available here, sorted; a family has at least one."""
         missing = self._engine.missing.keys()
         return tuple(name for name, method in self._file.methods.items() if missing.isdisjoint(method.backends))
-
-    @property
-    def engine(self) -> str:
-        """What runs the methods: "runtime", which is ExecuTorch's, or "interpreter"."""
-        return self._engine.name
 
     def run(self, method: str, *inputs: Any) -> list[Any]:
         """Run a method.
@@ -127,9 +109,9 @@ class LoadedProgram:
             LimitError: The program was loaded with limits, and went over one; the next run is in its initial state.
         """
         found = self._method("run", method, inputs)
-        # Views of the inputs are made and released with the lock held: both release the interpreter's lock, and a
+        # Views of the inputs are made and released with the lock held: both release Python's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with self._engine.lock, self._engine.entered(found.name):
+        with self._engine.lock:
             outputs = self._engine.run(found, self._prepare(found, inputs))
             return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
 
@@ -216,8 +198,7 @@ class LoadedProgram:
         return prepare(where, method, choosing.pad(bucket, inputs))
 
     def __repr__(self) -> str:
-        note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""
-        return f"LoadedProgram({self._file.name}: {', '.join(self.method_names)}{note})"
+        return f"LoadedProgram({self._file.name}: {', '.join(self.method_names)})"
 
     def __reduce__(self) -> Any:
         raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
@@ -228,14 +209,13 @@ def load(
     *,
     data: Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
-    engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
     debug: str | os.PathLike[str] | None = None,
     verify: Verify = True,
     limits: Limits | None = None,
     choose: Preferred = None,
 ) -> LoadedProgram:
-    """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
+    """Open a `.pte` file in the ExecuTorch runtime.
 
     The file is checked first, and its methods that call Python delegates are set up, so that the delegates compile
     their payloads now. `exir_lowering.runtime.program` says more about each argument.
@@ -244,7 +224,6 @@ def load(
         source: The path of the file, or its content. A file is mapped, and must not be changed in place.
         data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
         delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
-        engine: "runtime" is ExecuTorch's own; "interpreter" calls PyTorch's operators, and needs no C++ compiler.
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
         debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
@@ -262,26 +241,23 @@ def load(
         LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
         PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
     """
-    given = check_arguments(delegates, engine, unavailable)
+    given = check_arguments(delegates, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     file = read_file(source, data, debug, verify)
     preferred = choosing.check_preferred(choose, file)
     if limits is not None:
-        return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits), preferred)
-    return LoadedProgram(file, open_engine(engine, file, given, unavailable), preferred)
+        return LoadedProgram(file, open_apart(file, given, unavailable, limits), preferred)
+    return LoadedProgram(file, open_engine(file, given, unavailable), preferred)
 
 
-def open_file(file: ProgramFile, delegates: Any, engine: str, unavailable: Unavailable = "error") -> LoadedProgram:
+def open_file(file: ProgramFile, delegates: Any, unavailable: Unavailable = "error") -> LoadedProgram:
     """Open a file that was read; the arguments and errors are those of `load`."""
-    given = check_arguments(delegates, engine, unavailable)
-    return LoadedProgram(file, open_engine(engine, file, given, unavailable))
+    return LoadedProgram(file, open_engine(file, check_arguments(delegates, unavailable), unavailable))
 
 
-def check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapping[str, Any]:
+def check_arguments(delegates: Any, unavailable: object) -> Mapping[str, Any]:
     """Check arguments of `load`, and return the delegates by id."""
-    if not isinstance(engine, str) or engine not in _ENGINES:
-        raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
     given = registry.check_delegates(delegates)
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
@@ -297,11 +273,3 @@ def read_file(source: object, data: Given, debug: object, verify: Verify) -> Pro
     check_weights(pte, files, methods)
     digests.check_all(pte, seal, files, needed_weights(methods), verify)
     return ProgramFile(pte, files, methods, find_debug_file(pte.source, debug), manifest)
-
-
-def open_engine(name: str, file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine[Any]:
-    """Open a file in an engine, with its methods that call Python delegates set up; the errors are those of `load`."""
-    with locks.engine():
-        engine = _ENGINES[name](file, given, unavailable)
-        engine.set_up_delegated()
-        return engine

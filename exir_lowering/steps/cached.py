@@ -221,14 +221,12 @@ def _identify(
     """Return the key of a method's conversion, and the memory of its tensors; or NoKeyError, NotSerialisableError."""
     if method.passes is not None:
         raise NoKeyError("transform passes run over it")
-    if options.edge == "check":
-        raise NoKeyError('edge="check" converts it in both ways')
     forms = Forms(Storages(), named=True)
     config = options.edge_compile_config or EdgeCompileConfig()
     parts: dict[str, Iterable[str]] = {
         "partitioners": [line for one in method.partitioners for line in ("for", *identify_partitioner(one))],
         # Whoever turns off what makes a conversion fast does not want what it made.
-        "options": [forms.form(config), options.edge, str(options.accelerate)],
+        "options": [forms.form(config), str(options.fast)],
         "versions": [*list_versions(), *pins.state()],
     }
     encoded = _encode(method.program)

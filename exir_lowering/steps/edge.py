@@ -91,7 +91,7 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
 
 
 def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
-    accelerated = accelerating(options.accelerate)
+    accelerated = accelerating(options.fast)
     with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
         if is_edge(method.program):
             edge, origin = private_copy(method.program), None
@@ -108,10 +108,9 @@ def _convert(
     method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch, and why."""
-    if options.edge == "executorch" or not pins.is_on("fast Edge conversion"):
+    if not options.fast or not pins.is_on("fast Edge conversion"):
         return _convert_as_executorch(method, options), ()
-    from exir_lowering.steps.casewise.compare import require_equal  # names that may be missing where this is off
-    from exir_lowering.steps.casewise.convert import Conversion
+    from exir_lowering.steps.casewise.convert import Conversion  # names that may be missing where this is off
 
     try:
         conversion = Conversion(method.name, _config(options))
@@ -124,8 +123,6 @@ def _convert(
         let_through(error)
         reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
         return _convert_as_executorch(method, options), (f"the whole conversion: {reason}",)
-    if options.edge == "check":
-        require_equal(method.name, converted, _convert_as_executorch(method, options))
     return converted, conversion.uncovered
 
 

@@ -33,7 +33,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, MethodPlan, PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
-from exir_lowering.pte import manifest, recipes, saving
+from exir_lowering.pte import manifest, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.pte.provenance import KEY, Provenance
@@ -48,7 +48,6 @@ from exir_lowering.steps.memory_planning import Planned, Planning, configure, pl
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import complete, narrowed_further
-from exir_lowering.steps.recipes import Replacing
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
@@ -162,14 +161,13 @@ class Lowered:
     report: Report
     edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
-    accelerate: bool = True
+    fast: bool = True
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
     failed: tuple[Partition, ...] = ()
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | None = None
-    weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
@@ -187,7 +185,7 @@ def plan_memory(
     lowered = Lowered(
         {method.name: method.program for method in extracted},
         Report(planned.methods, {}, {}, states=planned.states),
-        accelerate=options.accelerate,
+        fast=options.fast,
         in_place=any(method.rewrites for method in methods),
         memory_planner=options.memory_planner,
     )
@@ -223,7 +221,7 @@ def _plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
 def _emitting(lowered: Lowered) -> Iterator[None]:
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     context = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.accelerate):
+    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.fast):
         yield
 
 
@@ -239,7 +237,6 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if options.keep_originals:
         _attach_originals(copies)
     _import_kernels(copies)
-    replacing = Replacing(lowered, {} if only_plan else copies)
     if options.external_weights is not None:
         placement.place(copies, config, options.external_weights)
     if any(state.shared for state in states):
@@ -250,8 +247,7 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
-            reserved = {**({recipes.KEY: recipes.RESERVED} if lowered.weights else {}), **options.reserved}
-            with sealing.reserving(edge, reserved, options.provenance), emitting(replacing.origins) as emitted:
+            with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
                 manager = edge.to_executorch(own)
     except Planned:
@@ -267,14 +263,10 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
     if options.keep_originals:
         _check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
-    known = replacing.complete(copies, manager, emitted.values)
-    sealing.share(manager, config, replacing.origins)
-    if lowered.weights:
-        sealing.fill(manager, recipes.KEY, known.encode())
+    sealing.share(manager, config)
     if options.provenance:
-        named = copies if lowered.weights else programs  # with the keys that are in the file
-        sealing.fill(manager, KEY, complete(lowered.made_by, named, emitted.values, options, replacing.names).encode())
-    stored = placement.list_stored(copies, config, manager, replacing.origins)
+        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
+    stored = placement.list_stored(copies, config, manager)
     debug = record(programs, emitted.methods, lowered.unchanged)
     return Artifact(manager, report, stored, debug, etrecord)
 
@@ -310,8 +302,6 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
         )
     if manifest.METHOD in lowered.constant_methods and manifest.METHOD in (given or {}):
         raise InputError(f"constant_methods: {manifest.METHOD!r} is made for the families of the file; rename yours.")
-    if lowered.weights and options.keep_originals:
-        raise InputError("keep_originals: the lowering had refit=True, and kept graphs keep their weights. Choose one.")
     constant_methods = {**lowered.constant_methods, **(given or {})}
     both = sorted(set(lowered.programs) & set(constant_methods))
     if both:

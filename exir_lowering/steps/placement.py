@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +25,6 @@ Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
 _BLOCK = 2**20  # what is compared at a time
-_LARGE = 1024  # a weight whose copies are reported
 _NOT_IN_A_NAME = frozenset("/\\\0")
 _FILE = "constant_tag"  # ExecuTorch's key of node.meta for the data file of a constant, which its emitter reads
 
@@ -43,8 +42,6 @@ class StoredData:
         file: The data file, "" for the `.pte` file.
         methods: The methods that use it, in order.
         also: The other names of the same bytes, each with its kind.
-        copies: The weights, from 1,024 bytes, that a payload's backend has in a form of its own, in it or in data,
-            although others have them too: they are stored more than once.
     """
 
     kind: Literal["payload", "data", "constant"]
@@ -53,13 +50,13 @@ class StoredData:
     file: str
     methods: tuple[str, ...]
     also: tuple[str, ...] = ()
-    copies: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        """What `also` and `copies` say, "" if they are empty."""
-        notes = [f"also {name}" for name in self.also[:1]] + [f"{len(self.also) - 1} more"] * (len(self.also) > 1)
-        return ", ".join(notes + [f"its own form of {name}" for name in self.copies])
+        """What `also` says, "" if it is empty."""
+        return ", ".join(
+            [f"also {name}" for name in self.also[:1]] + [f"{len(self.also) - 1} more"] * (len(self.also) > 1)
+        )
 
 
 def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
@@ -127,28 +124,22 @@ def list_stored(
     programs: Mapping[str, ExportedProgram],
     config: ExecutorchBackendConfig,
     manager: ExecutorchProgramManager,
-    origins: Mapping[Any, str],
 ) -> tuple[StoredData, ...]:
-    """List what a file and its data files store, the largest first; the programs are those that the emitter got.
-
-    What has an origin, by its name or key, is stored once with what has the same one.
-    """
-    contents = _Contents(named_data_pieces(manager), origins)
+    """List what a file and its data files store, the largest first; the programs are those that the emitter got."""
+    contents = _Contents(named_data_pieces(manager))
     theirs = config.external_constants
     file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
     names: dict[Any, dict[tuple[str, str], list[str]]] = {}
-    holders: list[_Holder] = []
     for method, program in programs.items():
-        for content, kind, key in _entries(method, program, file_of, contents, holders):
+        for content, kind, key in _entries(method, program, file_of, contents):
             names.setdefault(content, {}).setdefault((kind, key), []).append(method)
-    rows, copies = [], _copies(holders)
+    rows = []
     for content, known in names.items():
         file, size, _ = content
         (kind, key), *others = sorted(known, key=lambda name: name[0] != "constant")
         methods = tuple(dict.fromkeys(method for each in known.values() for method in each))
         also = tuple(" ".join(other) for other in others)
-        own = tuple(copies.get(content, ()))
-        rows.append(StoredData(kind, key, size, file, methods, also, own))  # type: ignore[arg-type]
+        rows.append(StoredData(kind, key, size, file, methods, also))  # type: ignore[arg-type]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
 
 
@@ -165,35 +156,11 @@ def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
     return make_table(columns, lines, ("bytes",), "Stored data")
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """Who has weights: a delegate, or the host."""
-
-    payload: Any  # what identifies the delegate's payload; None for the host
-    weights: Mapping[int, str]  # the names of the weights, by their storages
-    contents: Set[Any]  # what is stored for it, the payload aside
-
-
-def _copies(holders: Iterable[_Holder]) -> dict[Any, dict[str, None]]:
-    """Return, by payload, the weights that its delegate has in a form of its own, while others have them too."""
-    by_weight: dict[int, list[_Holder]] = defaultdict(list)
-    for holder in holders:
-        for weight in holder.weights:
-            by_weight[weight].append(holder)
-    found: dict[Any, dict[str, None]] = defaultdict(dict)
-    for weight, having in by_weight.items():
-        for one in having if len(having) > 1 else ():
-            if any(one.payload != other.payload and one.contents.isdisjoint(other.contents) for other in having):
-                found[one.payload][one.weights[weight]] = None
-    return found
-
-
 class _Contents:
-    """Contents by file: equal ones of one origin are stored once."""
+    """Contents by file: equal ones are stored once."""
 
-    def __init__(self, named: Mapping[str, Any], origins: Mapping[Any, str]) -> None:
+    def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._known = named, defaultdict[tuple[str, int], list[Any]](list)
-        self._origins = origins
         self._data: dict[tuple[str, str], tuple[str, int, int]] = {}
 
     def of_data(self, key: str, file: str, size: int) -> tuple[str, int, int]:
@@ -201,23 +168,23 @@ class _Contents:
         if (key, file) not in self._data:
             content = self._named[key]
             plain = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-            self._data[key, file] = self._number(file, size, plain, key)
+            self._data[key, file] = self._number(file, size, plain)
         return self._data[key, file]
 
-    def of_constant(self, value: torch.Tensor, file: str, name: str) -> tuple[str, int, int]:
+    def of_constant(self, value: torch.Tensor, file: str) -> tuple[str, int, int]:
         """Return what identifies a constant."""
         size = value.numel() * value.element_size()
         if value.untyped_storage().nbytes() != size:
             value = value.contiguous()
         memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-        return self._number(file, size, memory.numpy()[:size], name)
+        return self._number(file, size, memory.numpy()[:size])
 
-    def _number(self, file: str, size: int, content: Any, name: str) -> tuple[str, int, int]:
-        known, origin = self._known[file, size], self._origins.get(name)
-        for number, (other, theirs) in enumerate(known):
-            if theirs == origin and (other is content or _are_equal(other, content)):
+    def _number(self, file: str, size: int, content: Any) -> tuple[str, int, int]:
+        known = self._known[file, size]
+        for number, other in enumerate(known):
+            if other is content or _are_equal(other, content):
                 return file, size, number
-        known.append((content, origin))
+        known.append(content)
         return file, size, len(known) - 1
 
 
@@ -234,27 +201,15 @@ def _entries(
     program: ExportedProgram,
     file_of: Callable[[Node], str | None],
     contents: _Contents,
-    holders: list[_Holder],
 ) -> Iterator[tuple[Any, str, str]]:
-    """Yield what a method stores: its content, its kind and its name; note who has which weights."""
+    """Yield what a method stores: its content, its kind and its name."""
     for path, module, name in graphs.delegates(program.graph_module):
         delegate = getattr(module, name)
         payload = "", len(delegate.processed_bytes), delegate.processed_bytes
         yield payload, "payload", ".".join((method, *path, name))
-        found = set()
         for key, file, size in named_data_entries(delegate):
-            found.add(content := contents.of_data(key, file and f"{file}.ptd", size))
-            yield content, "data", key
-        theirs = _constants(delegate.original_module)
-        weights = {_storage(value): target for _, target, value in theirs if value.nbytes >= _LARGE}
-        holders.append(_Holder(payload, weights, found))
+            yield contents.of_data(key, file and f"{file}.ptd", size), "data", key
     for node, target, value in _constants(program):
         if node.users:
             file = file_of(node) or ""
-            content = contents.of_constant(value, file and f"{file}.ptd", target)
-            holders.append(_Holder(None, {_storage(value): target}, {content}))
-            yield content, "constant", target
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage().data_ptr()
+            yield contents.of_constant(value, file and f"{file}.ptd"), "constant", target

@@ -43,12 +43,12 @@ def preprocess(
     It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
     """
     programs = [partition.program for partition in group.partitions]
-    keeping = keeping_contents(session.options.accelerate)
+    keeping = keeping_contents(session.options.fast)
     with keeping, session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.accelerate):
+            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.fast):
                 return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-        with settings(programs, gradients=True), accelerating(session.options.accelerate):
+        with settings(programs, gradients=True), accelerating(session.options.fast):
             return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from exir_lowering.steps.emit import EmitOptions
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
-_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner", "refit")
+_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner")
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))  # in which other orders of dimensions backends keep a weight of four
@@ -81,12 +81,8 @@ def complete(
     programs: Mapping[str, ExportedProgram],
     values: Mapping[str, Sequence[GivenValue]],
     options: EmitOptions,
-    names: Mapping[str, str],
 ) -> Provenance:
-    """Return what is known of a file: `values` are those that each method is given, as the file numbers them.
-
-    `names` are those of the weights that named data is known to be, by key.
-    """
+    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
     methods = {}
     for name in programs:
         own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
@@ -95,8 +91,7 @@ def complete(
     if options.config is not None:
         settings = [each.name for each in fields(ExecutorchBackendConfig)]
         emission.update(_differing(options.config, ExecutorchBackendConfig(), settings))
-    weights = {**_weights(programs), **names}
-    return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
+    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
 
 
 def _digest(planned: LoweringPlan) -> str:

@@ -3,7 +3,9 @@
 A partition that fails by itself is refused, and its operators go to the next partitioner or stay on the host; with
 "split" it is first cut where the fewest bytes cross, again and again, until what fails is isolated. What is larger than
 a backend said that partitions may be is cut before it is tried. Then everything that is left is put together again, and
-stays together if the backend takes it. At the end each backend gets all of its partitions in one call, as always.
+stays together if the backend takes it. At the end each backend gets all of its partitions in one call, as always. If
+that call fails, because they are too much together or because the backend fails now and then, what it made of each of
+them by itself is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Node
@@ -60,23 +62,33 @@ class Recovery:
         self._reasons: dict[_Place, str] = {}  # why a backend does not get an operator
         self._pieces: dict[_Place, int] = {}  # the number of the piece that an operator is in
         self._apart: dict[_Place, int] | None = None  # the pieces that work, when they have been put together again
-        self._fine: set[_Places] = set()  # partitions that the backend lowers by themselves
+        self._fine: dict[_Places, LoweredPartition] = {}  # what the backend made of partitions by themselves
 
     def lower(self, groups: Sequence[BackendGroup], lower: _Lower) -> list[LoweredPartition] | None:
         """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
         if self._begun and self._learn(groups, lower):
             return None
         results: list[LoweredPartition] = []
-        try:
-            for group in groups:
-                results += lower(group)
-        except BackendFailure as failure:
-            self._note(group.backend_id, failure)
-            begun, self._begun = self._begun, self._mode != "raise"
-            if begun or not self._begun or not self._learn(groups, lower):
-                raise
-            return None
+        for group in groups:
+            made = self._lower_group(group, groups, lower)
+            if made is None:
+                return None
+            results += made
         return results
+
+    def _lower_group(
+        self, group: BackendGroup, groups: Sequence[BackendGroup], lower: _Lower
+    ) -> list[LoweredPartition] | None:
+        try:
+            return lower(group)
+        except BackendFailure as failure:
+            if self._mode == "raise":
+                raise
+            self._note(group.backend_id, failure)
+        begun, self._begun = self._begun, True
+        if not begun and self._learn(groups, lower):
+            return None
+        return [replace(self._fine[_places(one)], partition=one) for one in group.partitions]
 
     @property
     def knows(self) -> bool:
@@ -98,7 +110,7 @@ class Recovery:
 
     def _works(self, partition: Partition, lower: _Lower) -> bool:
         """Return whether the backend lowers a partition by itself; one that it does not lower is cut, or refused."""
-        places = tuple((partition.method, partition.backend_id, name) for name in partition.nodes)
+        places = _places(partition)
         if places in self._fine:
             return True
         weights, limits = _find_weights(partition), self._limits[partition.backend_id]
@@ -106,7 +118,7 @@ class Recovery:
             self._cut(partition, places, weights)
             return False
         try:
-            lower(BackendGroup(partition.backend_id, (partition,)))
+            (self._fine[places],) = lower(BackendGroup(partition.backend_id, (partition,)))
         except BackendFailure as failure:
             self._note(partition.backend_id, failure)
             if self._mode == "split" and len(weights) > 1:
@@ -114,7 +126,6 @@ class Recovery:
             else:
                 self._refuse(partition, places, weights, failure)
             return False
-        self._fine.add(places)
         return True
 
     def _note(self, backend_id: str, failure: BackendFailure) -> None:
@@ -145,6 +156,10 @@ class Recovery:
         lines = tuple(graphs.sources.lines_of(_operators(partition)))
         self.refused.append(RefusedPartition(partition.method, backend_id, partition.nodes, lines, str(failure)))
         self.failed.append(partition)
+
+
+def _places(partition: Partition) -> _Places:
+    return tuple((partition.method, partition.backend_id, name) for name in partition.nodes)
 
 
 def _operators(partition: Partition) -> list[Node]:

@@ -21,7 +21,6 @@ from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
-from exir_lowering.steps.recipes import replaceable
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import Candidate, choose, would_remove
 from exir_lowering.steps.session import Session
@@ -39,7 +38,7 @@ def rewrite(
     if not rewrites:
         return tuple(methods)
     with session.timed("rewrite"), collector.paused():
-        editors = _open(methods, assumed, shareable(states), session.options.refit)
+        editors = _open(methods, assumed, shareable(states))
         each = session.progress.each("rewrite", methods)
         return tuple(_rewrite(method, editors.get(method.name), rewrites, session.options.costs) for method in each)
 
@@ -58,7 +57,6 @@ def _open(
     methods: Sequence[EdgeMethod],
     assumed: Mapping[str, Mapping[str, str]],
     shared: Sequence[Collection[tuple[str, str]]],
-    refit: bool,
 ) -> dict[str, Editor]:
     """Make an editor for each method, except where values are not known, or depend on the order of writes."""
     editors = {}
@@ -68,8 +66,7 @@ def _open(
             program = private_copy(method.program, handles=True)
             volatile = {name for each in shared for user, name in each if user == method.name}
             mode = fake_mode_of(program.graph_module) or mode
-            weights = replaceable(program) if refit else ()
-            editors[method.name] = Editor(program, mode, assumed[method.name], volatile, weights)
+            editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
     known = [each for each in shared if all(user in editors for user, _ in each)]
     bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
     return editors

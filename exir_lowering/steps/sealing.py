@@ -26,12 +26,12 @@ def reserving(edge: Any, reserved: Mapping[str, bytes], with_provenance: bool) -
         yield
 
 
-def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig, origins: Mapping[Any, str]) -> None:
+def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
     """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
     cord, aligned = emission.pte_contents(manager), config.constant_tensor_alignment or ALIGNMENT
     alignments = emission.named_data_alignments(manager)
     try:
-        pieces = assembling.share(emission.cord_pieces(cord), alignments, config.segment_alignment, aligned, origins)
+        pieces = assembling.share(emission.cord_pieces(cord), alignments, config.segment_alignment, aligned)
     except CorruptError as error:
         raise InvariantError(f"Weights cannot be shared: {error}.") from None
     if pieces is not None:

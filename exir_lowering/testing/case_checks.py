@@ -108,7 +108,7 @@ def check_profile(trial: Trial) -> None:
             rows = program.profile(call.method, *call.inputs).rows
         except Exception as error:
             let_through(error)
-            raise Broken("profile", f"profiling method {call.method!r} ({trial.engine}) failed: {error}") from error
+            raise Broken("profile", f"profiling method {call.method!r} failed: {error}") from error
         names = {row.name for row in rows if row.kind == "instruction"}
         unknown = sorted(names - list_event_names(trial.lowered))
         if unknown:

@@ -12,7 +12,6 @@ from exir_lowering._upstream import installed, stderr
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, let_through
 from exir_lowering.lowered import LoweredMethods
-from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
@@ -41,8 +40,6 @@ AVAILABLE = "suite/available"
 SOMETHING_PASSES = "suite/something-passes"
 """The name of the test that fails when the backend supports no case."""
 
-_BOTH: tuple[Engine, ...] = ("runtime", "interpreter")
-
 
 @dataclass(frozen=True, slots=True)
 class Suite:
@@ -66,7 +63,7 @@ class Suite:
         """Try all cases."""
         first = () if self.unavailable is None else (self.unavailable,)
         results = (*first, *(self.run(case) for case in self.cases))
-        return ConformanceReport(self.subject.backend_id, results, self.subject.engines, self.note)
+        return ConformanceReport(self.subject.backend_id, results, self.note)
 
 
 def make_suite(
@@ -87,9 +84,9 @@ def make_suite(
         if tolerance is not None and not (number and 0 <= tolerance < math.inf):
             raise InputError(f"check_backend: got {name}={tolerance!r}, expected a number of at least 0, or None.")
     backend_id, given = _find_backend(backend)
-    executor, engines, note = _find_delegate(backend_id, delegate)
+    executor, note = _find_delegate(backend_id, delegate)
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
-    subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, engines, atol, rtol)
+    subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
     unavailable = None
     if delegate is not None and note:  # it would pass because it was never called
         text = (
@@ -117,10 +114,9 @@ def _find_backend(backend: Any) -> tuple[str, Any]:
     return backend_id, backend
 
 
-def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, ...], str]:
-    """Return the delegate, what executes it, and why nothing does."""
-    own = backend_id in installed.own_backends()
-    if own and delegate is not None:
+def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, str]:
+    """Return the delegate, and why nothing executes the files, "" when something does."""
+    if backend_id in installed.own_backends() and delegate is not None:
         raise InputError(
             f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
             "the delegate out, or give the backend another id."
@@ -132,8 +128,8 @@ def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, .
         )
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     if isinstance(found, availability.Missing):
-        return None, (), found.reason
-    return found if delegate is None else delegate, _BOTH[:1] if own else _BOTH, ""
+        return None, found.reason
+    return found if delegate is None else delegate, ""
 
 
 def _find_partitioner(
@@ -230,15 +226,15 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         check_debug_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
         content = _emit(case, lowered)
-        for engine in subject.engines:
-            CHECKS[case.check](Trial(subject, ready, lowered, content, engine))
+        if not note:
+            CHECKS[case.check](Trial(subject, ready, lowered, content))
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", "", str(reason), *counts)
     except Broken as broken:
         if take_fingerprint(ready.edge) != before:
             forget(case)
         return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
-    if not subject.engines:
+    if note:
         return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
     return CaseResult(case.name, "passed", "", "", *counts)
 

@@ -50,13 +50,11 @@ class ConformanceReport:
     Attributes:
         backend_id: The backend.
         results: The results, in the order of the cases.
-        engines: What executed the files, () when nothing did.
         note: Why nothing was executed, "" when it was.
     """
 
     backend_id: str
     results: tuple[CaseResult, ...]
-    engines: tuple[str, ...] = ()
     note: str = ""
 
     @property
@@ -89,7 +87,7 @@ class ConformanceReport:
 
     def to_text(self) -> str:
         """Return the counts by feature, then the failures, then the reasons of the skipped cases."""
-        how = f"executed by {' and '.join(self.engines)}" if self.engines else f"lowered only: {self.note}"
+        how = f"lowered only: {self.note}" if self.note else "executed by ExecuTorch's runtime"
         lines = [
             f"Backend {self.backend_id!r}: {len(self.passed)} passed, {len(self.failed)} failed, "
             + (f"{len(self.lowered)} lowered, " if self.lowered else "")

@@ -27,7 +27,6 @@ from exir_lowering.errors import (
 from exir_lowering.graphs import checksums, debug_handles, measures
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.bundled import tolerance
-from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
@@ -146,7 +145,6 @@ class Subject:
     delegate: Delegate | type[Delegate] | None  # None for one that the runtime has itself
     partitioner: Callable[[Case], Partitioner]
     may_refuse: Callable[[Case], bool]  # not where the backend's own partitioner takes the operators
-    engines: tuple[Engine, ...]  # what executes the files, () for nothing
     atol: float | None  # None for `tolerance`'s
     rtol: float | None
 
@@ -159,7 +157,6 @@ class Trial:
     sample: Sample
     lowered: LoweredMethods
     content: bytes  # the `.pte` file, or b"" when nothing executes it
-    engine: Engine
 
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
         """Make a delegate that is watched; None for one of the runtime's own."""
@@ -172,7 +169,7 @@ class Trial:
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
         delegates = {} if delegate is None else {self.subject.backend_id: delegate}
-        return load(self.content, delegates=delegates, engine=self.engine)
+        return load(self.content, delegates=delegates)
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
@@ -184,7 +181,7 @@ class Trial:
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
         """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
-        where = f"{when} of method {call.method!r} ({self.engine})"
+        where = f"{when} of method {call.method!r}"
         try:
             outputs = program.run(call.method, *call.inputs)
         except BackendContractError as error:

@@ -80,7 +80,7 @@ def bisect(
         InputError: An argument is invalid, or PyTorch refused all inputs of a method.
         LoweringError: The programs cannot be lowered or the file cannot be loaded; see `lower` and `load`.
     """
-    given = check_arguments(delegates, "runtime", "error")
+    given = check_arguments(delegates, "error")
     with torch.random.fork_rng(devices=()):
         search = _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options), share_state)
         return search.run()
@@ -119,7 +119,7 @@ class _Outcome:
         """Say what is wrong."""
         if self.error or self.comparison is None:
             return self.error
-        found = conclude(self.comparison, "runtime", generated=True, complete=False)
+        found = conclude(self.comparison, generated=True, complete=False)
         return next((line for method in found.methods.values() for line in problems(method)), "")
 
 
@@ -150,7 +150,7 @@ class _Search:
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""
         self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
-        file, _ = read(self.lowered.emit(share_state=self.share_state), None)
+        file = read(self.lowered.emit(share_state=self.share_state), None)
         try:
             self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
@@ -159,7 +159,7 @@ class _Search:
         comparison, complete = self.whole.comparison, not self.whole.kind
         if comparison is not None:
             generated = self.inputs is None
-            self.verification = conclude(comparison, "runtime", generated=generated, complete=complete)
+            self.verification = conclude(comparison, generated=generated, complete=complete)
         if not self.whole.kind:
             return self._conclude("")
         self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
@@ -245,7 +245,7 @@ class _Search:
         kept = {(one.method, one.backend_id, one.node.name) for unit in chosen for one in self.units[unit]}
         known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
-        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0, require_full=False)
+        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0)
         session = Session(replace(options, on_backend_error="raise", progress=False))
         edge, recovery = self.lowered.edge_programs, _Only(kept, known)
         self.lowerings += 1
@@ -253,7 +253,7 @@ class _Search:
         try:
             lowered = lower_in(session, edge, self.partitioners, backends=self.backends, recovery=recovery)
             lowered = replace(lowered, in_place=self.lowered.in_place)  # as the rewrites had it
-            file, _ = read(lowered.emit(share_state=self.share_state), None)
+            file = read(lowered.emit(share_state=self.share_state), None)
             if _lacks_kernels(file):  # for what is left out: that it fails says nothing of the rest
                 return None
             outcome = self._execute(file)
@@ -273,9 +273,9 @@ class _Search:
         def load() -> LoadedProgram:
             nonlocal process
             if not self.apart:
-                return open_file(file, self.delegates, "runtime")
+                return open_file(file, self.delegates)
             if process is None:
-                process = open_apart(file, "runtime", self.delegates, "error", Limits(seconds=PATIENCE))
+                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE))
             else:
                 process.restart()
             return LoadedProgram(file, process)

@@ -22,16 +22,15 @@ from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
-from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.verification import local_errors, measure
+from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.measure import Difference, Tolerance
-from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
+from exir_lowering.verification.results import MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ def verify(
     *,
     data: files.Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
-    engine: Literal["runtime", "interpreter"] = "runtime",
     tolerance: float | None = None,
 ) -> Verification:
     """Compare what a file computes with what its programs compute in eager PyTorch.
@@ -75,7 +73,6 @@ def verify(
             `LoweredModule.save` puts there.
         data: The `.ptd` data files of a path or content, as for `load`.
         delegates: Delegates, as for `load`.
-        engine: What runs the file, as for `load`.
         tolerance: The largest error of floating-point numbers, as a share of the largest magnitude in an output; by
             default it depends on dtypes, and is looser for quantised programs.
 
@@ -88,44 +85,30 @@ def verify(
     """
     if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
-    executed = check_arguments(delegates, engine, "error")
-    file, debug = read(source, data)
-    load = partial(open_file, file, delegates, engine)
+    given = check_arguments(delegates, "error")
+    file = read(source, data)
+    load = partial(open_file, file, given)
     subjects = match(programs, file, (opened := load()).runnable)
     bundled = isinstance(inputs, str) and inputs == "bundled"
     calls = None if inputs is None else read_bundled(subjects, file) if bundled else read_inputs(subjects, inputs)
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
-        for name, tally in comparison.tallies.items():
-            _locate(comparison, tally, executed, debug(name))
-    return conclude(comparison, engine, generated=inputs is None, complete=True)
+    return conclude(comparison, generated=inputs is None, complete=True)
 
 
-def _locate(comparison: Comparison, tally: _Tally, delegates: Mapping[str, Any], debug: MethodDebug | None) -> None:
-    """Find where the error of the call that is the furthest off arises, if there is debug information."""
-    if not tally.replay or debug is None:
-        return
-    subjects, file = comparison.subjects, comparison.file
-    try:
-        tally.errors = tuple(local_errors.find(file, delegates, subjects, tally.replay, debug, tally.tolerance))
-    except LoweringError as error:
-        tally.notes.setdefault(f"the place where this arises was not found: {_shorten(error)}")
-
-
-def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: bool) -> Verification:
+def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Verification:
     """Return what a comparison found; it may have ended, incomplete, before it got to all methods."""
     file, tallies = comparison.file, comparison.tallies
     methods = {name: tally.result() for name, tally in tallies.items() if tally.calls or complete}
     rest = tuple(name for name in file.methods if name not in tallies and not (file.manifest and name == METHOD))
-    return Verification(file.name, engine, SEED if generated else None, MappingProxyType(methods), rest)
+    return Verification(file.name, SEED if generated else None, MappingProxyType(methods), rest)
 
 
-def read(source: object, data: files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
-    """Return a file, and a function that returns what its debug handles stand for."""
+def read(source: object, data: files.Given) -> ProgramFile:
+    """Read the file that was given."""
     if files.is_file(source):
-        file = read_file(source, data, None, True)
-        return file, file.debug.method
+        return read_file(source, data, None, True)
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
@@ -133,7 +116,7 @@ def read(source: object, data: files.Given) -> tuple[ProgramFile, Callable[[str]
         raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
-    return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
+    return read_file(source.buffer, list(source.data_files.values()) or None, None, True)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +138,6 @@ class _Tally:
     furthest: float = 1.0  # the score of the call that is the furthest off
     replay: tuple[Call, ...] = ()  # that call, behind those before it in its case
     failed: tuple[Call, ...] = ()  # the same for the first call in which the file failed
-    errors: tuple[LocalError, ...] = ()
 
     def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
         """Note how far an output is off in a call."""
@@ -181,7 +163,7 @@ class _Tally:
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes), self.errors)
+        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes))
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from exir_lowering.verification.repro import Repro
 
 
-VERSION = 1
+VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _ROWS, _LISTED = 12, 4
@@ -74,29 +74,6 @@ class OutputResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalError:
-    """How far a delegate or kernel is from the same operators in eager PyTorch.
-
-    Attributes:
-        what: The delegate or kernel, such as "delegate 0 (XnnpackBackend)" or "aten.add.out".
-        instruction: The number of its instruction in the file.
-        local: The largest error divided by the allowed one, on eager PyTorch's inputs; above 1 it is off.
-        chained: The same in the chain, where inputs have the errors of earlier instructions.
-        largest_error: The largest absolute error on eager PyTorch's inputs.
-        nodes: The nodes of the program whose values it was compared in.
-        source: The model's line, "" where it is not known.
-    """
-
-    what: str
-    instruction: int
-    local: float
-    chained: float
-    largest_error: float
-    nodes: tuple[str, ...]
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class MethodResult:
     """What was found about a method.
 
@@ -111,8 +88,6 @@ class MethodResult:
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
         notes: Differences only for inputs with NaN or infinity, which backends need not keep: not counted as off.
-        errors: Of the call that is the furthest off, the error of each kernel and delegate that could be compared, in
-            the file's order; () where nothing is off, or without debug information.
     """
 
     name: str
@@ -125,7 +100,6 @@ class MethodResult:
     stateful: bool
     problem: str
     notes: tuple[str, ...]
-    errors: tuple[LocalError, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -139,14 +113,12 @@ class Verification(Shown):
 
     Attributes:
         file: What was verified.
-        engine: What ran it: "runtime" or "interpreter".
         seed: The seed of the inputs that were generated, None where all were given.
         methods: What was found, by method, in the order of the programs.
         unverified: Methods of the file for which no program was given.
     """
 
     file: str
-    engine: str
     seed: int | None
     methods: Mapping[str, MethodResult]
     unverified: tuple[str, ...] = ()
@@ -165,12 +137,12 @@ class Verification(Shown):
         return render(_parts(self, width), width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 1, "ok", "file", "engine", "seed", "methods": [...], "unverified": [...]}`.
+        """Return it as JSON: `{"version": 2, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
 
         A method has the attributes of `MethodResult` and "ok", outputs those of `OutputResult`. What is infinite, such
         as the SQNR of equal outputs, is null.
         """
-        own = {name: getattr(self, name) for name in ("ok", "file", "engine", "seed")}
+        own = {name: getattr(self, name) for name in ("ok", "file", "seed")}
         methods = [{**asdict(method), "ok": method.ok} for method in self.methods.values()]
         return as_json({"version": VERSION, **own, "methods": methods, "unverified": self.unverified})
 
@@ -189,8 +161,6 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
     for method in found.methods.values():
         for line in problems(method):
             yield Padding(Text(line), (0, 0, 0, 2))
-    for method in found.methods.values():
-        yield from _where(method, found.engine)
     yield Text("")
     yield _table(found, width)
     for method in found.methods.values():
@@ -199,8 +169,7 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
     if found.unverified:
         yield Text(f"Not verified, as no program was given: {few(found.unverified, _LISTED)}.")
     drawn = "" if found.seed is None else f" Inputs were generated with seed {found.seed}."
-    engine = "ExecuTorch's runtime" if found.engine == "runtime" else "the interpreter, not ExecuTorch's runtime,"
-    yield Text(f"Run in {engine} and in eager PyTorch.{drawn}")
+    yield Text(f"Run in ExecuTorch's runtime and in eager PyTorch.{drawn}")
 
 
 def summary(found: Verification) -> str:
@@ -229,23 +198,6 @@ def _what(output: OutputResult) -> str:
     others = [name for name in output.off if name != output.case]
     more = f"; off too: {few(others, _LISTED)}" if others else ""
     return f'{what}: in "{output.case}", call {output.call}{more}'
-
-
-def _where(method: MethodResult, engine: str) -> Iterator[RenderableType]:
-    compared = many(len(method.errors), "part")
-    own = [error for error in method.errors if error.local > 1]
-    for error in own[:_LISTED]:
-        source = f": {error.source}" if error.source else "."
-        off = f"{error.what} is off by {error.largest_error:.3g} on PyTorch's own inputs"
-        yield Padding(Text(f"{method.name}: of {compared} of the file that were compared, {off}{source}"), (0, 0, 0, 2))
-    if method.errors and not own:
-        none = f"{method.name}: none of {compared} of the file that were compared is off on PyTorch's own inputs."
-        if engine == "runtime":
-            none += (
-                " They were executed with PyTorch's kernels: if the file is right with the engine "
-                '"interpreter", a kernel of ExecuTorch\'s runtime is wrong.'
-            )
-        yield Padding(Text(none), (0, 0, 0, 2))
 
 
 def _table(found: Verification, width: int) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from executorch.exir import ExecutorchBackendConfig
@@ -67,10 +65,9 @@ def file(models: tuple[Mixed, Plain]) -> bytes:
     return lowered.emit(config).buffer
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-def test_a_hundred_calls_of_changing_shapes(file: bytes, models: tuple[Mixed, Plain], engine: Any) -> None:
+def test_a_hundred_calls_of_changing_shapes(file: bytes, models: tuple[Mixed, Plain]) -> None:
     mixed, plain = models
-    program = exir_lowering.load(file, engine=engine)
+    program = exir_lowering.load(file)
     generator = torch.Generator().manual_seed(0)
     mixed.total.copy_(torch.arange(4.0))
     for call in range(100):

@@ -443,18 +443,6 @@ def test_names_that_become_one() -> None:
     torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)
 
 
-def test_weights_of_a_shared_layer_are_replaced() -> None:
-    """Refitting knows both weights that are made of one."""
-
-    def function(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        return normalise(2, conv2d(normalise(1, conv2d(x, a)), a))
-
-    options = exir_lowering.LoweringOptions(refit=True)
-    old, new = (export(Model(function, [w(4, 4, 3, 3) * factor]), (IMAGE,)) for factor in (1, 2))
-    files = [exir_lowering.lower(each, "xnnpack", options=options).emit().buffer for each in (old, new)]
-    assert bytes(exir_lowering.refit(files[0], new.state_dict).buffer) == bytes(files[1])
-
-
 @pytest.mark.parametrize("channels", [4, 6])
 def test_a_normalization_over_another_dimension_than_a_linear_layer(channels: int) -> None:
     lowered = run(lambda x, a: normalise(1, linear(x, a)), [w(2, channels, 6)], [w(6, 6)])

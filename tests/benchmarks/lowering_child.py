@@ -23,7 +23,7 @@ else:
     import exir_lowering
 
     lower, options = exir_lowering.lower, exir_lowering.LoweringOptions
-    without = options(edge="executorch", accelerate=False) if engine == "plain" else None
+    without = options(fast=False) if engine == "plain" else None
 imported = time.process_time()
 
 from lowering_models import export_model  # noqa: E402

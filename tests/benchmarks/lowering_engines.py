@@ -76,7 +76,7 @@ def ours(program: ExportedProgram, options: LoweringOptions | None = None) -> Lo
 
 def ours_without(program: ExportedProgram) -> Lowered:
     """Lower with this package, without what makes it fast."""
-    return ours(program, LoweringOptions(edge="executorch", accelerate=False, rewrites="none"))
+    return ours(program, LoweringOptions(fast=False, rewrites="none"))
 
 
 ENGINES: dict[str, Engine] = {"executorch": executorch, "ours": ours, "plain": ours_without}

@@ -239,7 +239,6 @@ def test_settings_that_are_wrong(told: Callable[..., str], folder: Path, capsys:
     for text, part in {
         "partitionr = ['xnnpack']": "s.toml: partitionr: no setting has this name. Did you mean 'partitioner'?",
         "partitioner = 'xnnpack'": "expected a list of strings",
-        "require-full = 1": "expected true or false",
         "costs = ['a']": "expected a string or a number",
         "rules = ['refuse op=x']": 'expected rules such as "deny op=aten.add"',
         "trust = true": "only be given on the command line",
@@ -287,8 +286,7 @@ def test_variants(plan: Plan, told: Callable[..., str], capsys: pytest.CaptureFi
     assert "would run code that a file names" in told("plan", "--config", "s.toml")
     assert [one["name"] for one in plan("--config", "s.toml", "--trust")] == ["forward@npu", "forward@cpu"]
     capsys.readouterr()
-    for engine in ("runtime", "interpreter"):
-        assert cli.main(["run", "m.pte", "--input", "ones:2x8", "--compare", "model.pt2", "--engine", engine]) == 0
-        assert "forward is forward@npu: the first whose backends are available." in capsys.readouterr().out
+    assert cli.main(["run", "m.pte", "--input", "ones:2x8", "--compare", "model.pt2"]) == 0
+    assert "forward is forward@npu: the first whose backends are available." in capsys.readouterr().out
     assert cli.main(["run", "m.pte", "--method", "forward@cpu", "--input", "ones:2x8"]) == 0
     assert "forward@npu" not in capsys.readouterr().out

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import io
 import json
 import logging
 import os
 import pickle
 import random
-import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,8 +23,8 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import InputError, cli
-from exir_lowering.cli.pt2 import UnsafeFileError, program as checks, read_program
-from exir_lowering.graphs.serialized.grammar import check_expression, check_guard
+from exir_lowering.cli.pt2 import check_file
+from exir_lowering.graphs.serialized.grammar import UnsafeFileError, check_text
 
 MODEL = "archive/models/model.json"
 SAMPLES = "archive/data/sample_inputs/model.pt"
@@ -88,6 +86,14 @@ def loaded_by_torch(source: Any) -> ExportedProgram:
         return torch.export.load(source)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def read_program(path: Path) -> ExportedProgram:
+    """Load what was checked."""
+    with path.open("rb") as file:
+        source = check_file(file)
+        source.seek(0)
+        return loaded_by_torch(source)
 
 
 def edited(parts: dict[str, bytes], change: Callable[[Any], None], member: str = MODEL) -> None:
@@ -187,6 +193,10 @@ def structure(context: str, kind: str = "builtins.dict") -> Change:
 
 
 enumeration = structure('[{"__enum__": true, "fqn": "MODULE:name", "name": "x"}, "rows"]')
+beside = structure(
+    '[{"__enum__": true, "fqn": "http:HTTPStatus", "name": "OK", "x": '
+    '{"__enum__": true, "fqn": "MODULE:name", "name": "x"}}, "rows"]'
+)
 default_factory = structure(
     '{"default_factory_module": "MODULE", "default_factory_name": "name", "dict_context": ["y", "rows"]}',
     "collections.defaultdict",
@@ -201,6 +211,7 @@ ACTING = [
     expression,
     placeholder,
     enumeration,
+    beside,
     default_factory,
 ]
 NAMES = [
@@ -212,6 +223,7 @@ NAMES = [
     "expression",
     "placeholder",
     "enumeration",
+    "beside",
     "default_factory",
 ]
 
@@ -495,10 +507,13 @@ UNSAFE: dict[str, Change] = {
     "a namespace": on_call("torch.ops.profiler._record_function_enter.default"),
     "a higher-order operator": on_call("torch.ops.higher_order.call_torchbind"),
     "an attribute of an operator": on_call("torch.ops.aten.linear.default.__class__"),
-    "a source outside of torch": model(f"{GRAPH}/nodes/0/metadata", {"source_fn_stack": "linear,torch.os.system"}),
     "a node's name": model(f"{GRAPH}/nodes/0/name", "a=1;b"),
     "a parameter's name": model(f"{SIGNATURE}/forward_arg_names", ["x=print(1)", "shift", "times"]),
     "a buffer's name": model("graph_module/signature/input_specs/2/buffer/buffer_name", 'b" if print(1) else "b'),
+    "quotation marks in a guard": model("guards_code", ["L['a\"b'].size()[0] > 1"]),
+    "two programs": lambda parts, _: parts.update({"archive/models/other.json": parts[MODEL]}),
+    "two formats": lambda parts, _: parts.update({"serialized_exported_program.json": parts[MODEL]}),
+    "a list of sizes": model(f"{GRAPH}/sym_int_values/mul_2", {"as_expr": {"expr_str": ["s0"], "hint": None}}),
     "a guard": model("guards_code", ["__import__('os').abort() or L['x'].size()[0] > 1"]),
     "a symbol": model("range_constraints", {"u99999999999": {"min_val": 0, "max_val": 5}}),
     "a custom class": model(f"{GRAPH}/custom_obj_values", {"x": {"name": "x", "class_fqn": "a.b"}}),
@@ -553,128 +568,6 @@ def test_graphs_in_graphs_are_checked(nested: bytes, tmp_path: Path) -> None:
         read_program(path)
 
 
-def entries(archive: bytes) -> list[int]:
-    """The positions of the central directory's entries."""
-    found, at = [], -1
-    while (at := archive.find(b"PK\x01\x02", at + 1)) >= 0:
-        found.append(at)
-    return found
-
-
-def test_archives_that_torch_does_not_write(net: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "odd.pt2"
-
-    def told(content: bytes) -> str:
-        path.write_bytes(content)
-        with pytest.raises(InputError) as caught:
-            read_program(path)
-        return str(caught.value)
-
-    parts, buffer = members(net), io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in {**parts, "archive/bomb": bytes(10**7)}.items():
-            archive.writestr(name, content)
-    assert "compressed" in told(buffer.getvalue())
-    assert "'archive/../../x'" in told(written({**parts, "archive/../../x": b""}))
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
-        for name, content in [*parts.items(), (MODEL, b"{}")]:
-            archive.writestr(name, content)
-    assert "several of its members have the same name" in told(buffer.getvalue())
-    plain = bytearray(written(parts))
-    for at in entries(plain):
-        struct.pack_into("<II", plain, at + 20, 2**31, 2**31)
-    assert "overlap" in told(bytes(plain))
-    assert "no member 'archive_format'" in told(written({"archive/x": b"", "archive/y": b""}))
-    assert "not a ZIP archive" in told(b"PK" * 100)
-
-
-def numbers(*values: int) -> list[dict[str, int]]:
-    return [{"as_int": value} for value in values]
-
-
-def expanded(parts: dict[str, bytes], _: str) -> None:
-    edited(
-        parts,
-        lambda tree: tree["config"]["offset"]["tensor_meta"].update(sizes=numbers(2**36), strides=numbers(0)),
-        "archive/data/weights/model_weights_config.json",
-    )
-
-
-def expanded_examples(parts: dict[str, bytes], _: str) -> None:
-    parts[SAMPLES] = pickled(((torch.ones(1).expand(2**36),), {}))
-
-
-def deflated(member: str) -> Change:
-    """The archive in the archive holds a tensor of many megabytes in a few kilobytes."""
-
-    def change(parts: dict[str, bytes], _: str) -> None:
-        plain, buffer = pickled({"x": torch.zeros(2**22)}), io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in members(plain).items():
-                archive.writestr(name, content)
-        parts[member] = buffer.getvalue()
-
-    return change
-
-
-class Allocates:
-    def __reduce__(self) -> Any:
-        return (bytearray, (2**36,))
-
-
-def allocating(parts: dict[str, bytes], _: str) -> None:
-    parts["archive/data/weights/model.pt"] = pickled({"x": Allocates()})
-
-
-def size_of(text: str) -> Change:
-    return model(f"{GRAPH}/sym_int_values/mul_2", {"as_expr": {"expr_str": text, "hint": None}})
-
-
-def added(*symbols: int) -> str:
-    return f"Add({', '.join(f'Symbol({chr(39)}s{one}{chr(39)}, positive=True, integer=True)' for one in symbols)})"
-
-
-SUMS = ", ".join(added(*range(10 * one, 10 * one + 6)) for one in range(6))
-SLOW: dict[str, tuple[Change, str]] = {
-    "a weight that is one element": (expanded, "made whole"),
-    "an example input that is one element": (expanded_examples, "made whole"),
-    "a deflated archive of example inputs": (deflated(SAMPLES), "compressed"),
-    "a deflated archive of weights": (deflated("archive/data/weights/model.pt"), "compressed"),
-    "a pickle that allocates": (allocating, "bytearray"),
-    "a product of sums": (size_of(f"Mod(Pow(Mul({SUMS}), Integer(8)), {added(0, 1)})"), "multiplied out"),
-    "a power of a sum": (size_of(f"Pow({added(*range(6))}, Integer(60))"), "multiplied out"),
-    "a common divisor": (size_of(f"CeilDiv({added(*range(50))}, {added(*range(1, 51))})"), "steps"),
-    "dimensions": (model(f"{GRAPH}/tensor_values/x/sizes", numbers(*[1] * 1_000)), "dimensions"),
-}
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_what_takes_memory_or_time(
-    name: str, net: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small file does not make large things: it is refused, with what was found and what is allowed."""
-    change, reason = SLOW[name]
-    monkeypatch.setattr(checks, "STEPS", 100_000)
-    parts = members(net)
-    change(parts, "")
-    path = tmp_path / "large.pt2"
-    path.write_bytes(written(parts))
-    assert path.stat().st_size < 5_000_000
-    told = refusal(["plan", str(path)], capsys)
-    assert str(path) in told and reason in told and len(told) < 1500
-
-
-def test_a_profiler_of_the_caller_goes_on() -> None:
-    with cProfile.Profile() as profiler:
-        checks.check_evaluation({"Add(Symbol('s0', integer=True), Integer(1))": 1})
-        len(repr(profiler))
-    assert any(
-        code.co_name == "check_evaluation"
-        for code in (one.code for one in profiler.getstats())
-        if hasattr(code, "co_name")
-    )
-
-
 def test_a_modest_expansion_is_ordinary(tmp_path: Path) -> None:
     """A mask that is expanded, and sizes of nested divisions, are what people export."""
 
@@ -708,7 +601,6 @@ DEEP = "[" * 100_000 + "]" * 100_000
         model(f"{GRAPH}/nodes/0/target", "torch.ops.aten.no_such_operator.default"),
         lambda parts, _: parts.pop("archive/data/weights/weight_0"),
         lambda parts, _: parts.update({"archive/data/weights/weight_0": b"123"}),
-        lambda parts, _: parts.update({"archive/data/weights/weight_0": b""}),
         lambda parts, _: parts.update({SAMPLES: b"no pickle"}),
     ],
 )
@@ -741,7 +633,7 @@ def test_damage(change: Change, net: bytes, tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_expressions_of_torch(text: str) -> None:
-    check_expression(text)
+    check_text("symbolic expression", text)
 
 
 @pytest.mark.parametrize(
@@ -758,20 +650,12 @@ def test_expressions_of_torch(text: str) -> None:
         "Symbol('s0', name=open)",
         "Symbol(*s0)",
         "Integer('1')",
-        "Pow(Integer(10), Pow(Integer(10), Integer(10)))",
-        "10**10**10",
-        "s0**10**10",
         "2^10^10",
-        "((s0**60)**60)**60",
-        "Pow(Mul(Integer(9), Integer(9)), Integer(60))",
-        "Float('1', precision=1000000000)",
-        "9" * 100,
         "'a'",
         "1j",
         "s0\n+1",
         "\uff530",
         "(" * 300 + "1" + ")" * 300,
-        "+".join(["1"] * 60_000),
         "s0 if s0 else s1",
         "f'{s0}'",
         "(x := 1)",
@@ -783,7 +667,7 @@ def test_expressions_of_torch(text: str) -> None:
 )
 def test_expressions_that_are_no_sizes(text: str) -> None:
     with pytest.raises(UnsafeFileError, match=r"unsafe|characters"):
-        check_expression(text)
+        check_text("symbolic expression", text)
 
 
 def test_guards() -> None:
@@ -793,19 +677,18 @@ def test_guards() -> None:
         "not Mod(L['args'][0].size()[0], 2) != 0",
         "math.floor(L['x'].size()[0]) == 3",
     ):
-        check_guard(text)
+        check_text("guard", text)
     for text in (
         "L.__class__",
         "L['x'].__class__",
         "L['x'].tofile('a')",
         "math.os",
         "print(L)",
-        "s0 > 1",
         "L[\"'] or print(1) or L['\"]",
         "torch.load('x')",
     ):
         with pytest.raises(UnsafeFileError):
-            check_guard(text)
+            check_text("guard", text)
 
 
 def places(tree: Any) -> list[tuple[Any, Any]]:

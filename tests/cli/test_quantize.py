@@ -120,7 +120,7 @@ def test_static_on_the_command_line(
     assert str(first.graph) == str(again.graph)
     assert first.state_dict["first.weight"].dtype == torch.int8 and "norm.weight" not in first.state_dict
     assert all(torch.equal(value, again.state_dict[name]) for name, value in first.state_dict.items())
-    assert cli.main(["lower", "q.pt2", "-p", "xnnpack", "-o", "q.pte", "--require-full"]) == 0
+    assert cli.main(["lower", "q.pt2", "-p", "xnnpack", "-o", "q.pte", "--require-coverage", "1"]) == 0
     assert cli.main(["verify", "q.pte", "q.pt2"]) == 0
     capsys.readouterr()
     assert cli.main([*command, "-o", "kept.pt2", "--keep", "sec*", "--json", "--per-tensor"]) == 0

@@ -51,7 +51,7 @@ def test_executorchs_own_bytes(script: Callable[..., bytes], case: str) -> None:
     expected = script(program, partitioners)
     with accelerating():
         assert script(program, partitioners) == expected
-    with compat.patch_executorch(accelerate=False):
+    with compat.patch_executorch(fast=False):
         plain = script(program, partitioners)
     with compat.patch_executorch():
         assert script(program, partitioners) == plain
@@ -69,8 +69,8 @@ def test_the_patch_is_taken_back() -> None:
             seen.append(current() is not None)
 
     edge = to_edge(torch.export.export(Seen(), (torch.ones(2),)))
-    for accelerate in (True, False):
-        with compat.patch_executorch(accelerate=accelerate):
+    for fast in (True, False):
+        with compat.patch_executorch(fast=fast):
             edge.transform([Pass()])
             assert current() is None
         assert [getattr(*place) for place in PLACES] == BEFORE

@@ -146,7 +146,7 @@ def test_a_required_coverage_is_an_error_with_the_plan() -> None:
     with pytest.raises(BackendCompilerFailed) as caught:
         run(
             partitioners=SupportPartitioner({"reference": ops("aten.sin")}),
-            lowering=LoweringOptions(require_full=True),
+            lowering=LoweringOptions(require_coverage=1.0),
         )
     error = caught.value.inner_exception
     assert isinstance(error, CoverageError)
@@ -205,7 +205,6 @@ def test_a_backward_graph_that_cannot_be_lowered_falls_back_alone() -> None:
         ({"delegates": 3}, "delegates"),
         ({"decompositions": [1]}, r"options\['decompositions'\]"),
         ({"lowering": {}}, r"options\['lowering'\]"),
-        ({"lowering": LoweringOptions(edge="check")}, r"options\['lowering'\] has edge='check'"),
         ({"partitioners": {"fwd": "reference"}}, r"options\['partitioners'\] names the method 'fwd'"),
         ({"partitioners": 3}, "partitioners: got 3"),
     ],

@@ -62,7 +62,7 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
 
 def test_it_is_the_same_however_the_work_was_done(tmp_path: Path) -> None:
     expected = lower(programs()["head"], "xnnpack").emit().buffer
-    ways = [{"cache": tmp_path}, {"cache": tmp_path}, {"jobs": 2}, {"accelerate": False}, {"edge": "executorch"}]
+    ways = [{"cache": tmp_path}, {"cache": tmp_path}, {"jobs": 2}, {"fast": False}]
     for way in ways:
         assert lower(programs()["head"], "xnnpack", options=LoweringOptions(**way)).emit().buffer == expected  # type: ignore[arg-type]
     said = known(expected).encode().decode()

@@ -28,7 +28,6 @@ from exir_lowering.pte import assembling, container
 from exir_lowering.pte.debug_info import DebugInfo
 from exir_lowering.pte.flatbuffer import CorruptError
 
-ENGINES = ("runtime", "interpreter")
 Edit = Callable[[Any], Any]
 
 
@@ -238,11 +237,9 @@ def spec_of(kind: str, name: str) -> str:
     return text("collections.defaultdict", context, 3)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["enumeration", "factory"])
 def test_nothing_is_imported(
     kind: str,
-    engine: Any,
     saved: bytes,
     planted: tuple[str, Path],
     tmp_path: Path,
@@ -258,10 +255,10 @@ def test_nothing_is_imported(
     path = tmp_path / "model.pte"
     path.write_bytes(with_record(saved, of_json(lambda tree: tree["methods"][0].update(out_spec=spec))))
     with pytest.raises(InputError, match=name):
-        LoweredModule.load(path, engine=engine)
+        LoweredModule.load(path)
     assert not marker.exists() and name not in sys.modules
     # The command line runs the methods, and does not ask for the record.
-    argv = ["run", str(path), "--engine", engine, "--input", *["ones:3"] * 3, "True"]
+    argv = ["run", str(path), "--input", *["ones:3"] * 3, "True"]
     assert cli.main(argv) == 0, capsys.readouterr().err
     assert not marker.exists() and name not in sys.modules
 

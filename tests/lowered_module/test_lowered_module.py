@@ -260,14 +260,6 @@ class TestCalls:
             assert_same(original(x), model(x))
         assert "at most [16, 4]" in message_of(lambda: module(torch.randn(17, 4)))
 
-    def test_the_interpreter(self, mixed, tmp_path):
-        model, lowered = mixed
-        module = lowered.module(engine="interpreter")
-        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"), engine="interpreter")
-        x = torch.randn(3, 4)
-        assert_same(module(x), model(x))
-        assert_same(loaded(x), model(x))
-
     def test_a_name_that_is_none_in_python_is_called_by_method(self, mixed):
         module = mixed[1].module()
         x, y = torch.randn(3), torch.randn(3)
@@ -337,12 +329,10 @@ class TestWrittenInputs:
     def lowered(self, request):
         return lower(export(Writes(), (torch.ones(3), [torch.ones(3), torch.ones(3)])), request.param)
 
-    @pytest.mark.parametrize("how", ["runtime", "interpreter", "original", "loaded"])
+    @pytest.mark.parametrize("how", ["runtime", "original", "loaded"])
     def test_the_callers_tensors_are_written_as_in_eager(self, lowered, how, tmp_path):
         if how == "loaded":
             module = LoweredModule.load(lowered.module().save(tmp_path / "model.pte"))
-        elif how == "interpreter":
-            module = lowered.module(engine=how)
         else:
             module = lowered.module(delegates="original" if how == "original" else None)
         eager = Writes()

@@ -100,10 +100,9 @@ def expected(model: LlamaForCausalLM, length: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-def test_greedy_tokens(file: tuple[str, bytes], model: LlamaForCausalLM, engine: Any) -> None:
+def test_greedy_tokens(file: tuple[str, bytes], model: LlamaForCausalLM) -> None:
     """What transformers generates, for prompts of several lengths one after the other: the cache is started over."""
-    program = exir_lowering.load(file[1], engine=engine)
+    program = exir_lowering.load(file[1])
     for length in (7, 3, 30):
         want = expected(model, length)
         assert len(set(want)) > 3, "a model that repeats one token shows nothing"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_after
 from lowering_support import TagPartitioner
 from scripted import ScriptBackend, ScriptDelegate
 
@@ -138,11 +140,11 @@ def partitioner(name: str) -> Callable[[Any], Callable[[], Any]]:
     return make
 
 
-def delegate(name: str, engine: str) -> Callable[[Any], Callable[[], Any]]:
+def delegate(name: str) -> Callable[[Any], Callable[[], Any]]:
     def make(happens: Any) -> Callable[[], Any]:
         kind: Any = type("Interrupted", (ScriptDelegate,), {name: happens})
         buffer = lowered().emit().buffer
-        return lambda: exir_lowering.load(buffer, delegates={"script": kind}, engine=engine).run("forward", X)
+        return lambda: exir_lowering.load(buffer, delegates={"script": kind}).run("forward", X)
 
     return make
 
@@ -163,11 +165,7 @@ PLACES: dict[str, Callable[[Any], Callable[[], Any]]] = {
     "a policy for weights": lambda happens: (
         lambda: exir_lowering.lower(Weighted.program()).emit(external_weights=happens)
     ),
-    **{
-        f"{name} of a delegate ({engine})": delegate(name, engine)
-        for name in ("is_available", "compile", "execute")
-        for engine in ("runtime", "interpreter")
-    },
+    **{f"{name} of a delegate": delegate(name) for name in ("is_available", "compile", "execute")},
 }
 
 
@@ -193,7 +191,7 @@ def test_a_timeout_and_a_want_of_memory_are_what_they_are(place: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
-@pytest.mark.parametrize("place", ["a backend's preprocess", "a partitioner", "execute of a delegate (runtime)"])
+@pytest.mark.parametrize("place", ["a backend's preprocess", "a partitioner", "execute of a delegate"])
 def test_what_ends_a_program_is_what_it_is(place: str, stop: type[BaseException]) -> None:
     def happens(*_: Any, **__: Any) -> Any:
         raise stop
@@ -214,9 +212,20 @@ def test_after_a_timeout_all_works_as_before() -> None:
                 interrupt()
             return super().execute(handle, inputs)
 
-    for engine in ("runtime", "interpreter"):
-        Once.late = True
-        program = exir_lowering.load(buffer, delegates={"script": Once}, engine=engine)
-        with handled_by(late), pytest.raises(Late):
+    Once.late = True
+    program = exir_lowering.load(buffer, delegates={"script": Once})
+    with handled_by(late), pytest.raises(Late):
+        program.run("forward", X)
+    torch.testing.assert_close(program.run("forward", X)[0], X + X)
+
+
+def test_after_any_interrupt_of_a_run_the_next_one_works() -> None:
+    program = exir_lowering.load(lowered().emit().buffer, delegates={"script": ScriptDelegate})
+    program.run("forward", X)
+    start = time.perf_counter()
+    program.run("forward", X)
+    lasts = time.perf_counter() - start
+    for number in range(400):
+        with interrupted_after(1e-5 + 1.5 * lasts * number / 400):
             program.run("forward", X)
         torch.testing.assert_close(program.run("forward", X)[0], X + X)

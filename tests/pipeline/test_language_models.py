@@ -44,7 +44,6 @@ SIZES = {
     "max_position_embeddings": 32,
 }
 FUSING = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
-ENGINES = ("runtime", "interpreter")
 
 
 def llama(**changes: Any) -> PreTrainedModel:
@@ -232,9 +231,8 @@ def test_weights_of_few_bits(name: str) -> None:
         expected = program.module()(TOKENS)
     for config in (None, FUSING) if "embedding" in name or name == "both" else (FUSING,):
         buffer = lowered.emit(config).buffer
-        for engine in ENGINES:
-            (got,) = exir_lowering.load(buffer, engine=engine).run("forward", TOKENS)
-            torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+        (got,) = exir_lowering.load(buffer).run("forward", TOKENS)
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["8da4w", "float16"])
@@ -255,12 +253,11 @@ def test_what_no_backend_computes_stays_on_the_host(config: Any) -> None:
     torch.testing.assert_close(got, program.module()(TOKENS), atol=ROUNDING, rtol=0)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_norms_of_half_floats_are_no_damage(dtype: torch.dtype, engine: str) -> None:
+def test_norms_of_half_floats_are_no_damage(dtype: torch.dtype) -> None:
     """The runtime's mean and deviation are half floats too, torch's are not."""
     model = torch.nn.Sequential(torch.nn.GroupNorm(2, 8), torch.nn.LayerNorm(5)).to(dtype).eval()
     x = torch.randn(1, 8, 5).to(dtype)
     buffer = exir_lowering.lower(export(model, (x,))).emit().buffer
-    (got,) = exir_lowering.load(buffer, engine=engine).run("forward", x)
+    (got,) = exir_lowering.load(buffer).run("forward", x)
     torch.testing.assert_close(got, model(x), atol=0.02, rtol=0.02)

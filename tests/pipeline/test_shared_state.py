@@ -21,7 +21,6 @@ from exir_lowering.backends.reference import reference_partitioner
 from exir_lowering.dynamo import reports
 from exir_lowering.steps.emit import Artifact
 
-ENGINES = ("runtime", "interpreter")
 PARTITIONERS = {
     "host": None,
     "xnnpack": "xnnpack",
@@ -117,11 +116,10 @@ def check(run: Any, model: Model, calls: tuple[str, ...] = CALLS) -> None:
             torch.testing.assert_close(got, want.clone())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_one_method_writes_is_what_the_others_read(artifact: Artifact, model: Model, engine: Any) -> None:
+def test_what_one_method_writes_is_what_the_others_read(artifact: Artifact, model: Model) -> None:
     """A constant method beside them changes nothing, and each load has a state of its own."""
     content = artifact.buffer
-    program, other = load(content, engine=engine), load(content, engine=engine)
+    program, other = load(content), load(content)
 
     def run(name: str, x: torch.Tensor) -> Any:
         other.run("write", x + 10)
@@ -130,7 +128,7 @@ def test_what_one_method_writes_is_what_the_others_read(artifact: Artifact, mode
         return program.run(name, x)
 
     check(run, model)
-    check(load(content, engine=engine).run, model, ("write", "write", "read", "other"))
+    check(load(content).run, model, ("write", "write", "read", "other"))
 
 
 @pytest.mark.parametrize("partitioner", ["xnnpack", "reference"])
@@ -160,10 +158,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return device_client.build(tmp_path_factory.mktemp("client"))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("delegates", [None, "original"])
-def test_modules_share_it(model: Model, engine: Any, delegates: str | None, tmp_path: Path) -> None:
-    module = lower(programs_of(model), "xnnpack").module(delegates=delegates, engine=engine, keep_originals=True)
+def test_modules_share_it(model: Model, delegates: str | None, tmp_path: Path) -> None:
+    module = lower(programs_of(model), "xnnpack").module(delegates=delegates, keep_originals=True)
 
     def of(one: LoweredModule) -> Any:
         return lambda name, x: [value.clone() for value in one.method(name)(x)]
@@ -172,7 +169,7 @@ def test_modules_share_it(model: Model, engine: Any, delegates: str | None, tmp_
     # Bundled calls of each method start from the initial state.
     module.bundled_inputs = {name: [(torch.ones(4),)] * 2 for name in ("write", "read", "other")}
     assert set(module.verify_bundled_inputs()) >= {"write", "read", "other"}
-    check(of(LoweredModule.load(module.save(tmp_path / "m.pte"), engine=engine)), model)
+    check(of(LoweredModule.load(module.save(tmp_path / "m.pte"))), model)
 
 
 def test_files_without_shared_state_are_as_they_were() -> None:
@@ -209,9 +206,8 @@ class Counter(torch.nn.Module):
 def totals(artifact: Artifact, methods: str = "0101", data: Any = None) -> list[float]:
     """Return what calls return, which is the same in both engines."""
     content, found = artifact.buffer, []
-    for engine in ENGINES:
-        program = load(content, engine=engine, data=data)
-        found.append([program.run(f"m{method}", torch.ones(4))[0][0].item() for method in methods])
+    program = load(content, data=data)
+    found.append([program.run(f"m{method}", torch.ones(4))[0][0].item() for method in methods])
     assert found[0] == found[1]
     return found[0]
 
@@ -296,10 +292,9 @@ def test_delegates_do_not_keep_what_is_shared() -> None:
 def test_files_of_executorch() -> None:
     config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True))
     made = to_edge(named(Counter(), Counter()), constant_methods={"version": 3}).to_executorch(config)
-    for engine in ENGINES:
-        program = load(made.buffer, engine=engine)  # type: ignore[arg-type]
-        assert [program.run(f"m{each}", torch.ones(4))[0][0].item() for each in "0101"] == [101, 202, 303, 404]
-        assert program.run("version") == [3]
+    program = load(made.buffer)
+    assert [program.run(f"m{each}", torch.ones(4))[0][0].item() for each in "0101"] == [101, 202, 303, 404]
+    assert program.run("version") == [3]
 
 
 def test_listings() -> None:
@@ -422,11 +417,10 @@ def test_weights_that_one_method_writes(partitioner: Any) -> None:
     lowered = lower(programs, partitioner)
     assert [state.shared for state in lowered.report.states] == [True, True]
     content = lowered.emit().buffer
-    for engine in ENGINES:
-        program, expected = load(content, engine=engine), copy.deepcopy(linear)  # type: ignore[arg-type]
-        for name in ("infer", "learn", "infer", "learn", "learn", "infer"):
-            x = torch.randn(4)
-            torch.testing.assert_close(program.run(name, x)[0], Adapting(expected, name == "learn")(x))
+    program, expected = load(content), copy.deepcopy(linear)
+    for name in ("infer", "learn", "infer", "learn", "learn", "infer"):
+        x = torch.randn(4)
+        torch.testing.assert_close(program.run(name, x)[0], Adapting(expected, name == "learn")(x))
 
 
 class Holder(torch.nn.Module):
@@ -464,8 +458,7 @@ def test_state_that_is_only_read_is_not_folded() -> None:
     models["read"].state = models["write"].state
     config = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
     buffer = lower({name: export(model, (x,)) for name, model in models.items()}).emit(config).buffer
-    for engine in ENGINES:
-        file = load(buffer, engine=engine)  # type: ignore[call-overload]
-        for wanted in (2.0, 3.0):
-            file.run("write", x)
-            assert torch.equal(file.run("read", x)[0], torch.full((2, 2), 2 * wanted))
+    file = load(buffer)
+    for wanted in (2.0, 3.0):
+        file.run("write", x)
+        assert torch.equal(file.run("read", x)[0], torch.full((2, 2), 2 * wanted))

@@ -354,7 +354,7 @@ def test_a_delegate_that_lowers_and_a_parallel_backend_that_runs_do_not_wait_for
     """One has the engines and wants to convert, the other wants the engines: it must not have the lock of the first."""
     converting, running = threading.Event(), threading.Event()
     made: list[Any] = []
-    loaded = load(small.file, engine="interpreter")
+    loaded = load(small.file)
 
     def run() -> None:
         converting.set()
@@ -367,7 +367,7 @@ def test_a_delegate_that_lowers_and_a_parallel_backend_that_runs_do_not_wait_for
         made.append(small.run() == small.file)
 
     file = _lower_with(small, _Lowering(lambda: None)).emit().buffer
-    program = load(file, delegates={"lowering": _Running(convert)}, engine="interpreter")
+    program = load(file, delegates={"lowering": _Running(convert)})
     threads = [
         threading.Thread(target=_lower_with, args=(small, _Parallel(run)), daemon=True),
         threading.Thread(target=program.run, args=("forward", torch.ones(2, 4)), daemon=True),
@@ -469,14 +469,13 @@ def _busy(work: Callable[[Callable[[], None]], object]) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-def test_a_child_that_is_forked_while_a_thread_runs_a_program_runs_programs(small: Job, engine: Any) -> None:
+def test_a_child_that_is_forked_while_a_thread_runs_a_program_runs_programs(small: Job) -> None:
     file = _lower_with(small, _Lowering(lambda: None)).emit().buffer
     other = load(small.file)
     given = torch.ones(2, 4)
     expected = other.run("forward", given)[0]
     stay: list[Callable[[], None]] = []
-    program = load(file, delegates={"lowering": _Running(lambda: stay[-1]())}, engine=engine)
+    program = load(file, delegates={"lowering": _Running(lambda: stay[-1]())})
 
     def run(stays: Callable[[], None]) -> None:
         stay.append(stays)

@@ -291,7 +291,7 @@ def test_required_coverage_lists_what_is_missing() -> None:
     program = export(Model().eval(), (torch.randn(2, 8),))
     partitioner = SupportPartitioner({"echo": LINEAR})
     assert exir_lowering.plan(program, partitioner, options=LoweringOptions(require_coverage=0.8))
-    for options in (LoweringOptions(require_coverage=0.9), LoweringOptions(require_full=True)):
+    for options in (LoweringOptions(require_coverage=0.9), LoweringOptions(require_coverage=1.0)):
         for call in (exir_lowering.plan, exir_lowering.lower):
             with pytest.raises(CoverageError) as error:
                 call(program, partitioner, options=options)
@@ -301,7 +301,7 @@ def test_required_coverage_lists_what_is_missing() -> None:
             assert "allowing aten.erf.default in echo would merge 2 partitions into 1" in said
             assert error.value.plan.methods[0].host
     full = SupportPartitioner({"echo": everything()})
-    assert exir_lowering.lower(program, full, options=LoweringOptions(require_full=True))
+    assert exir_lowering.lower(program, full, options=LoweringOptions(require_coverage=1.0))
 
 
 def test_no_backend_is_called_when_too_little_would_be_delegated() -> None:
@@ -319,7 +319,7 @@ def test_no_backend_is_called_when_too_little_would_be_delegated() -> None:
             program,
             SupportPartitioner({"Counting": LINEAR}),
             backends={"Counting": Counting()},
-            options=LoweringOptions(require_full=True),
+            options=LoweringOptions(require_coverage=1.0),
         )
     assert Counting.calls == 0
 

@@ -365,15 +365,14 @@ class TestFallback:
         program = export(model, (torch.rand(3, 4),), dynamic_shapes={"x": {0: batch}})
         return model, lower({"one": program, "two": program}, TagPartitioner(matmuls))
 
-    @pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-    def test_it_computes_and_says_so(self, deep, engine):
+    def test_it_computes_and_says_so(self, deep):
         model, lowered = deep
         assert all(method.partitions for method in lowered.report.methods)
         with pytest.warns(
             BackendUnavailableWarning, match="executed by PyTorch, from their original graphs, as"
         ) as caught:
             artifact = lowered.emit(keep_originals=True, share_state=False)  # each method counts its own calls
-            program = load(artifact.buffer, engine=engine, unavailable="fallback")
+            program = load(artifact.buffer, unavailable="fallback")
         (only,) = notes(caught)
         assert only.filename == __file__ and "'echo'" in str(only.message)
         for method in program.method_names:
@@ -383,8 +382,7 @@ class TestFallback:
                     (result,) = program.run(method, x)
                     assert torch.allclose(result, model(x), atol=1e-6)
 
-    @pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-    def test_a_backend_that_the_runtime_has_and_cannot_use(self, deep, engine):
+    def test_a_backend_that_the_runtime_has_and_cannot_use(self, deep):
         """As OpenVINO's in the stock wheel: its id is taken in the runtime."""
         _model, _ = deep
         if installed.is_available("OpenvinoBackend"):
@@ -396,8 +394,8 @@ class TestFallback:
         )
         buffer = lowered.emit(keep_originals=True).buffer
         with pytest.raises(BackendUnavailableError, match="says that it is not available"):
-            load(buffer, engine=engine)
-        program = load(buffer, engine=engine, unavailable="fallback")
+            load(buffer)
+        program = load(buffer, unavailable="fallback")
         for name, original in programs.items():
             torch.testing.assert_close(program.run(name, x)[0], original.module()(x))
 
@@ -405,7 +403,7 @@ class TestFallback:
         with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):
             load(deep[1].emit().buffer, unavailable="fallback")
         with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):
-            load(deep[1].emit().buffer, unavailable="fallback", engine="interpreter")
+            load(deep[1].emit().buffer, unavailable="fallback")
 
     def test_not_asked_for(self, deep):
         with pytest.raises(BackendUnavailableError, match="needs the backend 'echo'"):

@@ -30,7 +30,6 @@ from exir_lowering.pte.format import read_program
 from exir_lowering.pte.value_kinds import TENSOR
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="children are forked")
-ENGINES = ("runtime", "interpreter")
 
 IMAGE, WORDS, ROWS = torch.ones(1, 3, 8, 8), torch.ones(2, 4, 8), torch.ones(2, 3)
 INPUTS: dict[str, tuple[Any, ...]] = {
@@ -122,11 +121,11 @@ class Editor:
                 yield base, content
 
 
-def used(content: bytes, name: str, engine: str) -> str:
+def used(content: bytes, name: str) -> str:
     """Load and run a file in a child."""
 
     def work() -> str:
-        program = load(content, engine=engine, verify=False)  # type: ignore[arg-type]
+        program = load(content, verify=False)
         return str([program.run("forward", *INPUTS[name]) for _ in range(2)])
 
     return outcome(work)
@@ -230,20 +229,18 @@ DAMAGE: dict[str, tuple[str, Callable[[Editor], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", DAMAGE)
-def test_tables(files: dict[str, bytes], case: str, engine: str) -> None:
+def test_tables(files: dict[str, bytes], case: str) -> None:
     name, edit, words = DAMAGE[case]
     file = Editor(files[name])
     edit(file)
-    result = used(bytes(file.content), name, engine)
+    result = used(bytes(file.content), name)
     assert result.startswith("refused: ") and words in result, result
 
 
 def test_a_file_that_is_whole_runs(files: dict[str, bytes]) -> None:
     for name, content in files.items():
-        results = {used(bytes(Editor(content).content), name, engine)[:5] for engine in ENGINES}
-        assert results == {"done:"}, name
+        assert used(bytes(Editor(content).content), name).startswith("done:"), name
 
 
 # -- XNNPACK's payloads -----------------------------------------------------------------------------------------------
@@ -318,13 +315,12 @@ PAYLOADS: dict[str, tuple[str, Callable[[Editor], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", PAYLOADS)
-def test_payloads(files: dict[str, bytes], case: str, engine: str) -> None:
+def test_payloads(files: dict[str, bytes], case: str) -> None:
     name, edit, words = PAYLOADS[case]
     file = Editor(files[name])
     edit(file)
-    result = used(bytes(file.content), name, engine)
+    result = used(bytes(file.content), name)
     assert result.startswith("refused: ") and words in result, result
     assert XnnpackPayloads.backend_id in result
 
@@ -333,18 +329,17 @@ def test_an_unknown_version_and_an_unknown_node(files: dict[str, bytes]) -> None
     file = Editor(files["net"])
     base, graph = file.payload()
     file.content[base + 4 : base + 8] = b"XN07"
-    assert "XN01" in used(bytes(file.content), "net", "runtime")
+    assert "XN01" in used(bytes(file.content), "net")
     file = Editor(files["net"])
     base, graph = file.payload()
     file.put(next(graph.tables(1)), 0, "B", 200, base)
-    assert "is of type 200, which is not supported" in used(bytes(file.content), "net", "runtime")
+    assert "is of type 200, which is not supported" in used(bytes(file.content), "net")
 
 
 # -- data files, the command line -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_data_files(tmp_path: Path, engine: str) -> None:
+def test_data_files(tmp_path: Path) -> None:
     """A weight without a layout was read through a null pointer."""
     torch.manual_seed(0)
     emitted = lower(export(Operators().eval(), INPUTS["plain"])).emit(ExecutorchBackendConfig(external_constants=True))
@@ -356,7 +351,7 @@ def test_data_files(tmp_path: Path, engine: str) -> None:
         (tmp_path / name).write_bytes(content)
 
         def work() -> str:
-            program = load(path, data=tmp_path / name, engine=engine, verify=False)  # type: ignore[arg-type]
+            program = load(path, data=tmp_path / name, verify=False)
             return str(program.run("forward", *INPUTS["plain"]))
 
         return outcome(work)
@@ -376,14 +371,13 @@ def test_data_files(tmp_path: Path, engine: str) -> None:
         assert result.startswith("refused: ") and words in result, result
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", ["no inputs", "qint8", "huge memory"])
-def test_the_command_line(files: dict[str, bytes], case: str, engine: str, tmp_path: Path) -> None:
+def test_the_command_line(files: dict[str, bytes], case: str, tmp_path: Path) -> None:
     name, edit, _ = DAMAGE[case]
     file = Editor(files[name])
     edit(file)
     (tmp_path / "model.pte").write_bytes(file.content)
-    arguments = ["run", str(tmp_path / "model.pte"), "--check-digests", "tie", "--engine", engine, "--random"]
+    arguments = ["run", str(tmp_path / "model.pte"), "--check-digests", "tie", "--random"]
     assert outcome(lambda: cli.main(arguments)) == "done: 2"
 
 
@@ -397,13 +391,9 @@ def test_the_command_line_and_a_payload(files: dict[str, bytes], tmp_path: Path)
 # -- loops ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_loop_that_goes_on_and_on_ends(files: dict[str, bytes], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It depends on what it computes, so that nobody can tell before; both engines count."""
-    monkeypatch.setattr("exir_lowering.runtime.interpreter.engine.STEPS", 10_000)
+def test_a_loop_that_goes_on_and_on_ends(files: dict[str, bytes]) -> None:
+    """It depends on what it computes, so that nobody can tell before; the runtime counts."""
     file = Editor(files["loop"])
     _loops(file)
-    result = used(bytes(file.content), "loop", engine)
+    result = used(bytes(file.content), "loop")
     assert result.startswith("refused: "), result
-    if engine == "interpreter":
-        assert "10,000 instructions were executed" in result and "'forward'" in result

@@ -139,15 +139,14 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lowered(Steps()).emit().save(tmp_path_factory.mktemp("debug") / "steps.pte")
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-def test_a_failure_at_run_time_tells_the_line(steps: Path, engine: Any) -> None:
-    program = exir_lowering.load(steps, delegates={"compiler_demo": Fails}, engine=engine)
+def test_a_failure_at_run_time_tells_the_line(steps: Path) -> None:
+    program = exir_lowering.load(steps, delegates={"compiler_demo": Fails})
     with pytest.raises(BackendFailure) as caught:
         program.run("forward", *TWO)
     assert str(caught.value).endswith(f". Source code: {line('second')}")
     assert caught.value.debug_handle is not None
     with pytest.raises(BackendFailure) as caught:
-        exir_lowering.load(steps, delegates={"compiler_demo": NeverCompiles}, engine=engine)
+        exir_lowering.load(steps, delegates={"compiler_demo": NeverCompiles})
     assert str(caught.value).endswith(f"no licence. Source code:\n    {line('first')}\n    {line('second')}")
 
 

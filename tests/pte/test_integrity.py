@@ -24,7 +24,6 @@ from torch.export import ExportedProgram, export
 from exir_lowering import InputError, LoweredModule, cli, load, lower
 from exir_lowering.pte import digests
 
-ENGINES = ("runtime", "interpreter")
 LEVELS = (True, False, "full")
 
 
@@ -152,9 +151,8 @@ def first_segment(content: bytes) -> int:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("engine", ENGINES)
-    def test_any_byte_of_a_program(self, inside: Any, engine: Any) -> None:
-        found = outcomes(inside.buffer, 400, lambda mutant: value(mutant, engine=engine, verify="full"))
+    def test_any_byte_of_a_program(self, inside: Any) -> None:
+        found = outcomes(inside.buffer, 400, lambda mutant: value(mutant, verify="full"))
         assert list(found) == ["refused"], found
 
     @pytest.mark.parametrize("name", ["large.ptd", "small.ptd"])
@@ -213,14 +211,13 @@ class TestDamage:
 
 class TestTie:
     @pytest.mark.parametrize("verify", LEVELS)
-    @pytest.mark.parametrize("engine", ENGINES)
-    def test_a_data_file_of_another_training(self, host: Any, engine: Any, verify: Any, tmp_path: Path) -> None:
+    def test_a_data_file_of_another_training(self, host: Any, verify: Any, tmp_path: Path) -> None:
         one, other = host
         pte = one.save(tmp_path / "one.pte")
         other.save(tmp_path / "other.pte")  # to the same data file
         with pytest.raises(InputError, match=r"belongs to another program, or to this one before it was emitted again"):
-            load(pte, data=tmp_path / "weights.ptd", engine=engine, verify=verify)
-        check(tmp_path / "other.pte", data=tmp_path / "weights.ptd", engine=engine, verify=verify, seed=1)
+            load(pte, data=tmp_path / "weights.ptd", verify=verify)
+        check(tmp_path / "other.pte", data=tmp_path / "weights.ptd", verify=verify, seed=1)
 
     def test_a_data_file_of_executorch_beside_a_program_of_ours(self, host: Any) -> None:
         content = host[0].data_files["weights.ptd"]
@@ -297,12 +294,9 @@ class TestEarlierVersions:
     PTE, DATA = (Path(__file__).parent / "golden" / name for name in ("sha256.pte", "sha256.ptd"))
     GIVEN = torch.tensor([0.5, -2.0])
 
-    @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("verify", LEVELS)
-    def test_they_load(self, engine: Any, verify: Any, tmp_path: Path) -> None:
-        program = load(
-            self.PTE, data=self.DATA, engine=engine, verify=verify, debug=self.PTE.with_suffix(".debug.json")
-        )
+    def test_they_load(self, verify: Any, tmp_path: Path) -> None:
+        program = load(self.PTE, data=self.DATA, verify=verify, debug=self.PTE.with_suffix(".debug.json"))
         expected = torch.sin(self.GIVEN[:, None] * torch.arange(8.0)) + 3
         torch.testing.assert_close(program.run("forward", self.GIVEN)[0], expected)
 
@@ -310,7 +304,7 @@ class TestEarlierVersions:
     def test_their_damage_is_noticed(self, path: Path) -> None:
         def opened(mutant: bytes) -> torch.Tensor:
             files = {self.PTE: self.PTE.read_bytes(), self.DATA: self.DATA.read_bytes()} | {path: mutant}
-            program = load(files[self.PTE], data=files[self.DATA], engine="interpreter", verify="full")
+            program = load(files[self.PTE], data=files[self.DATA], verify="full")
             return program.run("forward", self.GIVEN)[0]
 
         found = outcomes(path.read_bytes(), 100, opened)
@@ -369,18 +363,17 @@ class TestExecuTorch:
 class TestSeveralDataFiles:
     """`data` as paths, content, and lists of these."""
 
-    @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("partitioners", [None, "xnnpack"])
-    def test_in_any_form(self, engine: Any, partitioners: Any, tmp_path: Path) -> None:
+    def test_in_any_form(self, partitioners: Any, tmp_path: Path) -> None:
         artifact = emitted(0, by_size, partitioners)
         pte, files = artifact.save(tmp_path / "net.pte"), artifact.data_files
         assert sorted(files) == ["large.ptd", "small.ptd"]
         large, small = (tmp_path / name for name in sorted(files))
         for data in ([large, small], (str(small), large), [*files.values()], [large, bytearray(small.read_bytes())]):
-            check(pte, data=data, engine=engine, verify="full")
-        check(pte.read_bytes(), data=[small, large, small], engine=engine)
+            check(pte, data=data, verify="full")
+        check(pte.read_bytes(), data=[small, large, small])
         (one,) = emitted(1, "all", partitioners).data_files.values()
-        check(emitted(1, "all", partitioners).buffer, data=one, engine=engine, seed=1)
+        check(emitted(1, "all", partitioners).buffer, data=one, seed=1)
 
     def test_temporary_files_go_with_the_program(self, outside: Any, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -426,8 +419,7 @@ class TestSeveralDataFiles:
         pte = outside.save(tmp_path / "net.pte")
         data = [part for name in ("large.ptd", "small.ptd") for part in ("--data", str(tmp_path / name))]
         command = ["run", str(pte), "--input", "ones:2x16", "--check-digests", "full"]
-        for engine in ENGINES:
-            assert cli.main([*command, *data, "--engine", engine]) == 0
+        assert cli.main([*command, *data]) == 0
         capfd.readouterr()
         assert cli.main([*command, *data[:2]]) == 2
         assert "large.ptd' lacks" in capfd.readouterr().err

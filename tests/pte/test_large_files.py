@@ -37,6 +37,5 @@ def test_it_is_emitted_saved_and_loaded(external: Any, tmp_path: Path) -> None:
     data = tmp_path / "weights.ptd" if external else None
     assert (data or path).stat().st_size > 2**31
     expected = torch.stack([torch.ones(WIDTH), torch.arange(WIDTH) + 1.0])
-    for engine in ("runtime", "interpreter"):
-        result = load(path, data=data, engine=engine, verify="full").run("forward", GIVEN)[0]
-        assert torch.equal(result, expected)
+    result = load(path, data=data, verify="full").run("forward", GIVEN)[0]
+    assert torch.equal(result, expected)

@@ -76,11 +76,10 @@ class TestTheOneOfXnnpack:
         (listed,) = [one for one in registry.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
         assert not listed.error
 
-    @pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-    def test_missing_refuses_the_file(self, content: bytes, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    def test_missing_refuses_the_file(self, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         provide(monkeypatch)
         with pytest.raises(PluginLoadError, match=r"'XnnpackBackend' are not given to .* unchecked.*Install it again"):
-            load(content, engine=engine)  # type: ignore[arg-type]
+            load(content)
 
     def test_missing_does_not_matter_where_the_runtime_has_no_xnnpack(
         self, content: bytes, monkeypatch: pytest.MonkeyPatch

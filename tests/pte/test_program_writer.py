@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,15 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.delegates import named_data
 from exir_lowering.pte import container, format as pte_format
-from exir_lowering.pte.code import read_code
+from exir_lowering.pte.code import read_methods
 from exir_lowering.pte.program_writer import PayloadCall, write_call
-from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import Tensor
 
 
-def tensor(dtype: torch.dtype, *sizes: int, order: Sequence[int] | None = None, dynamic: bool = False) -> ValueSpec:
-    return ValueSpec(TENSOR, Tensor(dtype, sizes, tuple(order or range(len(sizes))), dynamic=dynamic, unbound=False))
+def tensor(dtype: torch.dtype, *sizes: int, order: Sequence[int] | None = None, dynamic: bool = False) -> Tensor:
+    return Tensor(dtype, sizes, tuple(order or range(len(sizes))), dynamic=dynamic, unbound=False)
 
 
-NONE = ValueSpec(NULL, None)
 SHARED = memoryview(bytes(range(200)))
 CASES = {
     "plain": (
@@ -33,9 +31,8 @@ CASES = {
             "demo",
             memoryview(b"payload"),
             [],
-            [tensor(torch.float32, 2, 3), tensor(torch.float32)],
-            [0],
-            [1],
+            [tensor(torch.float32, 2, 3)],
+            [tensor(torch.float32)],
         ),
         {},
     ),
@@ -47,38 +44,24 @@ CASES = {
             [("first", b"\0value"), ("second", b""), ("", b"x")],
             [
                 tensor(torch.int64, 2, 3, 4, 5, order=(0, 2, 3, 1), dynamic=True),
-                NONE,
                 tensor(torch.uint8, 3, 3),
                 tensor(torch.bool, 0, 7),
-                tensor(torch.float64, 1, dynamic=True),
-                NONE,
-                tensor(torch.bfloat16),
             ],
-            [0, 2, 3, 4],
-            [2, 3, 4, 5, 6],
+            [tensor(torch.float64, 1, dynamic=True), tensor(torch.bfloat16)],
         ),
         {"a": SHARED, "b": memoryview(b"y"), "c": SHARED, "d": memoryview(b"")},
     ),
-    "nothing": (PayloadCall("forward", "demo", memoryview(b"x"), [], [], [], []), {"a": memoryview(b"weight")}),
+    "nothing": (PayloadCall("forward", "demo", memoryview(b"x"), [], [], []), {"a": memoryview(b"weight")}),
 }
 
 
 def written_by_executorch(call: PayloadCall, named: dict[str, memoryview]) -> bytes:
-    memory = 0
-    values = []
-    for number, argument in enumerate(call.arguments):
-        content, allocation = argument.content, None
-        if not isinstance(content, Tensor):
-            values.append(schema.EValue(schema.Null()))
-            continue
-        if number in call.inputs and number in call.outputs:
-            allocation = schema.AllocationDetails(1, memory, 0)
-            memory += max(-(-content.size // 16) * 16, 16)
-        values.append(schema.EValue(_tensor(content, allocation)))
+    values = [schema.EValue(_tensor(content)) for content in (*call.inputs, *call.outputs)]
     instructions = [schema.Instruction(schema.DelegateCall(0, list(range(len(values)))))]
     reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
     specs = [CompileSpec(*spec) for spec in call.specs]
-    inputs, outputs = list(call.inputs), list(call.outputs)
+    inputs = list(range(len(call.inputs)))
+    outputs = list(range(len(inputs), len(values)))
     plan = schema.ExecutionPlan(
         name=call.method,
         container_meta_type=schema.ContainerMetadata("", ""),
@@ -88,7 +71,7 @@ def written_by_executorch(call: PayloadCall, named: dict[str, memoryview]) -> by
         chains=[schema.Chain(inputs, outputs, instructions, None)],
         operators=[],
         delegates=[schema.BackendDelegate(call.backend, reference, specs)],
-        non_const_buffer_sizes=[0, memory] if memory else [0],
+        non_const_buffer_sizes=[0],
     )
     program = schema.Program(
         version=0,
@@ -103,7 +86,7 @@ def written_by_executorch(call: PayloadCall, named: dict[str, memoryview]) -> by
     return bytes(serialize_pte_binary(PTEFile(program, named_data=store), extract_delegate_segments=True))
 
 
-def _tensor(content: Tensor, allocation: Any) -> schema.Tensor:
+def _tensor(content: Tensor) -> schema.Tensor:
     dynamism = schema.TensorShapeDynamism
     return schema.Tensor(
         scalar_type=getattr(ScalarType, SCALAR_TYPES[content.dtype]),
@@ -113,7 +96,7 @@ def _tensor(content: Tensor, allocation: Any) -> schema.Tensor:
         requires_grad=False,
         layout=0,
         data_buffer_idx=0,
-        allocation_info=allocation,
+        allocation_info=None,
         shape_dynamism=dynamism.DYNAMIC_BOUND if content.dynamic else dynamism.STATIC,
     )
 
@@ -145,7 +128,7 @@ def test_our_reader_finds_the_same(case: str) -> None:
     files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
     ours, theirs = (pte_format.read_program(file, lambda backend: None) for file in files)
     assert ours == theirs
-    (ours_code, our_data), (theirs_code, their_data) = map(read_code, files)
+    (ours_code, our_data), (theirs_code, their_data) = (read_methods(file, lambda code, data: code) for file in files)
     assert ours_code == theirs_code
     assert our_data.named == their_data.named
     assert list(ours_code) == [CASES[case][0].method]

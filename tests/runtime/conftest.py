@@ -1,6 +1,4 @@
-"""The tests of the runtime that hold for the interpreter too run in both."""
-
-from functools import partial
+"""What the tests of the runtime load."""
 
 import pytest
 import torch
@@ -9,24 +7,7 @@ from runtime_models import AddSin, Scaled, count, dynamic_net, program_of, sums
 from scripted import scripted
 from torch.export import export
 
-import exir_lowering
 from exir_lowering import lower
-
-
-def pytest_generate_tests(metafunc):
-    """Run what is marked for both engines in both."""
-    marked, alone = map(metafunc.definition.get_closest_marker, ("both_engines", "runtime_only"))
-    if marked and not alone:
-        metafunc.parametrize("loads_into", ["runtime", "interpreter"], indirect=True, scope="function")
-
-
-@pytest.fixture(autouse=True)
-def loads_into(request, monkeypatch):
-    """The engine that the `load` of a marked test loads into."""
-    engine = getattr(request, "param", "runtime")
-    if engine != "runtime":
-        monkeypatch.setattr(request.module, "load", partial(exir_lowering.load, engine=engine))
-    return engine
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ python tests/runtime/hunt.py --each 3 --mixed 6 --empty 4
 
 The calls are the samples that torch tests its operators with, in each type, with mixed types and without elements, and
 those of quantised kernels by files that make a call that is right, or wrong in one thing.
-Exit status 1: there is such a call, or one that the package's own compiler or interpreter does wrong.
+Exit status 1: there is such a call, or one that the package's own compiler does wrong.
 """
 
 from __future__ import annotations

@@ -110,7 +110,6 @@ def message_of(call, error):
     return str(caught.value)
 
 
-@pytest.mark.both_engines
 class TestRun:
     def test_values_and_the_life_of_a_handle(self, adds, xy):
         delegate = ScriptDelegate()
@@ -347,7 +346,6 @@ class TestRun:
         torch.testing.assert_close(load(adds, delegates=[First]).run("forward", *xy)[0], torch.sin(xy[0]))
 
 
-@pytest.mark.both_engines
 class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("boo"), RuntimeError("0x1"), InputError("nested"), ArithmeticError()])
     def test_execute(self, adds, xy, error):
@@ -462,7 +460,6 @@ class TestFailures:
             with pytest.raises(LoweringError):
                 load(adds[:length], delegates=[ScriptDelegate])
 
-    @pytest.mark.runtime_only
     def test_damage_never_ends_the_process(self, tmp_path):
         both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
         path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
@@ -493,7 +490,6 @@ print(f"{refused}/300")
 """
 
 
-@pytest.mark.both_engines
 class TestLookUp:
     def test_nobody_has_it(self, adds):
         message = message_of(lambda: load(adds), BackendUnavailableError)
@@ -526,7 +522,6 @@ class TestLookUp:
 
         assert "OSError: no device" in message_of(lambda: load(adds, delegates=[Away]), BackendFailure)
 
-    @pytest.mark.runtime_only
     def test_a_built_in_id(self, adds):
         message = message_of(lambda: load(adds, delegates={"XnnpackBackend": ScriptDelegate}), InputError)
         assert "has 'XnnpackBackend' itself" in message
@@ -562,7 +557,6 @@ class TestLookUp:
             torch.testing.assert_close(programs[1].run("forward", *xy)[0], torch.sin(total * 2))
         assert (first.executed, second.executed) == (2, 2)
 
-    @pytest.mark.runtime_only
     def test_a_file_without_delegates_asks_for_no_compiler(self, tmp_path):
         path = lower(program_of(AddSin(), torch.ones(3), torch.ones(3))).emit().save(tmp_path / "plain.pte")
         code = (
@@ -575,7 +569,6 @@ class TestLookUp:
         assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.both_engines
 class TestNested:
     def test_programs_in_compile_and_execute(self, adds, xy):
         class Outer(ScriptDelegate):
@@ -607,7 +600,6 @@ class TestNested:
         torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
 
 
-@pytest.mark.both_engines
 class TestResources:
     def test_threads(self, adds):
         program = load(adds, delegates=[ScriptDelegate])
@@ -627,7 +619,6 @@ class TestResources:
             thread.join()
         assert not wrong
 
-    @pytest.mark.runtime_only
     @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of the process is read from /proc")
     def test_ten_thousand_calls_leak_nothing(self):
         exported = export(AddSin(), (torch.ones(2, 4096), torch.ones(2, 4096)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
@@ -655,14 +646,12 @@ class TestResources:
         gc.collect()
         assert alive() is None
 
-    @pytest.mark.runtime_only
     def test_too_many_ids(self, tmp_path):
         done = run(TOO_MANY, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "has room for 16 backends" in done.stdout
         assert done.stdout.split()[-1] == "usable"
 
-    @pytest.mark.runtime_only
     @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "thread()", "raise_in_atexit()", "del program"])
     def test_the_process_ends_with_programs_alive(self, adds, tmp_path, ending):
         (tmp_path / "model.pte").write_bytes(adds)
@@ -853,7 +842,7 @@ def test_a_forked_child_runs_what_another_thread_runs(adds, xy):
                 over.wait(60)
             return super().execute(handle, inputs)
 
-    program = load(adds, delegates=[Waiting], engine="interpreter")
+    program = load(adds, delegates=[Waiting])
     thread = threading.Thread(target=program.run, args=("forward", *xy))
     thread.start()
     try:

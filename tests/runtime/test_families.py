@@ -21,7 +21,7 @@ from exir_lowering import (
 )
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size
 
-WAYS = [("runtime", None), ("interpreter", None), ("runtime", Limits())]
+LIMITS = [None, Limits()]
 
 
 class First(ScriptBackend):
@@ -92,11 +92,10 @@ def first_line(text, available):
     return next(method for method, backends, *_ in lines if available.issuperset(backends.split()))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["runtime", "interpreter", "apart"])
+@pytest.mark.parametrize("limits", LIMITS, ids=["here", "apart"])
 @pytest.mark.parametrize("ids", [(), ("first",), ("second",), ("first", "second")])
-def test_what_the_manifest_says_runs(lowered, file, model, way, ids):
-    engine, limits = way
-    program = load(file, engine=engine, limits=limits, delegates=dict.fromkeys(ids, ScriptDelegate))
+def test_what_the_manifest_says_runs(lowered, file, model, limits, ids):
+    program = load(file, limits=limits, delegates=dict.fromkeys(ids, ScriptDelegate))
     expected = first_line(lowered.constant_methods["get_manifest"], {*ids, "XnnpackBackend"})
     x = torch.randn(2, 8)
     choice = program.choose("forward", x)
@@ -179,9 +178,9 @@ def test_a_device_chooses_what_the_manifest_says(lowered, chooser, buckets, tmp_
         assert device_client.output(chooser, path, ",".join(map(str, sizes))) == "forward@n=4" * fits, sizes
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["runtime", "interpreter", "apart"])
-def test_the_smallest_size_that_fits_runs_padded(buckets, way):
-    program = load(buckets.emit().buffer, engine=way[0], limits=way[1])
+@pytest.mark.parametrize("limits", LIMITS, ids=["here", "apart"])
+def test_the_smallest_size_that_fits_runs_padded(buckets, limits):
+    program = load(buckets.emit().buffer, limits=limits)
     for size, name in {1: "n=2", 2: "n=2", 3: "n=4", 4: "n=4", 6: "n=6"}.items():
         x = torch.randn(8, size).t().requires_grad_()
         assert program.choose("forward", x).method == f"forward@{name}@cpu"
@@ -288,7 +287,7 @@ def test_a_file_without_families_needs_all_its_backends(model):
 
 def test_delegates_compile_only_what_is_chosen(buckets):
     delegate = ScriptDelegate()
-    program = load(buckets.emit().buffer, delegates={"first": delegate}, engine="interpreter")
+    program = load(buckets.emit().buffer, delegates={"first": delegate})
     assert delegate.methods == []
     for size in (4, 3, 6):
         program.run("forward", torch.ones(size, 8))

@@ -41,9 +41,6 @@ from exir_lowering.backends.reference.delegate import FORMAT, Graph, resolve
 from exir_lowering.cli import main
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.serialized.plain import PlainWriter
-from exir_lowering.runtime.interpreter.kernels import find_kernel
-
-BOTH = pytest.mark.parametrize("engine", ["runtime", "interpreter"])
 
 
 class Double(torch.nn.Module):
@@ -131,25 +128,22 @@ ACTING = pytest.mark.parametrize(
 )
 
 
-@BOTH
 @ACTING
-def test_a_payload_that_writes_a_file(make: Any, named: str, engine: Any, tmp_path: Path) -> None:
+def test_a_payload_that_writes_a_file(make: Any, named: str, tmp_path: Path) -> None:
     content, x = file_with(make(tmp_path / "marker")), torch.ones(4)
     with pytest.raises(BackendFailure, match=named):  # when it is loaded, before anything is executed
-        load(content, engine=engine)
+        load(content)
     assert not list(tmp_path.iterdir()) and torch.equal(x, torch.ones(4))
 
 
-@BOTH
-def test_a_payload_that_writes_a_file_from_the_command_line(engine: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_payload_that_writes_a_file_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "model.pte").write_bytes(file_with(mapping(tmp_path / "marker")))
-    code = main(["run", str(tmp_path / "model.pte"), "--input", "ones:4", "--engine", engine])
+    code = main(["run", str(tmp_path / "model.pte"), "--input", "ones:4"])
     assert code == 2 and "aten.from_file.default is not on the closed list" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model.pte"]
 
 
-@BOTH
-def test_a_kept_graph_that_writes_a_file(engine: Any, tmp_path: Path) -> None:
+def test_a_kept_graph_that_writes_a_file(tmp_path: Path) -> None:
     """What stands in for a missing backend reads the same payloads."""
     from exir_lowering._upstream.delegates import named_data
 
@@ -166,7 +160,7 @@ def test_a_kept_graph_that_writes_a_file(engine: Any, tmp_path: Path) -> None:
         pytest.warns(BackendUnavailableWarning),
         pytest.raises(BackendFailure, match=r"aten\.from_file\.default is not on the closed list"),
     ):
-        load(lowered.emit().buffer, engine=engine, unavailable="fallback")
+        load(lowered.emit().buffer, unavailable="fallback")
     assert not list(tmp_path.iterdir())
 
 
@@ -211,31 +205,6 @@ def test_lowering_leaves_what_is_not_on_the_list_to_the_host() -> None:
     assert code == "op" and text.startswith("aten.segment_reduce.default is not on the closed list")
 
 
-# -- the interpreter's own operators ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [("aten::from_file", "out"), ("aten::save", ""), ("aten::mul_", "Tensor"), ("aten::set_", "source_Tensor"),
-     ("inductor::resize_storage_bytes_", ""), ("aten::manual_seed", ""), ("prims::copy_to", ""), ("aten", "out")],
-)  # fmt: skip
-def test_kernels_that_the_interpreter_does_not_have(name: tuple[str, str]) -> None:
-    assert find_kernel(*name) is None
-
-
-def test_every_kernel_of_the_runtime_is_there() -> None:
-    from exir_lowering._upstream import installed
-    from exir_lowering._upstream.runtime import import_quantized_kernels
-
-    import_quantized_kernels()
-    missing = []
-    for name in installed.kernels() or ():
-        base, _, overload = name.partition(".")
-        if find_kernel(base, overload) is None:
-            missing.append(name)
-    assert not missing
-
-
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +235,7 @@ def test_a_method_of_shared_state_that_writes_a_file(tmp_path: Path) -> None:
     if chain.stacktrace is not None:
         chain.stacktrace.append(chain.stacktrace[-1])
     content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
-    program = load(content, engine="interpreter", verify=False)
+    program = load(content, verify=False)
     with contextlib.suppress(LoweringError):
         program.run("first", torch.ones(4))
     with pytest.raises(InputError, match="from_file"):
@@ -293,7 +262,7 @@ def test_an_operator_that_writes_a_weight_of_the_file() -> None:
     content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
     before = bytes(bytearray(content))
     with pytest.raises(InputError, match=r"is part of the file|is a constant"):
-        load(content, engine="interpreter").run("forward", torch.ones(4))
+        load(content).run("forward", torch.ones(4))
     assert content == before
 
 
@@ -307,12 +276,11 @@ ENDLESS = (
 )
 
 
-@BOTH
-def test_a_loop_that_never_ends(engine: Any, monkeypatch: Any) -> None:
+def test_a_loop_that_never_ends(monkeypatch: Any) -> None:
     monkeypatch.setattr("exir_lowering.graphs.operators.budget.STEPS", 10_000)  # ten million take a minute
     content = payload(ENDLESS[0], call("getitem", v(1), 0), others=ENDLESS[1:], results=[v(2)])
     with pytest.raises(BackendFailure, match=r"it did not finish within 10,000 steps, the limit of one execution"):
-        load(file_with(content), engine=engine).run("forward", torch.ones(4))
+        load(file_with(content)).run("forward", torch.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +305,6 @@ def test_graphs_that_call_each_other(graphs: Any) -> None:
         run(payload(graphs[0], others=graphs[1:], results=[v(0)]), torch.ones(4))
 
 
-@BOTH
 @pytest.mark.parametrize(
     "code",
     [
@@ -354,10 +321,10 @@ def test_graphs_that_call_each_other(graphs: Any) -> None:
     ],
     ids=["full", "arange", "repeat", "expand", "clone", "add", "repeat_interleave"],
 )  # fmt: skip
-def test_more_memory_than_there_is(code: Any, engine: Any) -> None:
+def test_more_memory_than_there_is(code: Any) -> None:
     code = [*code, call("aten.add.Tensor", v(0), v(0))]
     with pytest.raises(BackendFailure, match=r"it needs .* of memory, but only .* are free on this machine"):
-        load(file_with(payload(*code)), engine=engine).run("forward", torch.ones(4))
+        load(file_with(payload(*code))).run("forward", torch.ones(4))
 
 
 def test_numbers_without_end() -> None:

@@ -54,8 +54,7 @@ def check(got): torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 assert len(exir_lowering.load(folder + "/xnnpack.pte").method_names) == 1
 for name in ("xnnpack", "reference"):
-    for engine in ("runtime", "interpreter"):
-        check(*exir_lowering.load(f"{folder}/{name}.pte", engine=engine).run("forward", given))
+    check(*exir_lowering.load(f"{folder}/{name}.pte").run("forward", given))
 check(exir_lowering.LoweredModule.load(folder + "/module.pte")(given))
 assert main(["run", folder + "/xnnpack.pte", "--input", folder + "/input.pt"]) == 0
 ahead = ("executorch.exir", "executorch.backends", "exir_lowering.steps", "exir_lowering.pipeline",

@@ -13,8 +13,6 @@ from scripted import ScriptBackend, ScriptDelegate
 import exir_lowering
 from exir_lowering import BackendContractError, BackendFailure, Delegate
 
-ENGINES = ("runtime", "interpreter")
-
 
 class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -50,12 +48,11 @@ WRITES: dict[str, tuple[Callable[[list[Any]], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", WRITES)
-def test_a_delegate_that_writes_into_an_input(content: bytes, engine: Any, way: str) -> None:
+def test_a_delegate_that_writes_into_an_input(content: bytes, way: str) -> None:
     act, index = WRITES[way]
     delegate = doing(act)
-    program = exir_lowering.load(content, delegates=[delegate], engine=engine)
+    program = exir_lowering.load(content, delegates=[delegate])
     with pytest.raises(BackendContractError) as caught:
         program.run("forward", X, Y)
     message = str(caught.value)
@@ -64,25 +61,23 @@ def test_a_delegate_that_writes_into_an_input(content: bytes, engine: Any, way: 
     assert "Compute into a new tensor, or clone the input first" in message
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_delegate_that_only_reads(content: bytes, engine: Any) -> None:
+def test_a_delegate_that_only_reads(content: bytes) -> None:
     def reads(inputs: list[Any]) -> None:
         own = inputs[0].clone().add_(1)
         own.copy_(inputs[1])
         inputs[0] = own  # the list is the delegate's own
 
-    program = exir_lowering.load(content, delegates=[doing(reads)], engine=engine)
+    program = exir_lowering.load(content, delegates=[doing(reads)])
     with torch.inference_mode():
         assert torch.equal(program.run("forward", X, Y)[0], torch.sin(X) * (X + Y))
     torch.testing.assert_close(program.run("forward", X, Y)[0], torch.sin(X) * (X + Y))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_it_raises_comes_first(content: bytes, engine: Any) -> None:
+def test_what_it_raises_comes_first(content: bytes) -> None:
     def fails(inputs: list[Any]) -> None:
         inputs[0].zero_()
         raise ValueError("broken")
 
-    program = exir_lowering.load(content, delegates=[doing(fails)], engine=engine)
+    program = exir_lowering.load(content, delegates=[doing(fails)])
     with pytest.raises(BackendFailure, match="ValueError: broken"):
         program.run("forward", X, Y)

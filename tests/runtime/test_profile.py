@@ -31,8 +31,6 @@ from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDe
 from exir_lowering.cli import main
 from exir_lowering.runtime.native import bridge
 
-ENGINES = ("runtime", "interpreter")
-
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,9 +41,8 @@ def rows(program: LoadedProgram, **options: Any) -> list[tuple[str, str, tuple[s
     return [(row.kind, row.name, row.sources) for row in program.profile("forward", *TWO, **options).rows]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_instruction_has_its_line(steps: Path, engine: Any) -> None:
-    program = exir_lowering.load(steps, engine=engine)
+def test_each_instruction_has_its_line(steps: Path) -> None:
+    program = exir_lowering.load(steps)
     assert rows(program) == [
         ("method", "forward", ()),
         ("delegate", "delegate 0", (line("first"), line("second"))),
@@ -128,17 +125,15 @@ def test_a_placement_that_is_wrong_is_refused(wrong: Any, message: str) -> None:
         )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_without_debug_information_the_rows_still_come(steps: Path, engine: Any) -> None:
-    found = exir_lowering.load(steps.read_bytes(), engine=engine).profile("forward", *TWO)
+def test_without_debug_information_the_rows_still_come(steps: Path) -> None:
+    found = exir_lowering.load(steps.read_bytes()).profile("forward", *TWO)
     assert [row.kind for row in found.rows].count("instruction") == 4
     assert {row.sources for row in found.rows} == {()}
     assert [row.backend for row in found.rows if row.kind == "delegate"] == ["compiler_demo"] * 2
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_nested_graphs(tmp_path: Path, engine: Any) -> None:
-    program = exir_lowering.load(lowered(Branches()).emit().save(tmp_path / "cond.pte"), engine=engine)
+def test_nested_graphs(tmp_path: Path) -> None:
+    program = exir_lowering.load(lowered(Branches()).emit().save(tmp_path / "cond.pte"))
     taken = rows(program)
     names = [name for kind, name, _ in taken if kind == "instruction"]
     assert names == ["aten.mul #0", "aten.mul #0", "aten.add #1", "aten.add #0"]
@@ -153,10 +148,9 @@ class Nested(torch.nn.Module):
         return (first + y).exp()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_instruction_stands_before_those_that_it_includes(engine: Any) -> None:
+def test_an_instruction_stands_before_those_that_it_includes() -> None:
     content = exir_lowering.lower(export(Nested(), TWO), "reference").emit().buffer
-    found = exir_lowering.load(content, engine=engine).profile("forward", *TWO, runs=2)
+    found = exir_lowering.load(content).profile("forward", *TWO, runs=2)
     inner = [row for row in found.rows if row.kind == "instruction"]
     names = [row.name for row in inner]
     outer = next(row for row in inner if "cond" in row.name)
@@ -171,15 +165,11 @@ class Looks(torch.nn.Module):
         return (x * y).sum() + torch.ones(x.shape[0] * 2)
 
 
-def test_kernels_have_the_same_names_in_both_engines() -> None:
+def test_names_of_kernels() -> None:
     """Without debug information the names are those in the file, for primitives too."""
     content = exir_lowering.lower(export(Looks(), TWO, dynamic_shapes=({0: Dim("n", max=8)},) * 2), []).emit().buffer
-    names = [
-        [row.name for row in exir_lowering.load(content, engine=engine).profile("forward", *TWO).rows]  # type: ignore[arg-type]
-        for engine in ENGINES
-    ]
-    assert names[0] == names[1]
-    assert "aten.mul.out" in names[0] and "executorch_prim.mul.Scalar" in names[0]
+    names = [row.name for row in exir_lowering.load(content).profile("forward", *TWO).rows]
+    assert "aten.mul.out" in names and "executorch_prim.mul.Scalar" in names
 
 
 @pytest.fixture(scope="module")
@@ -215,11 +205,10 @@ def test_profiling_leaves_the_state_alone(tmp_path: Path) -> None:
 
     x = torch.ones(1)
     path = exir_lowering.lower(export(Counter(), (x,)), "reference").emit().save(tmp_path / "counter.pte")
-    for engine in ENGINES:
-        program = exir_lowering.load(path, engine=engine)  # type: ignore[arg-type]
-        assert program.run("forward", x)[0].item() == 1
-        assert program.profile("forward", x, runs=2).rows[0].calls == 2
-        assert program.run("forward", x)[0].item() == 2
+    program = exir_lowering.load(path)
+    assert program.run("forward", x)[0].item() == 1
+    assert program.profile("forward", x, runs=2).rows[0].calls == 2
+    assert program.run("forward", x)[0].item() == 2
 
 
 class Notes(CompilerDemoDelegate):
@@ -237,10 +226,9 @@ class Notes(CompilerDemoDelegate):
             return super().execute(handle, inputs)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_events_of_other_delegates(steps: Path, engine: Any) -> None:
+def test_events_of_other_delegates(steps: Path) -> None:
     delegate = Notes()
-    program = exir_lowering.load(steps, delegates={"compiler_demo": delegate}, engine=engine)
+    program = exir_lowering.load(steps, delegates={"compiler_demo": delegate})
     for identifier, name in ((7, "event 7"), ("ä b", "ä b")):
         delegate.identifier = identifier
         names = [name for kind, name, _ in rows(program) if kind == "instruction"]

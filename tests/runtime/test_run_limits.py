@@ -35,23 +35,9 @@ class Convolution(nn.Module):
         return nn.functional.conv2d(x, weight, padding=3)
 
 
-class Chained(nn.Module):
-    def forward(self, x):
-        for _ in range(5):
-            x = x + 1
-        return x
-
-
 class Growing(nn.Module):
     def forward(self, x):
         return (x.expand(64, 1024, 1024) + 1).sum((1, 2))
-
-
-class Loop(nn.Module):
-    def forward(self, xs):
-        from functorch.experimental.control_flow import map
-
-        return map(lambda x, y: x * y + 1, xs, xs[0].clone())
 
 
 @pytest.fixture(scope="module")
@@ -62,57 +48,52 @@ def long(tmp_path_factory):
     return artifact.save(tmp_path_factory.mktemp("long") / "long.pte")
 
 
-def load(source, engine="runtime", limits=Limits(), **options):  # noqa: B008  # frozen
-    return exir_lowering.load(source, engine=engine, limits=limits, **options)
+def load(source, limits=Limits(), **options):  # noqa: B008  # frozen
+    return exir_lowering.load(source, limits=limits, **options)
 
 
 def pid_of(program):
     return program._engine._worker.pid
 
 
-@pytest.fixture(params=["runtime", "interpreter"])
-def engine(request):
-    return request.param
-
-
 class TestResults:
-    def test_are_those_without_limits(self, two_methods, two_methods_file, numbers, engine):
+    def test_are_those_without_limits(self, two_methods, two_methods_file, numbers):
         x = torch.randn(3, 3, 8, 8).to(memory_format=torch.channels_last)
         for source in (two_methods.buffer, two_methods_file):
-            plain, limited = exir_lowering.load(source, engine=engine), load(source, engine)
-            assert (limited.method_names, limited.engine) == (plain.method_names, engine)
+            plain, limited = exir_lowering.load(source), load(source)
+            assert limited.method_names == plain.method_names
             runs = [("forward", x), *[("count", torch.ones(3))] * 3, ("forward", x[:1])]
             for method, value in runs:
                 (expected,), (got,) = plain.run(method, value), limited.run(method, value)
                 assert torch.equal(got, expected) and got.stride() == expected.stride()
-        plain, limited = exir_lowering.load(numbers, engine=engine), load(numbers, engine)
+        plain, limited = exir_lowering.load(numbers), load(numbers)
         assert limited.run("version") == plain.run("version") == [3]
         values = (torch.ones(3), 2.5, True, None)
         assert torch.equal(limited.run("forward", *values)[0], plain.run("forward", *values)[0])
 
-    def test_with_data_files_and_a_profile(self, tmp_path, engine):
+    def test_with_data_files_and_a_profile(self, tmp_path):
         artifact = lower(program_of(nn.Linear(4, 3), torch.randn(2, 4)), "xnnpack").emit(external_weights="weights")
         path, x = artifact.save(tmp_path / "model.pte"), torch.randn(2, 4)
         contents = list(artifact.data_files.values())
         expected = exir_lowering.load(path, data=contents).run("forward", x)[0]
         for given in (contents, [tmp_path / name for name in artifact.data_files]):
-            limited = load(path, engine, data=given)
+            limited = load(path, data=given)
             torch.testing.assert_close(limited.run("forward", x)[0], expected)
             assert limited.profile("forward", x, runs=2).runs == 2
 
-    def test_of_delegates(self, engine):
+    def test_of_delegates(self):
         file = scripted(export(AddSin(), (torch.randn(3), torch.randn(3))), _all()).buffer
-        limited = load(file, engine, delegates={"script": ScriptDelegate})
+        limited = load(file, delegates={"script": ScriptDelegate})
         x, y = torch.randn(3), torch.randn(3)
         torch.testing.assert_close(limited.run("forward", x, y)[0], torch.sin(x + y))
         with pytest.raises(InputError, match=r"an object of scripted:ScriptDelegate was given.*pass its class"):
-            load(file, engine, delegates={"script": ScriptDelegate()})
+            load(file, delegates={"script": ScriptDelegate()})
 
         class Here(ScriptDelegate):
             pass
 
         with pytest.raises(InputError, match="define it at the top of a module"):
-            load(file, engine, delegates={"script": Here})
+            load(file, delegates={"script": Here})
 
 
 def _all():
@@ -122,45 +103,43 @@ def _all():
 
 
 class TestErrors:
-    def test_are_those_without_limits(self, fixed, engine):
+    def test_are_those_without_limits(self, fixed):
         def message(call):
             with pytest.raises(LoweringError) as caught:
                 call()
             return type(caught.value), str(caught.value)
 
         for arguments in ((), (torch.ones(2, 3, 8),), ([],)):
-            assert message(lambda: load(fixed, engine).run("forward", *arguments)) == message(  # noqa: B023
-                lambda: exir_lowering.load(fixed, engine=engine).run("forward", *arguments)  # noqa: B023
+            assert message(lambda: load(fixed).run("forward", *arguments)) == message(  # noqa: B023
+                lambda: exir_lowering.load(fixed).run("forward", *arguments)  # noqa: B023
             )
         file = scripted(export(AddSin(), (torch.randn(3), torch.randn(3))), _all()).buffer
         for opener in (load, partial(load, delegates={"script": Failing})):
-            given = (file, engine)
+            given = (file,)
             kind, text = message(lambda: opener(*given).run("forward", torch.ones(3), torch.ones(3)))  # noqa: B023
             assert ("script" in text or kind is BackendFailure) and len(text) > 60
         with pytest.raises(BackendFailure, match="out of order") as caught:
-            load(file, engine, delegates={"script": Failing}).run("forward", torch.ones(3), torch.ones(3))
+            load(file, delegates={"script": Failing}).run("forward", torch.ones(3), torch.ones(3))
         assert "ValueError: out of order" in str(caught.value.__cause__)
 
-    def test_a_process_that_dies_is_named_and_the_next_run_has_a_new_one(self, engine):
+    def test_a_process_that_dies_is_named_and_the_next_run_has_a_new_one(self):
         file = scripted(export(AddSin(), (torch.randn(3), torch.randn(3))), _all()).buffer
-        limited, inputs = load(file, engine, delegates={"script": Dying}), (torch.ones(3), torch.ones(3))
+        limited, inputs = load(file, delegates={"script": Dying}), (torch.ones(3), torch.ones(3))
         for _ in range(2):
             limited.run("forward", *inputs)
             with pytest.raises(InputError, match=r"was ended by SIGKILL.*begins in a new process"):
                 limited.run("forward", *inputs)
 
-    def test_warnings_come_here(self, engine):
+    def test_warnings_come_here(self):
         file = scripted(export(AddSin(), (torch.randn(3), torch.randn(3))), _all(), keep_originals=True).buffer
-        limited, inputs = load(file, engine, delegates={"script": Warning_}), (torch.ones(3), torch.ones(3))
+        limited, inputs = load(file, delegates={"script": Warning_}), (torch.ones(3), torch.ones(3))
         with pytest.warns(UserWarning, match="the device is warm"):
             limited.run("forward", *inputs)
         with pytest.warns(BackendUnavailableWarning, match="are executed by PyTorch") as caught:
-            load(file, engine, unavailable="fallback").run("forward", *inputs)
+            load(file, unavailable="fallback").run("forward", *inputs)
         assert {one.filename for one in caught} == {__file__}
 
-    @pytest.mark.parametrize(
-        "wrong", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": True}, {"steps": 1.5}, {"memory": -1}]
-    )
+    @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": True}, {"memory": -1}])
     def test_limits_are_checked(self, wrong, fixed):
         (name,) = wrong
         with pytest.raises(InputError, match=rf"Limits\({name}=.*expected"):
@@ -215,36 +194,13 @@ class TestSeconds:
         assert runs > 5
 
 
-class TestSteps:
-    def test_are_counted_in_the_interpreter(self):
-        file, x = lower(export(Chained(), (torch.ones(2),))).emit().buffer, torch.ones(2)
-        assert load(file, "interpreter", Limits(steps=5)).run("forward", x)[0][0] == 6
-        with pytest.raises(LimitError, match=r"executed 4 instructions, which is limits.steps") as caught:
-            load(file, "interpreter", Limits(steps=4)).run("forward", x)
-        assert caught.value.limit == "steps"
-
-    def test_are_known_before_in_the_runtime(self):
-        file, x = lower(export(Chained(), (torch.ones(2),))).emit().buffer, torch.ones(2)
-        assert load(file, limits=Limits(steps=5)).run("forward", x)[0][0] == 6
-        with pytest.raises(LimitError, match="was not run: it executes 5 instructions, more than the 4"):
-            load(file, limits=Limits(steps=4)).run("forward", x)
-
-    def test_of_a_loop_are_not(self):
-        file, x = lower(export(Loop(), (torch.ones(3, 2),))).emit().buffer, torch.ones(3, 2)
-        with pytest.raises(LimitError, match="was not run: it has a loop"):
-            load(file, limits=Limits(steps=1000)).run("forward", x)
-        assert load(file, "interpreter", Limits(steps=1000)).run("forward", x)[0].shape == (3, 2)
-        with pytest.raises(LimitError, match="executed 10 instructions"):
-            load(file, "interpreter", Limits(steps=10)).run("forward", x)
-
-
 @linux
 class TestMemory:
-    def test_is_bounded_and_then_the_program_goes_on(self, engine):
+    def test_is_bounded_and_then_the_program_goes_on(self):
         file, x = lower(export(Growing(), (torch.ones(64, 1, 1),))).emit().buffer, torch.ones(64, 1, 1)
-        assert load(file, engine, Limits(memory=2 << 30)).run("forward", x)[0].shape == (64,)
+        assert load(file, Limits(memory=2 << 30)).run("forward", x)[0].shape == (64,)
         with pytest.raises(LimitError, match=r"takes more memory than the 67,108,864 bytes of limits.memory") as caught:
-            load(file, engine, Limits(memory=64 << 20)).run("forward", x)
+            load(file, Limits(memory=64 << 20)).run("forward", x)
         assert caught.value.limit == "memory"
 
     def test_that_is_free_is_at_most_what_there_is(self):
@@ -312,15 +268,15 @@ program.run("forward", torch.randn(1, 8, 256, 256), torch.randn(96, 8, 7, 7))
 """
 
 
-def test_the_current_folder_is_gone(tmp_path, monkeypatch, engine):
+def test_the_current_folder_is_gone(tmp_path, monkeypatch):
     given = torch.randn(4), torch.randn(4)
     content = bytes(lower(program_of(AddSin(), *given)).emit().buffer)
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    early = load(content, engine)
+    early = load(content)
     gone.rmdir()
-    late = load(content, engine)
+    late = load(content)
     os.kill(pid_of(early), signal.SIGKILL)
     with pytest.raises(InputError, match="SIGKILL"):
         early.run("forward", *given)

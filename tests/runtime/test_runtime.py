@@ -51,7 +51,6 @@ def message_of(call, error=InputError):
     return str(caught.value)
 
 
-@pytest.mark.both_engines
 class TestRun:
     @pytest.mark.parametrize("batch", [1, 2, 6, 3])
     def test_dynamic_batch(self, net, two_methods_file, batch):
@@ -161,7 +160,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.both_engines
 class TestLayout:
     """The runtime reads the memory of an input in the order the file says, whatever its strides are."""
 
@@ -235,7 +233,6 @@ WRONG_INPUTS = {
 }
 
 
-@pytest.mark.both_engines
 class TestWrongInputs:
     @pytest.mark.parametrize("case", WRONG_INPUTS)
     def test_named_and_the_program_stays_usable(self, net, fixed, two_methods, case):
@@ -300,7 +297,6 @@ class TestWrongInputs:
             assert "input 1" in message
             assert "integer" in message
 
-    @pytest.mark.runtime_only
     def test_a_value_that_a_kernel_refuses(self):
         class Times(Lookup):
             def forward(self, x, times):
@@ -327,7 +323,6 @@ class Fill(nn.Module):
         return torch.full((n,), 1.0) + x[0]
 
 
-@pytest.mark.both_engines
 class TestWrongSources:
     def test_missing(self, tmp_path):
         assert "no such file" in message_of(lambda: load(tmp_path / "none.pte"))
@@ -389,7 +384,6 @@ class Payload(exir_lowering.Backend):
         return exir_lowering.PreprocessResult(processed_bytes=b"payload", debug_handle_map={}, data_store_output=None)
 
 
-@pytest.mark.both_engines
 class TestDataFile:
     def test_not_given(self, external):
         path, data = external

@@ -13,7 +13,7 @@ from exir_lowering.pte.signatures import MethodSignature, TensorInfo
 
 
 def loaded(name: str) -> LoadedProgram:
-    return load(made(name).pte, data=made(name).given, engine="interpreter")
+    return load(made(name).pte, data=made(name).given)
 
 
 def given(value: TensorInfo, sizes: tuple[int, ...] | None = None) -> Any:

@@ -23,10 +23,9 @@ from typing import Any
 import pytest
 import torch
 
-from exir_lowering import BackendUnavailableError, load
+from exir_lowering import load
 
 FOLDERS = ("backends/test/suite/operators", "backends/xnnpack/test/ops")
-ENGINES = ("runtime", "interpreter")
 
 
 class Comparison:
@@ -67,13 +66,12 @@ class Watched:
 
     def __init__(self, module: Any, content: bytes, comparison: Comparison) -> None:
         self._module, self._comparison = module, comparison
-        self._ours = {}
-        for engine in ENGINES:
-            comparison.counts[f"files, {engine}"] += 1
-            try:
-                self._ours[engine] = load(content, engine=engine)  # type: ignore[arg-type]
-            except Exception as error:
-                comparison.note(f"file refused, {engine}", f"{type(error).__name__}: {error}")
+        self._ours = None
+        comparison.counts["files"] += 1
+        try:
+            self._ours = load(content)
+        except Exception as error:
+            comparison.note("file refused", f"{type(error).__name__}: {error}")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -85,25 +83,18 @@ class Watched:
         return self.run_method("forward", inputs, *more, **named)
 
     def run_method(self, method: str, inputs: Any = (), *more: Any, **named: Any) -> Any:
-        copies = {engine: [_copy(value) for value in inputs] for engine in self._ours}
+        copies = [_copy(value) for value in inputs]
         expected = self._module.run_method(method, inputs, *more, **named)
-        kept = [_copy(value) for value in expected]
-        for engine, program in self._ours.items():
-            self._comparison.counts[f"calls, {engine}"] += 1
+        if self._ours is not None:
+            kept = [_copy(value) for value in expected]
+            self._comparison.counts["calls"] += 1
             try:
-                got = program.run(method, *copies[engine])
-            except BackendUnavailableError:  # such as payloads that are called with sizes, in the interpreter
-                self._comparison.counts[f"calls that only the runtime executes, {engine}"] += 1
-                continue
-            except Exception as error:
-                self._comparison.note(f"call refused, {engine}", f"{type(error).__name__}: {error}")
-                continue
-            # The interpreter's operators are PyTorch's, which round otherwise.
-            bound = {} if engine == "runtime" else {"rtol": 1e-3, "atol": 1e-3}
-            try:
-                torch.testing.assert_close(list(got), kept, equal_nan=True, **(bound or {"rtol": 0, "atol": 0}))
+                got = self._ours.run(method, *copies)
+                torch.testing.assert_close(list(got), kept, equal_nan=True, rtol=0, atol=0)
             except AssertionError as error:
-                self._comparison.note(f"other results, {engine}", str(error)[:500])
+                self._comparison.note("other results", str(error)[:500])
+            except Exception as error:
+                self._comparison.note("call refused", f"{type(error).__name__}: {error}")
         return expected
 
 

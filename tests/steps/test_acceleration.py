@@ -38,7 +38,7 @@ from exir_lowering._upstream import conversion, locks
 from exir_lowering._upstream.acceleration import accelerating, current
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 
-PLAIN = LoweringOptions(accelerate=False)
+PLAIN = LoweringOptions(fast=False)
 REPLACED: list[tuple[Any, str]] = [
     (GraphModule, "recompile"),
     (NodeSource, "__init__"),
@@ -100,7 +100,7 @@ def files(given: ExportedProgram, partitioner: Any) -> list[bytes]:
     made = []
     for options in (LoweringOptions(), PLAIN):
         lowered = lower(given, partitioner(), options=options)
-        assert lowered.accelerate is options.accelerate
+        assert lowered.fast is options.fast
         made.append(lowered.emit().buffer)
     return made
 
@@ -154,10 +154,10 @@ def test_two_threads_with_different_settings() -> None:
     given, expected = small(), files(small(), lambda: "xnnpack")[0]
     start, made = threading.Barrier(4), []
 
-    def run(accelerate: bool) -> None:
+    def run(fast: bool) -> None:
         start.wait()
         for _ in range(2):
-            lowered = lower(given, "xnnpack", options=LoweringOptions(accelerate=accelerate))
+            lowered = lower(given, "xnnpack", options=LoweringOptions(fast=fast))
             made.append(lowered.emit().buffer)
 
     threads = [threading.Thread(target=run, args=(number % 2 == 0,)) for number in range(4)]

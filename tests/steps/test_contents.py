@@ -43,8 +43,8 @@ def programs() -> Any:
 @pytest.mark.parametrize("external", [None, "weights"])
 def test_the_files_are_the_same(programs: Any, external: Any) -> None:
     one, other = (
-        lower(programs, "xnnpack", options=LoweringOptions(accelerate=accelerate)).emit(external_weights=external)
-        for accelerate in (True, False)
+        lower(programs, "xnnpack", options=LoweringOptions(fast=fast)).emit(external_weights=external)
+        for fast in (True, False)
     )
     assert one.buffer == other.buffer and one.data_files == other.data_files
 

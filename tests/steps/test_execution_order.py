@@ -31,17 +31,16 @@ def require_equal(
 ) -> int:
     """Check that both files return the same bits in consecutive calls of both engines; return what was saved."""
     before, after = (replace(lowered, memory_planner=name).emit(config) for name in ("greedy", "smallest"))  # type: ignore
-    for engine in ("runtime", "interpreter"):
-        programs = [load(artifact.buffer, engine=engine) for artifact in (before, after)]  # type: ignore[arg-type]
-        for method, given in calls.items():
-            for inputs in given:
-                results = []
-                for program in programs:
-                    with contextlib.suppress(InputError):  # numbers that ExecuTorch's files have no room for
-                        results.append(program.run(method, *copy.deepcopy(inputs)))
-                assert len(results) != 1
-                for one, other in zip(*results, strict=True) if results else ():
-                    assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    programs = [load(artifact.buffer) for artifact in (before, after)]
+    for method, given in calls.items():
+        for inputs in given:
+            results = []
+            for program in programs:
+                with contextlib.suppress(InputError):  # numbers that ExecuTorch's files have no room for
+                    results.append(program.run(method, *copy.deepcopy(inputs)))
+            assert len(results) != 1
+            for one, other in zip(*results, strict=True) if results else ():
+                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     saved = 0
     for one, other in zip(before.report.methods, after.report.methods, strict=True):
         assert other.memory.bytes <= other.memory.greedy_bytes == one.memory.bytes

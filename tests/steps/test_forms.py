@@ -92,7 +92,7 @@ def test_symbolic_sizes_and_writes_are_left_to_tracing() -> None:
 
 
 def test_a_delegate_returns_what_its_program_does() -> None:
-    methods = lower(models.exported("convnext")[2], "xnnpack", options=LoweringOptions(accelerate=False))
+    methods = lower(models.exported("convnext")[2], "xnnpack", options=LoweringOptions(fast=False))
     module = methods["forward"].graph_module
     calls = 0
     for node in module.graph.nodes:

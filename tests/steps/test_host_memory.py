@@ -44,14 +44,13 @@ class ViewOfScan(torch.nn.Module):
         return last.reshape(3, 1) + 1, rows.reshape(-1) + 1
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
 @pytest.mark.parametrize("partitioner", [None, SupportPartitioner({"reference": ops("aten.mul.Tensor")})])
 @pytest.mark.parametrize("model", [View(), ViewInBranch(), ViewOfMap(), ViewOfScan()], ids=lambda m: type(m).__name__)
-def test_the_numbers_are_those_of_eager(model: torch.nn.Module, partitioner: Any, engine: Any) -> None:
+def test_the_numbers_are_those_of_eager(model: torch.nn.Module, partitioner: Any) -> None:
     inputs = torch.tensor(True), torch.rand(2, 3)
     program = export(model, inputs)
     buffer = exir_lowering.lower(program, partitioner).emit().buffer
-    loaded = exir_lowering.load(buffer, engine=engine)
+    loaded = exir_lowering.load(buffer)
     for given in (inputs, (torch.tensor(False), torch.rand(2, 3))):
         expected = model(*given)
         expected = expected if isinstance(expected, tuple) else (expected,)
@@ -143,11 +142,10 @@ def given() -> torch.Tensor:
     return torch.randn(2, 3, 2, 4).to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
-def test_channels_last_are_computed_as_in_eager(of_channels_last: bytes, engine: Any) -> None:
+def test_channels_last_are_computed_as_in_eager(of_channels_last: bytes) -> None:
     # The runtime's layer_norm loses digits on rows of almost equal numbers, which one in 6,000 random inputs has.
     torch.manual_seed(0)
-    loaded = exir_lowering.load(of_channels_last, engine=engine)
+    loaded = exir_lowering.load(of_channels_last)
     wrong = []
     for name, function in ON_CHANNELS_LAST.items():
         model = OnChannelsLast(function)

@@ -59,9 +59,8 @@ def test_results_are_those_of_eager(dtype: torch.dtype, shape: tuple[int, ...], 
     given = torch.full(shape, 3).to(dtype)
     file = lower(export(model, (given,)), options=LoweringOptions(edge=edge)).emit().buffer
     exact: Any = {"rtol": 1e-12, "atol": 0} if dtype is torch.float64 else {}
-    for engine in ("runtime", "interpreter"):
-        results = load(file, engine=engine).run("forward", given)
-        torch.testing.assert_close(tuple(results), model(given), **exact)
+    results = load(file).run("forward", given)
+    torch.testing.assert_close(tuple(results), model(given), **exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.float16], ids=str)
@@ -96,7 +95,6 @@ def test_concatenations_of_nothing_have_sizes(partitioner: Any, edge: Any) -> No
     joined = [node.args[0] for node in lowered["forward"].graph.nodes if "aten.cat" in str(node.target)]
     assert all(len(operands) == 1 for operands in joined), joined  # type: ignore[arg-type]
     file = lowered.emit().buffer
-    for engine in ("runtime", "interpreter"):
-        loaded = load(file, engine=engine)
-        for count in (4, 2, 9):
-            torch.testing.assert_close(tuple(loaded.run("forward", *given(count))), Empty()(*given(count)))
+    loaded = load(file)
+    for count in (4, 2, 9):
+        torch.testing.assert_close(tuple(loaded.run("forward", *given(count))), Empty()(*given(count)))

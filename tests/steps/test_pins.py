@@ -31,7 +31,7 @@ PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
 MENDED = ("scalar operands", "empty concatenations")
 ASKED_ELSEWHERE = ("linear-time proposals", "operators without torch's compiler", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
-SLOW = LoweringOptions(edge="executorch", accelerate=False)
+SLOW = LoweringOptions(fast=False)
 
 
 class Net(nn.Module):
@@ -282,7 +282,7 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
 )
 def test_the_compiler_comes_without_inductor_whatever_is_imported_first(names: str) -> None:
     """And what needs no compiler, before it, without that."""
-    light = "LoweringOptions, graphs, inspect, load, quantize, refit, verify"
+    light = "LoweringOptions, graphs, inspect, load, quantize, verify"
     module, _, name = f"exir_lowering.{names}".rpartition(".")
     code = (
         f"import sys\nfrom exir_lowering import {light}\nassert 'executorch.exir' not in sys.modules\n"

@@ -129,7 +129,7 @@ lowered.emit().save(sys.argv[1])
 
 RUN = """
 import sys, torch, exir_lowering
-program = exir_lowering.load(sys.argv[1], engine=sys.argv[2])
+program = exir_lowering.load(sys.argv[1])
 print(program.run("forward", torch.tensor([0.6, -0.9, 3.0]))[0].tolist())
 """
 
@@ -145,5 +145,4 @@ def test_the_hosts_kernels_are_imported(tmp_path: Path) -> None:
     path = str(tmp_path / "rounded.pte")
     said = python(EMIT, path)
     assert "quantize_per_tensor" in said and "executorch.kernels.quantized" in said and "Install executorch" in said
-    for engine in ("runtime", "interpreter"):
-        assert python(RUN, path, engine).strip() == "[0.5, -1.0, 3.0]"
+    assert python(RUN, path).strip() == "[0.5, -1.0, 3.0]"

@@ -211,7 +211,7 @@ def test_every_order_of_failures_gives_the_same_bytes(edge: ExportedProgram) -> 
     assert ([one.processed_bytes for one in delegates(lowered["forward"])] == payloads) is True
 
 
-def test_what_is_no_failure_of_a_partition_is_raised(edge: ExportedProgram) -> None:
+def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram, edge: ExportedProgram) -> None:
     class Together(Fails):
         def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
             if sum(map(len, edge_programs.values())) > 1:
@@ -224,17 +224,33 @@ def test_what_is_no_failure_of_a_partition_is_raised(edge: ExportedProgram) -> N
 
     two = TagPartitioner(lambda node: operator_name(node) if node.op == "call_function" else None, backend="reference")
     with pytest.raises(BackendFailure, match="not more than one"):
-        lower(edge, two, backends={"reference": Together(lambda nodes, weights: None)}, options=SPLIT)
+        lower(edge, two, backends={"reference": Together(lambda nodes, weights: None)})
+    check(lower(edge, two, backends={"reference": Together(lambda nodes, weights: None)}, options=SPLIT), program)
     with pytest.raises(BackendContractError):
         lower(edge, everything(), backends={"reference": Liar()}, options=SPLIT)
     failing = {"reference": Fails(on("aten.tanh.default"))}
     with pytest.raises(BackendFailure, match=r"no kernel for aten\.tanh"):
         lower(edge, everything(), backends=failing)
     with pytest.raises(CoverageError):
-        strict = LoweringOptions(on_backend_error="split", require_full=True)
+        strict = LoweringOptions(on_backend_error="split", require_coverage=1.0)
         lower(edge, everything(), backends=failing, options=strict)
     with pytest.raises(InputError, match='expected "raise", "fallback" or "split"'):
         LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [SPLIT, FALLBACK], ids=["split", "fallback"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_backend_that_fails_now_and_then(
+    program: ExportedProgram, edge: ExportedProgram, options: LoweringOptions, seed: int
+) -> None:
+    """A licence server that is busy, say: what was lowered is kept, and what was not stays on the host."""
+    chance = random.Random(seed)
+
+    def now_and_then(nodes: Sequence[Node], weights: int) -> Exception | None:
+        return RuntimeError("busy") if chance.random() < 0.3 else None
+
+    pieces = TagPartitioner(lambda node: operator_name(node) if node.op == "call_function" else None, "reference")
+    check(lower(edge, pieces, backends={"reference": Fails(now_and_then)}, options=options), program)
 
 
 class Heavy(torch.nn.Module):

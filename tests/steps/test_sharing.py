@@ -25,7 +25,6 @@ from exir_lowering.pte.slots import DataSegment, NamedData, Program
 VOCABULARY, WIDTH = 1024, 64
 TIED = VOCABULARY * WIDTH * 4
 TOKENS = torch.arange(6).reshape(1, 6)
-ENGINES = ("runtime", "interpreter")
 
 
 class Tied(nn.Module):
@@ -102,12 +101,11 @@ def test_a_tied_embedding_is_stored_once(dtype: torch.dtype, tmp_path: Path) -> 
             torch.testing.assert_close(first, list(model(TOKENS)), atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_methods_share_it(artifact: Any, engine: Any, tmp_path: Path) -> None:
+def test_two_methods_share_it(artifact: Any, tmp_path: Path) -> None:
     path = artifact.save(tmp_path / "two.pte")
     assert path.stat().st_size < 1.01 * TIED + 8000
-    programs = [load(one, engine=engine, verify="full") for one in (path, artifact.buffer)]
-    plain = load(unshared(artifact.buffer), engine=engine, verify=False)
+    programs = [load(one, verify="full") for one in (path, artifact.buffer)]
+    plain = load(unshared(artifact.buffer), verify=False)
     for method in ("one", "two", "one"):
         expected = plain.run(method, TOKENS)
         for one in programs:
@@ -117,7 +115,7 @@ def test_two_methods_share_it(artifact: Any, engine: Any, tmp_path: Path) -> Non
 def test_the_report_says_it(artifact: Any) -> None:
     rows = [row for row in artifact.stored if row.bytes == TIED]
     (row,) = rows
-    assert (row.kind, row.methods, row.copies) == ("constant", ("one", "two"), ())
+    assert (row.kind, row.methods) == ("constant", ("one", "two"))
     assert [name.partition(" ")[0] for name in row.also] == ["data"] and "also data" in str(artifact)
     total = sum(row.bytes for row in artifact.stored)
     assert total < len(artifact.buffer) < total + 8000
@@ -210,15 +208,14 @@ def test_a_module_is_saved_to_such_a_file(program: ExportedProgram, tmp_path: Pa
         torch.testing.assert_close(module(TOKENS), Tied().eval()(TOKENS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_data_file_has_it_once(program: ExportedProgram, engine: Any, tmp_path: Path) -> None:
+def test_a_data_file_has_it_once(program: ExportedProgram, tmp_path: Path) -> None:
     artifact = lower(program, "xnnpack").emit(external_weights="weights")
     assert len(artifact.buffer) < 8000 and len(artifact.data_files["weights.ptd"]) < 1.01 * TIED + 8000
     (row,) = (row for row in artifact.stored if row.bytes == TIED)
     assert (row.kind, row.file, len(row.also)) == ("constant", "weights.ptd", 1)
     path = artifact.save(tmp_path / "tied.pte")
-    loaded = load(path, data=tmp_path / "weights.ptd", engine=engine, verify="full")
-    plain = load(lower(program, "xnnpack").emit().buffer, engine=engine)
+    loaded = load(path, data=tmp_path / "weights.ptd", verify="full")
+    plain = load(lower(program, "xnnpack").emit().buffer)
     assert_equal(loaded.run("forward", TOKENS), plain.run("forward", TOKENS))
 
 
@@ -226,18 +223,3 @@ def test_one_in_a_data_file_and_one_in_the_program_are_two(program: ExportedProg
     artifact = lower(program, "xnnpack").emit(external_weights=lambda key, size: "weights" if "." in key else None)
     rows = {(row.kind, row.file) for row in artifact.stored if row.bytes == TIED}
     assert rows == {("constant", "weights.ptd"), ("data", "")}
-
-
-def test_what_a_backend_has_in_another_form_is_reported() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(8, 16, 3)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.conv(x), torch.atan2(self.conv.weight, x.sum())
-
-    program = export(Net().eval(), (torch.rand(1, 8, 8, 8),))
-    artifact = lower(program, "xnnpack").emit()
-    (payload,) = (row for row in artifact.stored if row.kind == "payload")
-    assert payload.copies == ("conv.weight",) and "its own form of conv.weight" in str(artifact)

@@ -193,7 +193,7 @@ class Unread(nn.Module):
         return self.weight + self.weight
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch", "check"])
+@pytest.mark.parametrize("edge", ["fast", "executorch"])
 def test_a_parameter_that_is_only_written(edge: str) -> None:
     program = export(Unread(), (torch.zeros(3),))
     lowered = exir_lowering.lower(program, options=LoweringOptions(edge=edge))

@@ -6,13 +6,13 @@ import logging
 from typing import Any, ClassVar
 
 import torch
+from edge_differences import list_differences
 from torch.export import ExportedProgram, export
 
 from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, graphs, lower
 from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins import PROVENANCE
-from exir_lowering.steps.casewise.compare import list_differences
 
 
 def uses(lowered: LoweredMethods, kind: str = "preprocess") -> list[CacheUse]:

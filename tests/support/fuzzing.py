@@ -40,7 +40,6 @@ from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.format import read_program
 from exir_lowering.pte.slots import FlatTensor
 
-ENGINES = ("runtime", "interpreter")
 SECONDS = 120.0
 """How long one mutant may take, on a machine that does other things too."""
 HEADROOM = 3 << 30
@@ -72,7 +71,7 @@ class Kind:
 
 @dataclass
 class Report:
-    """What became of mutants, by engine and outcome, and each that did what none may do."""
+    """What became of mutants, by outcome, and each that did what none may do."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -277,12 +276,12 @@ def _reseal_data(content: bytes, changed: dict[str, str]) -> bytes:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_program(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
+def run_program(path: Path, sample: Sample, verify: Verify) -> Any:
     """Load a `.pte` file and run its methods, on inputs of the kinds that it asks for."""
     data = path.with_suffix(".ptd")
     source = path.read_bytes() if len(sample.files) == 1 else path
     given = data if data.exists() else None
-    program = load(source, data=given, engine=engine, unavailable=sample.unavailable, verify=verify)
+    program = load(source, data=given, unavailable=sample.unavailable, verify=verify)
     results: dict[str, Any] = {}
     for name in program.method_names:
         given = sample.inputs.get(name, ())
@@ -311,9 +310,9 @@ def _asked(program: Any, name: str) -> list[Any] | None:
     return inputs
 
 
-def run_debugged(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
+def run_debugged(path: Path, sample: Sample, verify: Verify) -> Any:
     """Load a file with its debug information, and tell the times of its lines."""
-    program = load(path, engine=engine, debug=path.with_suffix(".debug.json"), verify=verify)
+    program = load(path, debug=path.with_suffix(".debug.json"), verify=verify)
     shown = []
     for name, inputs in sample.inputs.items():
         shown.append(len(str(program.profile(name, *inputs))) > 0)
@@ -321,9 +320,9 @@ def run_debugged(path: Path, sample: Sample, engine: str, verify: Verify) -> Any
     return shown
 
 
-def run_module(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
+def run_module(path: Path, sample: Sample, verify: Verify) -> Any:
     """Load a saved module, and call it."""
-    module = LoweredModule.load(path, engine=engine, verify=verify)
+    module = LoweredModule.load(path, verify=verify)
     results: list[Any] = [module.method_names]
     for name, inputs in sample.inputs.items():
         results.append(module.method(name)(*inputs))
@@ -342,9 +341,7 @@ def _same(first: Any, second: Any) -> bool:
     return type(first) is type(second) and first == second
 
 
-def attempt(
-    kind: Kind, seed: int, engine: str, folder: Path, expected: Mapping[int, Any], verify: Verify, reseal: bool
-) -> str:
+def attempt(kind: Kind, seed: int, folder: Path, expected: Mapping[int, Any], verify: Verify, reseal: bool) -> str:
     """Load and run a mutant; return what became of it."""
     sample, files = mutant(kind, seed)
     if reseal:
@@ -354,7 +351,7 @@ def attempt(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            got = kind.run(folder / "model.pte", sample, engine, verify)
+            got = kind.run(folder / "model.pte", sample, verify)
     except LoweringError as error:
         if len(str(error)) < 40:
             return f"foreign: a message of {str(error)!r}"
@@ -375,7 +372,7 @@ def _limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _child(kind: Kind, seeds: Sequence[int], engine: str, verify: Verify, reseal: bool, pipe: int) -> None:
+def _child(kind: Kind, seeds: Sequence[int], verify: Verify, reseal: bool, pipe: int) -> None:
     """Run mutants one after the other, and tell of each before and after."""
     null = os.open(os.devnull, os.O_WRONLY)
     log = os.open(os.environ.get("EXIR_LOWERING_FUZZ_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -391,13 +388,13 @@ def _child(kind: Kind, seeds: Sequence[int], engine: str, verify: Verify, reseal
                 (folder / "model.x").with_suffix(suffix).write_bytes(content)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                expected[number] = kind.run(folder / "model.pte", sample, engine, False)
+                expected[number] = kind.run(folder / "model.pte", sample, False)
         for old in folder.iterdir():
             old.unlink()
         _limits()
         for seed in seeds:
             say.write(json.dumps([seed, "starts"]) + "\n")
-            outcome = attempt(kind, seed, engine, folder, expected, verify, reseal)
+            outcome = attempt(kind, seed, folder, expected, verify, reseal)
             for old in folder.iterdir():
                 old.unlink()
             say.write(json.dumps([seed, outcome]) + "\n")
@@ -420,7 +417,7 @@ def _messages(pipe: int, seconds: float) -> Iterator[tuple[int, str]]:
 
 
 def _batch(
-    kind: Kind, seeds: Sequence[int], engine: str, verify: Verify, reseal: bool, seconds: float
+    kind: Kind, seeds: Sequence[int], verify: Verify, reseal: bool, seconds: float
 ) -> tuple[dict[int, str], str, int]:
     """Run mutants in one child; return outcomes, how the child ended ("" if well), and the mutant it was at."""
     reads, writes = os.pipe()
@@ -429,7 +426,7 @@ def _batch(
         code = 1
         try:
             os.close(reads)
-            _child(kind, seeds, engine, verify, reseal, writes)
+            _child(kind, seeds, verify, reseal, writes)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -461,19 +458,18 @@ def _batch(
 def fuzz(
     kind: Kind,
     seeds: Sequence[int],
-    engine: str,
     *,
     verify: Verify = False,
     reseal: bool = False,
     seconds: float = SECONDS,
     batch: int = 50,
 ) -> Report:
-    """Run mutants of a kind in an engine, and report; `reseal` computes their digests anew."""
+    """Run mutants of a kind, and report; `reseal` computes their digests anew."""
     report, rest = Report(), list(seeds)
     while rest:
-        outcomes, end, at = _batch(kind, rest[:batch], engine, verify, reseal, seconds)
+        outcomes, end, at = _batch(kind, rest[:batch], verify, reseal, seconds)
         if end and at == -3:
-            report.failures.append(f"{kind.name}: {engine}: the undamaged file ended the process: {end}")
+            report.failures.append(f"{kind.name}: the undamaged file ended the process: {end}")
             return report
         if end:
             outcomes[at] = end
@@ -483,14 +479,14 @@ def fuzz(
             if what == "wrong":
                 report.wrong.append((kind.name, seed))
             elif what not in ("same", "refused", "unsealed"):
-                report.failures.append(f"{kind.name}: {engine}: seed {seed}: {outcome}")
+                report.failures.append(f"{kind.name}: seed {seed}: {outcome}")
         rest = [seed for seed in rest if seed not in outcomes]
     return report
 
 
-def reproduce(kind: Kind, seed: int, engine: str, folder: Path) -> None:
+def reproduce(kind: Kind, seed: int, folder: Path) -> None:
     """Write a mutant's files into a folder, and load and run it in this process."""
     sample, files = mutant(kind, seed)
     for suffix, content in files.items():
         (folder / "model.x").with_suffix(suffix).write_bytes(content)
-    print(kind.run(folder / "model.pte", sample, engine, False))
+    print(kind.run(folder / "model.pte", sample, False))

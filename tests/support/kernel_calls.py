@@ -1,4 +1,4 @@
-"""Calls of single operators, in every type, and what the runtime, `load` and the interpreter make of their files."""
+"""Calls of single operators, in every type, and what the runtime and `load` make of their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringError, LoweringOptions, load, lower
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.pte.code import read_code
+from exir_lowering.pte.code import read_methods
 
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
@@ -155,8 +155,7 @@ class Outcome:
         kernels: What its file calls.
         lowering: Of the package's own compiler.
         runtime: Of ExecuTorch's runtime, without checks.
-        load: Of `load` with the runtime.
-        interpreter: Of `load` with the interpreter.
+        load: Of `load`.
         upstream: Of ExecuTorch's compiler with the runtime, if the others are not all right.
     """
 
@@ -165,7 +164,6 @@ class Outcome:
     lowering: str = ""
     runtime: str = ""
     load: str = ""
-    interpreter: str = ""
     upstream: str = ""
 
     @property
@@ -176,10 +174,10 @@ class Outcome:
     @property
     def kind(self) -> str:
         """The class that it belongs to; those that start in capitals are defects of this package."""
-        if "ran" in (self.runtime, self.interpreter):  # there is nothing to compare with
-            return f"runtime {_first(self.runtime)}, load {_first(self.load)}, interpreter {_first(self.interpreter)}"
+        if self.runtime == "ran":  # there is nothing to compare with
+            return f"runtime ran, load {_first(self.load)}"
         ran = self.runtime == "right"
-        died = any(each.startswith("died") for each in (self.lowering, self.load, self.interpreter))
+        died = any(each.startswith("died") for each in (self.lowering, self.load))
         if died or (self.runtime.startswith("died") and self.load in ("right", "ran")):
             return "FALSE ACCEPTANCE"
         if self.lowering != "right":
@@ -188,12 +186,10 @@ class Outcome:
             return "NOT LOWERED" if self.upstream == "right" else "not lowered by ExecuTorch either"
         if ran and self.load != "right":
             return "FALSE REFUSAL" if self.load.startswith("refused") else "LOAD DIFFERS"
-        if ran and self.interpreter != "right":
-            return "INTERPRETER " + self.interpreter.partition(":")[0].upper()
         if not ran and self.upstream == "right":
             return "LOWERED WRONG"
         if self.runtime.startswith("wrong"):
-            return f"kernel wrong, interpreter {self.interpreter.partition(':')[0]}"
+            return "kernel wrong"
         return "right" if ran else f"runtime {self.runtime.partition(':')[0]}, load {self.load.partition(':')[0]}"
 
 
@@ -246,7 +242,7 @@ def _in_child(calls: Sequence[Call]) -> Any:
                 outcome = Outcome(calls[done].name) if done < len(calls) else outcome
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if done < len(calls):
-        for stage in ("lowering", "interpreter", "runtime", "load", "upstream"):
+        for stage in ("lowering", "runtime", "load", "upstream"):
             if getattr(outcome, stage) == "running":
                 setattr(outcome, stage, f"died: {code}")
         yield outcome
@@ -265,27 +261,25 @@ def _compare(call: Call, tell: Callable[..., None]) -> None:
     else:
         program, expected, content = None, call.expected, call.content
         tell(lowering="right")
-    found = {"runtime": "", "interpreter": "", "load": ""}
+    found = {"runtime": "", "load": ""}
 
     def result(run: Callable[[], Any]) -> str:
         made = _result(run, expected)
         return "ran" if made == "right" and expected is None else made
 
     if content is not None:
-        codes, _ = read_code(memoryview(content))
+        codes, _ = read_methods(memoryview(content), lambda code, data: code)
         kernels = {".".join(filter(None, name)) for name in codes["forward"].operators}
         tell(kernels=sorted(kernels))
         tell(load="running")
         accepted = _result(lambda: load(content), None)
-        tell(load=accepted, interpreter="running")
-        found["interpreter"] = result(lambda: _run(content, call.inputs, "interpreter"))
-        tell(interpreter=found["interpreter"], runtime="running")
+        tell(load=accepted, runtime="running")
         found["runtime"] = result(lambda: _bare(content, call.inputs))
         tell(runtime=found["runtime"])
         found["load"] = accepted
         if accepted == "right":
             tell(load="running")
-            found["load"] = result(lambda: _run(content, call.inputs, "runtime"))
+            found["load"] = result(lambda: load(content).run("forward", *call.inputs))
             tell(load=found["load"])
     if program is not None and set(found.values()) != {"right"}:
         tell(upstream="running")
@@ -315,10 +309,6 @@ def _lowered(program: ExportedProgram, tell: Callable[..., None]) -> bytes | Non
         return None
     tell(lowering="right")
     return content
-
-
-def _run(content: bytes, inputs: Sequence[torch.Tensor], engine: Any) -> Any:
-    return load(content, engine=engine).run("forward", *inputs)
 
 
 def _bare(content: bytes, inputs: Sequence[torch.Tensor]) -> Any:

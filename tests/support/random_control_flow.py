@@ -25,14 +25,19 @@ _ONE: Sequence[Callable[[Any], Any]] = (
 
 
 class RandomFlow(torch.nn.Module):
-    """The model of a seed; it takes a tensor of shape (n, 4), where n may differ from call to call if `dynamic`."""
+    """The model of a seed; it takes a tensor of shape (n, 4), where n may differ from call to call if `dynamic`.
 
-    def __init__(self, seed: int, dynamic: bool) -> None:
+    Half of its functions of one value are drawn from `functions`; its numbers are of one type of floats.
+    """
+
+    def __init__(
+        self, seed: int, dynamic: bool, functions: Sequence[Callable[[Any], Any]] = (), dtype: Any = torch.float32
+    ) -> None:
         super().__init__()
-        self._r, self._dynamic = random.Random(seed), dynamic
+        self._r, self._dynamic, self._functions = random.Random(seed), dynamic, functions
         torch.manual_seed(seed)
-        self.weight = torch.nn.Parameter(torch.randn(4) * 0.5)
-        self.register_buffer("state", torch.zeros(4))
+        self.weight = torch.nn.Parameter((torch.randn(4) * 0.5).to(dtype))
+        self.register_buffer("state", torch.zeros(4, dtype=dtype))
         self.block = self._block(1, self._r.choice([1, 2, 2]), most=6)
         self.results = [self._r.random() for _ in range(self._r.randint(1, 4))]
         self.reads, self.writes = self._r.random() < 0.6, self._r.random() < 0.6
@@ -46,7 +51,7 @@ class RandomFlow(torch.nn.Module):
 
     def _block(self, count: int, depth: int, most: int = 3) -> Callable[..., list[Any]]:
         """Make a function that takes some values, and returns them with those that it computes."""
-        makers = (self._unary, self._binary, self._made, self._weighted)
+        makers = (self._unary, self._binary, self._made, self._weighted, *[self._unary] * 4 * bool(self._functions))
         nested = (self._cond, self._cond, self._cond, self._map, self._scan, self._while)
         steps = []
         for _ in range(self._r.randint(2, most)):
@@ -65,8 +70,9 @@ class RandomFlow(torch.nn.Module):
         return count - 1 - min(int(self._r.expovariate(0.6)), count - 1)
 
     def _unary(self, count: int, depth: int) -> Block:
-        a, op = self._one_of(count), self._r.choice(_ONE)
-        return lambda m, v: op(v[a])
+        a, op = self._one_of(count), self._r.choice(self._functions or _ONE)
+        # torch wants branches whose results have the same strides.
+        return lambda m, v: op(v[a]).contiguous() if self._functions else op(v[a])
 
     def _binary(self, count: int, depth: int) -> Block:
         a, b = self._one_of(count), self._one_of(count)
@@ -81,8 +87,8 @@ class RandomFlow(torch.nn.Module):
         return self._r.choice(
             [
                 lambda m, v: v[a] * torch.tensor(number),
-                lambda m, v: v[a] + torch.tensor([number, 1.0, -0.5, 0.25]),
-                lambda m, v: v[a] - torch.full((4,), number),
+                lambda m, v: v[a] + torch.tensor([number, 1.0, -0.5, 0.25]).to(v[a].dtype),
+                lambda m, v: v[a] - torch.full((4,), number).to(v[a].dtype),
                 lambda m, v: v[a] * 0.1 + torch.arange(4),
             ]
         )

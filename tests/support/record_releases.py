@@ -50,9 +50,9 @@ def make_cases() -> list[Any]:
 def forms_of(content: bytes, method: str) -> frozenset[Any]:
     """Return what a file asks of a runtime."""
     from exir_lowering.inspection.compatibility import method_forms
-    from exir_lowering.pte.code import read_code
+    from exir_lowering.pte.code import read_methods
 
-    code, data = read_code(memoryview(content))
+    code, data = read_methods(memoryview(content), lambda code, data: code)
     return frozenset(form for _, form in method_forms(code[method], data))
 
 

@@ -15,7 +15,7 @@ BY_FUNCTION = frozenset({"test_docs", "test_growth", "test_threads", "test_upstr
 BY_CLASS = frozenset({"test_delegates", "test_lowered_module", "test_runtime"})
 BY_PARAMETER = {
     "test_generation": "file",
-    "test_interpreter": "name",
+    "test_side_by_side": "name",
     "test_models": "case",
     "test_random_programs": "part",
     "test_random_state": "part",
@@ -27,7 +27,7 @@ BY_PARAMETER = {
 MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
 
-READERS = frozenset({"test_inspect", "test_inspection_page", "test_method_graph", "test_provenance", "test_signatures"})
+READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "test_signatures"})
 """Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
 
 EVERY = {
@@ -60,7 +60,6 @@ EVERY = {
     "test_damaged_files:test_tables": 3,
     "test_data_dependent_sizes:test_a_failure_leaves_the_program_as_it_is": 2,
     "test_data_dependent_sizes:test_what_the_runtime_computes_is_what_the_model_computes": 3,
-    "test_debugging:test_explain_has_the_graphs_that_would_be_lowered": 4,
     "test_decisions:test_a_partitioners_decision_holds_for_the_sizes_it_was_made_for": 2,
     "test_delegates:test_nothing_is_kept": 2,
     "test_dynamic_sizes:test_both_ways_are_equal": 6,
@@ -78,7 +77,6 @@ EVERY = {
     "test_higher_order:test_training_equals_eager": 3,
     "test_host_memory:test_the_numbers_are_those_of_eager": 6,
     "test_hostile_serialized:test_random_changes_give_a_program_or_the_error": 3,
-    "test_interpreter:test_models": 2,
     "test_kernels:test_kernels_of_quantised_programs": 6,
     "test_language_models:test_exportable_modules_of_transformers_work_as_they_are": 4,
     "test_language_models:test_few_bits_are_computed_as_executorch_computes_them": 2,
@@ -149,7 +147,6 @@ EVERY = {
     "test_upstream_suite:test_each_test_that_passes_upstream_passes_here": 2,
     "test_values:test_values_are_those_of_eager": 9,
     "test_verify:test_a_planted_fault_is_found_where_plain_inputs_agree": 2,
-    "test_views:test_browser_shows_a_picture_that_fits_and_can_be_read": 3,
     "test_wide_depthwise:test_any_geometry": 3,
     "test_xnnpack_constraints:test_a_quantised_operand_without_dimensions": 3,
     "test_xnnpack_constraints:test_a_quantised_result_is_read_inside_too": 2,
@@ -240,9 +237,8 @@ NIGHTLY = frozenset(
         "partitioners/test_by_pattern:test_a_changed_graph_is_matched_again_and_a_dropped_one_is_freed",
         "partitioners/test_limits:test_what_a_partition_saves_is_the_difference_of_two_plans[llama]",
         "pipeline/test_bad_input:test_what_is_marked_holds_under_python_o",
-        "pipeline/test_buckets:test_bert_is_equal_at_every_size[interpreter]",
         "pipeline/test_generation:test_a_method_is_rewritten_beside_another_one_as_it_is_alone",
-        "pipeline/test_generation:test_greedy_tokens[reference-runtime]",
+        "pipeline/test_generation:test_greedy_tokens[reference]",
         "pipeline/test_generation:test_the_weights_are_in_the_file_once",
         "pipeline/test_growth:test_a_cycle_leaves_no_more_than_executorchs_own",
         "pipeline/test_growth:test_what_failed_is_collected_too",
@@ -259,19 +255,14 @@ NIGHTLY = frozenset(
         "pte/test_saving:test_at_random_moments",
         "pte/test_saving:test_before_any_line",
         "pte/test_saving:test_the_old_pair_stays_whole_when_names_differ",
-        "refitting/test_hostile:test_damaged_recipes[many calls]",
-        "refitting/test_hostile:test_damaged_recipes[many places]",
-        "refitting/test_refit:test_models[mobilenet_v2]",
-        "refitting/test_refit:test_a_fresh_mobilenet",
-        "refitting/test_refit:test_random_programs",
         "rewrites/test_common_subexpressions:test_quantised_patterns_are_not_shared",
         "rewriting/test_random_programs:test_rewritten_programs_give_the_same_results[ops]",
         "rewriting/test_random_programs:test_rewritten_programs_give_the_same_results[random]",
         "rewriting/test_random_programs:test_with_a_partitioner[attention-seeds0]",
         "runtime/test_delegates:test_ten_thousand_calls_leak_nothing",
         "runtime/test_hostile_payloads:test_nothing_is_left_of_a_refused_file",
-        "runtime/test_interpreter:test_models",
-        "runtime/test_interpreter:test_random_programs",
+        "runtime/test_side_by_side:test_models",
+        "runtime/test_side_by_side:test_random_programs",
         "runtime/test_kernels:test_quantised_embeddings_need_no_compiler",
         "runtime/test_lean:test_a_wheel_that_looks_different_is_used_by_its_own_wrapper",
         "runtime/test_run_limits:test_a_signal_handler_cannot_call_what_is_running",
@@ -340,7 +331,6 @@ SECONDS: dict[str, float] = {
     "test_random_state:2": 10,
     "test_integrity": 10,
     "test_run_limits": 10,
-    "test_debugging": 10,
     "model:mobilenet_v2": 10,
     "test_aliases": 10,
     "test_xnnpack_constraints": 45,

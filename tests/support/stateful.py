@@ -33,19 +33,20 @@ class Way:
         partitioner: "none", "xnnpack", "reference" (state stays on the host), "own" (state moves into delegates), or
             "some" and "some own": the reference backend with a random half of the operators, which `seed` chooses.
         rewrites: As in LoweringOptions.
-        engine: "runtime", "interpreter", or "originals" for a module that runs the partitions' graphs in PyTorch.
-        edge: As in LoweringOptions; or "to_backend": ExecuTorch's `to_edge`, then `to_backend`.
+        originals: Whether a module runs the partitions' graphs in PyTorch, instead of ExecuTorch's runtime the file.
+        edge: "fast" or "executorch", as `fast` of LoweringOptions says; or "to_backend": ExecuTorch's `to_edge`, then
+            `to_backend`.
         seed: Which half.
     """
 
     partitioner: str = "none"
     rewrites: str = "safe"
-    engine: str = "runtime"
+    originals: bool = False
     edge: str = "fast"
     seed: int = 0
 
     def __str__(self) -> str:
-        return " ".join(map(str, (self.partitioner, self.rewrites, self.engine, self.edge, self.seed))).replace(
+        return " ".join(map(str, (self.partitioner, self.rewrites, self.originals, self.edge, self.seed))).replace(
             "some own", "some-own"
         )
 
@@ -83,7 +84,7 @@ def lowered(programs: Mapping[str, ExportedProgram], way: Way, cache: str | bool
             edges = {name: to_edge(program).exported_program() for name, program in programs.items()}
             options = LoweringOptions(rewrites=way.rewrites)  # type: ignore[arg-type]
             return exir_lowering.to_backend(edges, way.make_partitioner(), options=options)
-        options = LoweringOptions(rewrites=way.rewrites, edge=way.edge, cache=cache)  # type: ignore[arg-type]
+        options = LoweringOptions(rewrites=way.rewrites, fast=way.edge == "fast", cache=cache)  # type: ignore[arg-type]
         return exir_lowering.lower(programs, way.make_partitioner(), options=options)
 
 
@@ -115,21 +116,21 @@ def run(
     share: Any = "auto" if way.edge != "to_backend" or len(programs) == 1 else True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if way.engine == "originals":
+        if way.originals:
             module = low.module(delegates="original", share_state=share)
             return [_one_call(getattr(module, name), call) for name, call in calls]
-        return run_file(low.emit(share_state=share).buffer, low.programs, calls, way.engine)
+        return run_file(low.emit(share_state=share).buffer, low.programs, calls)
 
 
 def run_file(
-    file: bytes, programs: Mapping[str, ExportedProgram], calls: Sequence[tuple[str, Call]], engine: Any
+    file: bytes, programs: Mapping[str, ExportedProgram], calls: Sequence[tuple[str, Call]]
 ) -> list[list[torch.Tensor]]:
     """Run a file that was made of lowered programs; return what each call returns, as `eager` does.
 
     Raises:
         AssertionError: A later call changed what an earlier one had returned.
     """
-    loaded = exir_lowering.load(file, engine=engine)
+    loaded = exir_lowering.load(file)
     results, copies = [], []
     for name, call in calls:
         signature = programs[name].graph_signature

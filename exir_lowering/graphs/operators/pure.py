@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from importlib import import_module
 
 import torch
@@ -116,9 +115,6 @@ _OTHERS = dict.fromkeys(
 )
 """What torchao's quantised programs call, and what registers it."""
 
-_IN_PLACE = frozenset({"aten._native_batch_norm_legit.out", "aten.copy_.default", "aten.index_put_.default"})
-"""Operators in ExecuTorch's files that write to an argument: the runtime's kernels for state."""
-
 _TAGS = frozenset({torch.Tag.core, torch.Tag.pointwise})
 
 
@@ -128,16 +124,6 @@ def find(name: str) -> Operator | None:
     if operator is None or not _named(name, operator) or not _schema_is_pure(name, operator.arguments):
         return None
     return operator
-
-
-def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return the out variant ("aten", "add", "out") of an operator of the list, which ExecuTorch's files call."""
-    full = f"{namespace}.{name}.{overload or 'default'}"
-    operator = _find_registered(full)
-    if operator is None or full in _IN_PLACE:
-        return operator
-    arguments = [argument for argument in operator.arguments if not argument.out]
-    return operator if _schema_is_pure(full, arguments) and _family(full) else None
 
 
 def why_not(name: str) -> str:
@@ -185,11 +171,3 @@ def _named(name: str, operator: Operator) -> bool:
     if base in _UNCHECKED or any(part in base for part in _ENDLESS) or (base.endswith("_") and base not in _COMPOSITES):
         return False
     return base in _COMPOSITES or base in _VIEWS or not _TAGS.isdisjoint(operator.tags)
-
-
-@lru_cache(maxsize=1024)
-def _family(name: str) -> bool:
-    """Return whether an overload of the same operator is on the list."""
-    namespace, base, _ = name.split(".")
-    overloads = getattr(getattr(torch.ops, namespace), base).overloads()
-    return any(find(f"{namespace}.{base}.{overload}") is not None for overload in overloads)

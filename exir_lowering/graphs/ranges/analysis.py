@@ -11,7 +11,6 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, reductions
 from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
@@ -23,9 +22,6 @@ _TABLES = (elementwise, movements, reductions)  # importing them registers their
 
 _STATE_BOUND = 2.0**40
 """The magnitude that is tried for what a program keeps in a buffer."""
-
-REPLACED_BOUND = 2.0**16
-"""The magnitude of a weight that may be replaced."""
 
 _KEEPS_NUMBER = (
     "view_copy", "unsqueeze_copy", "squeeze_copy", "permute_copy", "expand_copy", "slice_copy", "select_copy", "clone",
@@ -57,8 +53,6 @@ class ValueRanges:
             entirely False or, of integers, entirely 0).
         volatile: Names of buffers that another program may write to: nothing is known about them, whatever this program
             writes, unless `bound_together` finds it.
-        replaceable: Names of parameters and buffers whose content may be replaced by another one; all that is known is
-            that floating-point elements are at most 65,536 in magnitude.
 
     Raises:
         InputError: The program has no such input, or there is no such property.
@@ -69,12 +63,10 @@ class ValueRanges:
         program: ExportedProgram,
         assume: Mapping[str, str] = MappingProxyType({}),
         volatile: Collection[str] = (),
-        replaceable: Collection[str] = (),
     ) -> None:
         self._program = program
         self._assumed = _check_assumed(program, assume)
-        self._constants = Constants(program, {*volatile, *replaceable})
-        self._replaceable = frozenset(replaceable).difference(volatile, written_state(program))
+        self._constants = Constants(program, volatile)
         self._ranges: Found[Result] = Found()
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)
@@ -210,9 +202,8 @@ class ValueRanges:
         dtype = dtype_of(node)
         state = self._constants.mutated(node)
         if state is not None:
-            bound = REPLACED_BOUND if state in self._replaceable else _STATE_BOUND
-            kept = state in self._replaceable or state in self.bounded_state
-            return symmetric(bound, True) if kept and dtype is not None and dtype.is_floating_point else whole(dtype)
+            kept = state in self.bounded_state and dtype is not None and dtype.is_floating_point
+            return symmetric(_STATE_BOUND, True) if kept else whole(dtype)
         stored = self._constants.stored(node)
         if stored is not None:
             return self._constants.extremes(stored)

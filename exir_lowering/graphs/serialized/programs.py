@@ -40,7 +40,7 @@ from exir_lowering.errors import InputError, let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.arguments import MetadataReader, MetadataWriter, ValueReader, ValueWriter
 from exir_lowering.graphs.serialized.fake_values import FakeReader, FakeWriter
-from exir_lowering.graphs.serialized.grammar import check_attribute, check_guard, check_identifier, check_path
+from exir_lowering.graphs.serialized.grammar import check_attribute, check_identifier, check_path, check_text
 from exir_lowering.graphs.serialized.plain import DEEPEST, PROGRAM, NotSerialisableError, pick
 from exir_lowering.graphs.serialized.tensors import TensorReader, TensorWriter
 from exir_lowering.graphs.walking import attribute
@@ -132,7 +132,7 @@ class _Encoder:
             "state": [[_named(check_path, name), write(value)] for name, value in program.state_dict.items()],
             "constants": [[_named(check_path, name), write(value)] for name, value in program.constants.items()],
             "ranges": [[write(key), write(bounds)] for key, bounds in program.range_constraints.items()],
-            "guards": [_named(check_guard, guard) for guard in guards_code_of(program)],
+            "guards": [_named(lambda text: check_text("guard", text), guard) for guard in guards_code_of(program)],
             "examples": write(program.example_inputs),
             "verifiers": [self._verifier(verifier) for verifier in program.verifiers],
         }
@@ -292,7 +292,7 @@ class _Decoder:
             module_call_graph=[ModuleCallEntry(check_path(fqn), self._call(call)) for fqn, call in tree["calls"]],
             example_inputs=read(tree["examples"]),
             verifiers=[make_verifier(dialect, read(options)) for dialect, options in tree["verifiers"]],
-            guards_code=[check_guard(guard) for guard in tree["guards"]],
+            guards_code=[check_text("guard", guard) for guard in tree["guards"]],
             kind=DelegatedProgram if tree["delegated"] is True else ExportedProgram,
         )
 

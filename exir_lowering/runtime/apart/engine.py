@@ -24,7 +24,7 @@ from exir_lowering.plugins.worker_errors import WorkerDiedError, raise_error
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.apart.process import Message, Process, TooLateError, current_folder
-from exir_lowering.runtime.engine import TraceEvent
+from exir_lowering.runtime.profiling import TraceEvent
 from exir_lowering.runtime.source import ProgramFile, Unavailable
 
 _FRESH = "What its methods had written into their buffers is lost: the next run begins in a new process."
@@ -37,8 +37,6 @@ class Limits:
     Attributes:
         seconds: How long a single call may take: a run or profile of a method, or opening the file. It holds for any
             program, also in the middle of a kernel.
-        steps: How many instructions a run may execute. In the interpreter they are counted. ExecuTorch's runtime does
-            not count them: a method that may execute more, or that has a loop, is refused.
         memory: By how many bytes the memory of the process may grow, for the file, its methods and what they compute.
             On Linux only. A library's threads count too, each with a stack of about 8 MB. Where a backend does not
             report that memory ran out, the error is an InputError that names the limit.
@@ -48,7 +46,6 @@ class Limits:
     """
 
     seconds: float | None = None
-    steps: int | None = None
     memory: int | None = None
 
     def __post_init__(self) -> None:
@@ -56,19 +53,17 @@ class Limits:
         number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if seconds is not None and not (number and math.isfinite(seconds) and seconds > 0):
             raise InputError(f"Limits(seconds={seconds!r}): expected a finite number above 0, or None.")
-        for name in ("steps", "memory"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InputError(f"Limits({name}={value!r}): expected an int above 0, or None.")
-        if self.memory is not None and sys.platform != "linux":
-            raise InputError(f"Limits(memory={self.memory}): this limit works on Linux only. Leave it out here.")
+        memory: Any = self.memory
+        if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+            raise InputError(f"Limits(memory={memory!r}): expected an int above 0, or None.")
+        if memory is not None and sys.platform != "linux":
+            raise InputError(f"Limits(memory={memory}): this limit works on Linux only. Leave it out here.")
 
 
 class Apart:
     """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
-    def __init__(self, file: ProgramFile, name: str, opening: Message, modules: Sequence[str], limits: Limits) -> None:
-        self.name = name
+    def __init__(self, file: ProgramFile, opening: Message, modules: Sequence[str], limits: Limits) -> None:
         self._file, self._opening, self._limits = file, opening, limits
         self._modules = modules
         self._lock, self._calling = threading.RLock(), False
@@ -80,10 +75,6 @@ class Apart:
     @property
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """What is held around a run: nothing, other programs run meanwhile."""
-        return contextlib.nullcontext()
-
-    def entered(self, method: str) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a run; no delegate of the file can call this object."""
         return contextlib.nullcontext()
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
@@ -176,9 +167,7 @@ class Apart:
         self._worker = self._finalizer = None
 
 
-def open_apart(
-    file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
-) -> Apart:
+def open_apart(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits) -> Apart:
     """Open a file in a separate process; raise what `load` raises, or an InputError if that is impossible."""
     if not hasattr(os, "fork"):
         raise InputError(f"{file.name} cannot be loaded with limits: this system is not POSIX.")
@@ -188,7 +177,6 @@ def open_apart(
     header = {
         "do": "open",
         "where": file.name,
-        "engine": engine,
         "unavailable": unavailable,
         "sources": [source if isinstance(source, str) else None for source in sources],
         "delegates": addresses,
@@ -196,11 +184,10 @@ def open_apart(
         "folder": current_folder(),
         "threads": torch.get_num_threads(),
         "libraries": sorted(torch.ops.loaded_libraries),
-        "steps": limits.steps,
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, engine, (header, contents), modules, limits)
+    opened = Apart(file, (header, contents), modules, limits)
     opened.start()
     return opened
 

@@ -1,1 +1,1 @@
-"""ExecuTorch's own runtime as an engine, and the bridge from it to Python delegates."""
+"""The bridge from ExecuTorch's runtime to Python delegates."""

@@ -214,7 +214,7 @@ def _task(partition: Partition, address: str, options: LoweringOptions) -> Messa
     header = {
         "address": address,
         "check_weights": options.check_weights,
-        "accelerate": options.accelerate,
+        "fast": options.fast,
         "threads": torch.get_num_threads(),
         "partition": partition.id,
         "method": partition.method,
@@ -237,7 +237,7 @@ def work(task: Message) -> Message:
         return {"kind": "refusal", "reason": str(error)}, ()
     site = CallSite(header["method"], (), "", (), ())
     partition = Partition(header["partition"], header["method"], "", header["backend_id"], specs, program, site)
-    session = Session(LoweringOptions(check_weights=header["check_weights"], accelerate=header["accelerate"]))
+    session = Session(LoweringOptions(check_weights=header["check_weights"], fast=header["fast"]))
     try:
         with _threads(header["threads"]):
             (lowered,) = preprocess(BackendGroup(header["backend_id"], (partition,)), backend, session)

@@ -36,16 +36,11 @@ class Editor:
     """A private copy of a program that is being rewritten; at the current node it is the `Scope` of a rewrite."""
 
     def __init__(
-        self,
-        program: ExportedProgram,
-        mode: FakeTensorMode,
-        assume: Mapping[str, str],
-        volatile: Collection[str],
-        replaceable: Collection[str] = (),
+        self, program: ExportedProgram, mode: FakeTensorMode, assume: Mapping[str, str], volatile: Collection[str]
     ) -> None:
         """Begin to edit; `assume` is about inputs, `volatile` are buffers that other methods write, and may share."""
         self.program, self.graph, self.mode = program, program.graph, mode
-        self.ranges = ValueRanges(program, assume, volatile, replaceable)  # what is known about values
+        self.ranges = ValueRanges(program, assume, volatile)  # what is known about values
         self.gone: set[Node] = set()  # the nodes that were removed
         self.made: list[Node] = []  # those that were added for the current node
         self._memories: dict[str, dict[Any, Any]] = {}

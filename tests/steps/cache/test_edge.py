@@ -104,8 +104,7 @@ def test_what_a_conversion_reads_is_in_the_key(tmp_path: Path) -> None:
         ({"graph", "weights"}, _lower(layers(width=4), tmp_path)),
         ({"graph"}, _lower(layers(inserted=True), tmp_path)),
         ({"options"}, _lower(program, tmp_path, edge_compile_config=unchecked)),
-        ({"options"}, _lower(program, tmp_path, edge="executorch")),
-        ({"options"}, _lower(program, tmp_path, accelerate=False)),
+        ({"options"}, _lower(program, tmp_path, fast=False)),
         ({"partitioners"}, _lower(program, tmp_path, [])),
         ({"partitioners"}, _lower(program, tmp_path, xnnpack(operators=["aten.linear"]))),
         ({"partitioners"}, _lower(program, tmp_path, xnnpack(enable_bf16=True))),
@@ -125,9 +124,8 @@ def test_a_partitioner_that_is_used_again_has_the_same_key(tmp_path: Path) -> No
     assert not _use(_lower(layers(), tmp_path, "xnnpack")).hit  # it takes less, and so asks for less to be kept whole
 
 
-def test_checks_convert_and_passes_are_not_kept(tmp_path: Path) -> None:
+def test_passes_are_not_kept(tmp_path: Path) -> None:
     _lower(layers(), tmp_path)
-    assert 'edge="check"' in _use(_lower(layers(), tmp_path, edge="check")).reason
     passed = lower(layers(), "xnnpack", options=LoweringOptions(cache=tmp_path), transform_passes=[lambda module: None])
     assert "passes" in _use(passed).reason
     assert not uses(_lower(_lower(layers(), partitioner=[]).edge_programs["forward"], tmp_path), "edge")

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 from cached import list_differing_names
+from edge_differences import list_differences
 from executorch.exir import EdgeCompileConfig, to_edge
-from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node
 
-from exir_lowering import LoweringOptions, graphs, lower
-from exir_lowering.errors import LoweringError
-from exir_lowering.steps.casewise.compare import list_differences, require_equal
+from exir_lowering import graphs
 
 
 class Everything(nn.Module):
@@ -223,35 +221,6 @@ def test_a_difference_is_found(planted: str) -> None:
     change(edge)
     found = list_differences(edge, convert(0))
     assert any(message in line for line in found), found
-
-
-def test_an_error_says_what_differs() -> None:
-    edge = changed()
-    _argument(edge)
-    require_equal("forward", convert(1), convert(0))
-    with pytest.raises(LoweringError, match=r"Method 'forward'(?s:.)*args\[1\] -2.5 / -2.0"):
-        require_equal("forward", edge, convert(0))
-
-
-class Fickle(Partitioner):  # type: ignore[misc]
-    """Asks for whole linear layers once, and does not when it is asked again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept = [torch.ops.aten.linear.default]
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
-        kept, self._kept = self._kept, []
-        return kept, None
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        return PartitionResult(exported_program, {})
-
-
-def test_lowering_compares_both_conversions_if_it_is_asked_to() -> None:
-    layer = export(nn.Linear(2, 2), (torch.ones(1, 2),))
-    with pytest.raises(LoweringError, match='the conversions of edge="fast" and edge="executorch" differ'):
-        lower(layer, Fickle(), options=LoweringOptions(edge="check"))
 
 
 @pytest.mark.parametrize("key", ["seq_nr", "delegation_tag", "original_aten"])

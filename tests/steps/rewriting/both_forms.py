@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from both_ways import quiet
+from edge_differences import list_differences
 from executorch.exir.backend.partitioner import Partitioner
 from mutants import mutate
 from random_programs import Interpreter
@@ -26,7 +27,6 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.plugins import Rewrite
 from exir_lowering.rewrites.safe import SAFE
 from exir_lowering.steps.arguments import RequestedMethod
-from exir_lowering.steps.casewise.compare import list_differences
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.rewrite import rewrite

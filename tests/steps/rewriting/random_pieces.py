@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from many_operators import ROWS
 from torch.nn import functional as F
 
 Piece = Callable[..., Any]
@@ -384,6 +385,14 @@ def small(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any)
     )()
 
 
+def many(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
+    """Return functions of rows that are not Core ATen operators, or that are computed in another way."""
+    value = x[0]
+    for _ in range(r.randint(1, 3)):
+        value = r.choice(ROWS)(value)
+    return [value, value[..., :1] + x]
+
+
 ALL: Sequence[Piece] = (
     *(attention,) * 8,
     *(safe_softmax,) * 4,
@@ -391,5 +400,5 @@ ALL: Sequence[Piece] = (
     *(norm,) * 2,
     *(chain,) * 3,
     *(linear,) * 2,
-    *(mean, pool, depthwise, rotary, equal, small),
+    *(mean, pool, depthwise, rotary, equal, small, many),
 )

@@ -1,10 +1,10 @@
 """Hunts for programs whose state is wrong in some call, lowered in some way.
 
-python tests/steps/state/hunt.py --kind state|methods|compiled --count 1000 --seed 0
+python tests/steps/state/hunt.py --kind state|methods|compiled|many --count 1000 --seed 0
 
-`state` is one method, `methods` are two that share their state, `compiled` is one through torch.compile. A child
-process runs a batch of programs; the next one takes over where it dies. Exit status 1: a number is wrong, a child died,
-or there was an error that is not this package's.
+`state` is one method, `methods` are two that share their state, `compiled` is one through torch.compile, `many` is one
+that draws from many operators and from half precision. A child process runs a batch of programs; the next one takes
+over where it dies. Exit status 1: a number is wrong, a child died, or there was an error that is not this package's.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _show(what: str, verdict: str) -> None:
     if verdict in BAD:
         kind, seed = re.findall(r"--kind (\w+) --count 1 --seed (\d+)", what)[0]
         with contextlib.suppress(Exception):
-            print(*("    " + line for line in str(programs.make(int(seed), runs.KINDS[kind])).splitlines()), sep="\n")
+            made = programs.make(int(seed), runs.KINDS[kind], kind == "many")
+            print(*("    " + line for line in str(made).splitlines()), sep="\n")
 
 
 if __name__ == "__main__":

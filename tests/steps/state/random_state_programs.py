@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from many_operators import WHOLE, WHOLE_ROWS
 from stateful import Call, Model, eager
 
 Shape = tuple[int, ...]
@@ -29,7 +30,9 @@ _SHAPES: dict[int, list[Shape]] = {
     6: [(6,), (2, 3), (3, 2), (1, 6), (1, 2, 3)],
     8: [(8,), (2, 4), (4, 2), (2, 2, 2), (1, 2, 2, 2), (8, 1)],
 }
+_MOST_IN_HALF = 2**8
 _TYPES = ["float32"] * 6 + ["int64"] * 2 + ["int32", "bool"]
+_MANY_TYPES = ["float32", "float16", "bfloat16", "float16", "int64", "int32", "bool"]
 _HEADER = """
 import torch
 from torch import nn
@@ -71,11 +74,17 @@ class Made:
         return "\n".join([self.source, "calls = [", *calls, "]"])
 
 
-def make(seed: int, methods: int = 1) -> Made:
-    """Return the program of a seed: the first one made of it that has small numbers and changes its state."""
+def make(seed: int, methods: int = 1, many: bool = False) -> Made:
+    """Return the program of a seed: the first one made of it that has small numbers and changes its state.
+
+    Args:
+        seed: The seed.
+        methods: How many methods share the state.
+        many: Whether it draws from many operators and from half precision, where only smaller numbers are exact.
+    """
     for attempt in range(100):
         r = random.Random(f"{seed} {methods} {attempt}")
-        source, inputs = _Program(r, methods).make()
+        source, inputs = _Program(r, methods, many).make()
         names = list(inputs)
         order = names if methods == 1 else [*names, *(r.choice(names) for _ in range(2))]
         calls = [(name, [_numbers(r, one) for one in inputs[name]]) for _ in range(CALLS) for name in order][
@@ -91,7 +100,9 @@ def make(seed: int, methods: int = 1) -> Made:
             continue
         after = _state(made)
         values = [value.double().abs().max().item() for value in sum(expected, after)]
-        if max(values) <= _MOST and any(not torch.equal(*pair) for pair in zip(before, after, strict=True)):
+        if max(values) <= (_MOST_IN_HALF if many else _MOST) and any(
+            not torch.equal(*pair) for pair in zip(before, after, strict=True)
+        ):
             return Made(source, calls, expected)
     raise ValueError(f"seed {seed} makes no program")
 
@@ -157,10 +168,12 @@ class _Value:
 class _Program:
     """Makes the source of one program."""
 
-    def __init__(self, r: random.Random, methods: int) -> None:
-        self.r, self.methods = r, methods
+    def __init__(self, r: random.Random, methods: int, many: bool) -> None:
+        self.r, self.methods, self.many = r, methods, many
         self.size = r.choice([4, 6, 8])
         self.kinds = [r.choice(_TYPES) for _ in range(2)] if r.random() < 0.4 else ["float32"]
+        if many:
+            self.kinds = [r.choice(_MANY_TYPES) for _ in range(2)]
         self.buffers: list[_Value] = []
         self.values: list[_Value] = []
         self.parameters: set[str] = set()
@@ -286,6 +299,9 @@ class _Program:
             lambda: f"torch.where({self._value(shape, 'bool', 0)}, {one()}, {one()})",
             lambda: f"torch.full({shape}, {r.randint(-3, 3)}, dtype=torch.{kind})",
         ]
+        if self.many:
+            forms = [*WHOLE, *(WHOLE_ROWS if shape and shape[0] > 1 else ())]
+            choices += [lambda: f"({r.choice(forms).format(one(), one())})"] * 8
         if self.branches:
             inner = "torch.cond((a > b).any(), lambda c: c + 1, lambda c: c - torch.tensor(2), (b,))"
             made = "a + torch.tensor(1)", "b * torch.full((), 2).to(b.dtype)"

@@ -19,8 +19,8 @@ from torch.export import ExportedProgram
 from exir_lowering.dynamo import backend, reports
 from exir_lowering.errors import LoweringError
 
-KINDS: Mapping[str, int] = {"state": 1, "methods": 2, "compiled": 1}
-"""By name, how many methods there are."""
+KINDS: Mapping[str, int] = {"state": 1, "methods": 2, "compiled": 1, "many": 1}
+"""By name, how many methods there are; "many" draws from many operators and from half precision."""
 
 Outcomes = list[list[str]]
 
@@ -37,7 +37,7 @@ def outcomes(seed: int, kind: str, count: int = 3, way: str | None = None) -> Ou
         count: How many ways.
         way: The one way instead, as `str` has it.
     """
-    made = programs.make(seed, KINDS[kind])
+    made = programs.make(seed, KINDS[kind], kind == "many")
     ways = [_read(way)] if way else _ways(random.Random(f"ways {seed}"), kind, count)
     if kind == "compiled":
         found = [[*_verdict(lambda each=each: _compiled(made, each)), str(each)] for each in ways]
@@ -82,9 +82,8 @@ def _ways(r: random.Random, kind: str, count: int) -> list[Way]:
         Way(
             one,
             r.choice(["safe", "none"]),
-            r.choice(["runtime", "runtime", "interpreter"]),
-            edge,
-            r.randrange(100) if "some" in one else 0,
+            edge=edge,
+            seed=r.randrange(100) if "some" in one else 0,
         )
         for one in chosen
     ]
@@ -92,8 +91,8 @@ def _ways(r: random.Random, kind: str, count: int) -> list[Way]:
 
 
 def _read(way: str) -> Way:
-    partitioner, rewrites, engine, edge, seed = way.split()
-    return Way(partitioner.replace("-", " "), rewrites, engine, edge, int(seed))
+    partitioner, rewrites, originals, edge, seed = way.split()
+    return Way(partitioner.replace("-", " "), rewrites, originals == "True", edge, int(seed))
 
 
 def _verdict(compare: Any) -> list[str]:

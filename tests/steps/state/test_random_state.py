@@ -8,7 +8,7 @@ import pytest
 from random_state_runs import outcomes
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", 0))
-COUNTS = {"state": 20, "methods": 8, "compiled": 8}
+COUNTS = {"state": 16, "methods": 8, "compiled": 8, "many": 12}
 PARTS = 4
 
 

@@ -531,9 +531,9 @@ DOORS = (
     Way("reference"),
     Way("some", seed=1),
     Way("some own", "none", seed=2),
-    Way(edge="check"),
+    Way(edge="executorch"),
     Way("xnnpack", "none", edge="to_backend"),
-    Way(engine="originals"),
+    Way(originals=True),
 )
 WRONG_ONCE = list(CASES)[:11]
 
@@ -554,8 +554,7 @@ def test_each_call_is_eagers(name: str, way: Way) -> None:
     programs, calls, expected = made(name)
     low = lowered(programs, way)
     file = low.emit().buffer
-    for engine in ("runtime", "interpreter"):
-        assert differences(run_file(file, low.programs, calls, engine), expected) == [], engine
+    assert differences(run_file(file, low.programs, calls), expected) == []
 
 
 @pytest.mark.parametrize("way", DOORS, ids=str)
@@ -586,8 +585,7 @@ def test_a_parameter_that_is_written(way: Way, requires_grad: bool) -> None:
     except exir_lowering.InputError as error:
         assert "weight" in str(error) and "test_state.py" in str(error)
         return
-    for engine in ("runtime", "interpreter"):
-        assert differences(run_file(file, programs, calls, engine), eager({"forward": model}, calls)) == []
+    assert differences(run_file(file, programs, calls), eager({"forward": model}, calls)) == []
 
 
 @pytest.mark.parametrize("way", [Way(), Way(edge="executorch")], ids=str)
@@ -610,8 +608,7 @@ def test_a_parameter_that_is_written_twice_and_not_read(way: Way) -> None:
     calls = [(name, [X + number]) for number in range(CALLS) for name in ("write", "read")]
     programs = exported(models, dict(calls[:2]))
     file = lowered(programs, way).emit().buffer
-    for engine in ("runtime", "interpreter"):
-        assert differences(run_file(file, programs, calls, engine), eager(models, calls)) == []
+    assert differences(run_file(file, programs, calls), eager(models, calls)) == []
     with pytest.raises(exir_lowering.InputError, match="'weight', which is not among its inputs"):
         exir_lowering.lower(to_edge(programs["write"]).exported_program())
 
@@ -627,5 +624,4 @@ def test_buffers_that_share_their_storage(alias: Callable[[torch.Tensor], torch.
         file = lowered(programs, Way()).emit().buffer
     except exir_lowering.InputError:
         return
-    for engine in ("runtime", "interpreter"):
-        assert differences(run_file(file, programs, calls, engine), eager({"forward": model}, calls)) == []
+    assert differences(run_file(file, programs, calls), eager({"forward": model}, calls)) == []

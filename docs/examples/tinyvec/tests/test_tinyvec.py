@@ -57,10 +57,9 @@ def files(lowered, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("float16", 1e-2)])
-def test_a_saved_file_equals_eager(model, files, engine, precision, tolerance):
-    loaded = load(files / f"{precision}.pte", engine=engine)
+def test_a_saved_file_equals_eager(model, files, precision, tolerance):
+    loaded = load(files / f"{precision}.pte")
     for size in (1, 8, 3):
         x = torch.randn(size, 64)
         (got,) = loaded.run("forward", x)

@@ -15,15 +15,12 @@ import torch
 from executorch.exir.debug_handle_utils import get_greatest_ancestor_node_identifier
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.conversion import calling_convention
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import attribute, origins
 
 MISSING = "missing"
-_SHOWN = 10  # how many differences an error names
 
 READ = (
     *("val", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"),
@@ -40,17 +37,6 @@ Lines = dict[str, tuple[str, str]]  # by what it is, the type and the text of ea
 def list_differences(ours: ExportedProgram, theirs: ExportedProgram, *, limit: int = 100) -> list[str]:
     """Return what differs, readable, at most so many: "node 17 mul: val stride (1, 4) / (4, 1)", ours first."""
     return list(itertools.islice(_compare(_Writer(ours), _Writer(theirs)), limit))
-
-
-def require_equal(method: str, ours: ExportedProgram, theirs: ExportedProgram) -> None:
-    """Check that our Edge conversion of a method made what ExecuTorch's makes; else, LoweringError says where not."""
-    found = list_differences(ours, theirs, limit=_SHOWN)
-    if found:
-        raise LoweringError(
-            f'Method {method!r}: the conversions of edge="fast" and edge="executorch" differ (fast / executorch):\n  '
-            + "\n  ".join(found)
-            + '\nLower it with LoweringOptions(edge="executorch"), and please report this.'
-        )
 
 
 def _compare(ours: _Writer, theirs: _Writer) -> Iterator[str]:
@@ -126,7 +112,7 @@ class _Writer:
                 self._graph(f"{path}{node.target}/", found)
         self._places[path or "graph:"] = {
             "number of nodes": ("int", str(len(nodes))),
-            "calling convention": ("list", str(calling_convention(module.graph))),
+            "calling convention": ("list", str(_calling_convention(module.graph))),
             **self.value("meta", dict(module.meta)),
         }
 
@@ -204,6 +190,12 @@ class _Writer:
             # Inputs of a constant value have a placeholder, outputs do not have a node.
             "node": nodes.get(name, MISSING) if name is not None else None,
         }
+
+
+def _calling_convention(graph: Graph) -> list[str]:
+    """Describe how a graph takes its arguments and returns its results."""
+    info = getattr(graph._codegen, "pytree_info", None)
+    return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
 
 
 def _text(value: object) -> str:

@@ -1,1 +1,0 @@
-from .refitting import RefittedFile as RefittedFile, refit as refit
