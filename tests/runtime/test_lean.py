@@ -49,7 +49,7 @@ assert len(exir_lowering.load(folder + "/xnnpack.pte").method_names) == 1
 for name in ("xnnpack", "reference"):
     check(*exir_lowering.load(f"{folder}/{name}.pte").run("forward", given))
 check(exir_lowering.LoweredModule.load(folder + "/module.pte")(given))
-assert main(["run", folder + "/xnnpack.pte", "--input", folder + "/input.pt"]) == 0
+assert main(["run", folder + "/xnnpack.pte", "--inputs", folder + "/input.pt"]) == 0
 ahead = ("executorch.exir", "executorch.backends", "exir_lowering.steps", "exir_lowering.pipeline",
          "exir_lowering.partitioners", "exir_lowering.plans", "torch._dynamo")
 found = sorted(name for name in sys.modules if any(name == one or name.startswith(one + ".") for one in ahead))
