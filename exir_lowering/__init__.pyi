@@ -53,4 +53,3 @@ from .runtime import Choice as Choice, Limits as Limits, LoadedProgram as Loaded
 from .shape_buckets import buckets as buckets
 from .steps.emit import Artifact as Artifact
 from .verification import Culprit as Culprit, Verification as Verification, bisect as bisect, verify as verify
-from .verification.repro import save_repro as save_repro

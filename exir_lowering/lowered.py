@@ -36,7 +36,6 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         made_by: What is known of the lowering, which `emit` writes into the file.
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
-        failed: The partitions of `report.refused`, in that order, for `save_repro`.
         memory_planner: The option of the lowering, which `emit` follows.
         require_memory: The option of the lowering in bytes, which `emit` checks again.
     """

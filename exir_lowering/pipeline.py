@@ -33,7 +33,6 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
-from exir_lowering.plugins.costs import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
 from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
@@ -286,7 +285,6 @@ def _lower(
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
-        failed=tuple(recovery.failed),
         memory_planner=session.options.memory_planner,
         require_memory=read_size(session.options.require_memory),
     )
@@ -324,7 +322,7 @@ def _partition_all(
         legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
-            plans.append(plan_method(method, tagged, partitioned, session.options.costs))
+            plans.append(plan_method(method, tagged, partitioned))
     for method, partitioned in zip(legal, extracted, strict=True):
         check_preserved(method, partitioned.program)
         if method.converted_from is not None:
@@ -362,7 +360,7 @@ def _partition(
         return tagged, method
     state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
-        with session.timed("tag"), planning_with(session.options.costs):
+        with session.timed("tag"):
             claimed = tag(edge.name, method.program, partitioner, state)
             if recovery is not None and recovery.knows:
                 claimed, non_convex = retag(claimed, recovery.treatment), "split"  # around what was taken away

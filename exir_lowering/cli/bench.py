@@ -25,9 +25,9 @@ _SECONDS, _LEAST, _MOST = 5.0, 10, 1000
 
 EXAMPLES = """\
 examples:
-  exir-lower bench model.pte --input randn:1x3x224x224
-  exir-lower bench model.pte --against other.pte --input randn:1x3x224x224 --runs 200
-  exir-lower bench llm.pte --method decode --input ones:int64:1x1 3 --json > bench.json
+  exir-lower bench model.pte
+  exir-lower bench model.pte --against other.pte --inputs inputs.pt --runs 200
+  exir-lower bench llm.pte --method decode --json > bench.json
 
 Inputs are given as for `exir-lower run`. A time is that of one call from Python, input checks included. Warm-up calls,
 which set the method up, are not counted. Two files alternate call by call, so that both see the same load.
@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"measured calls of each file (default: {_SECONDS:g} seconds of calls, from {_LEAST} to {_MOST})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
 
 
@@ -91,15 +90,11 @@ def execute(arguments: argparse.Namespace) -> int:
     given = [(find_file(arguments.model), [find_file(path) for path in arguments.data])]
     if arguments.against is not None:
         given.append((find_file(arguments.against), [find_file(path) for path in arguments.against_data]))
-    method_inputs.check_inputs(arguments.inputs)
+    inputs = None if arguments.inputs is None else find_file(arguments.inputs)
     if arguments.warm_up < 0 or (arguments.runs is not None and arguments.runs < 2):
         raise InputError("bench: expected --warm-up of at least 0 and --runs of at least 2.")
-    import torch
-
-    torch.manual_seed(arguments.seed)
-    values = method_inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
-        opened = [_open(source, data, arguments, values) for source, data in given]
+        opened = [_open(source, data, arguments, inputs) for source, data in given]
         for subject in opened:
             for _ in range(arguments.warm_up):
                 subject.call()
@@ -113,7 +108,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]) -> Subject:
+def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, given: Path | None) -> Subject:
     """Load a file, and run its method once."""
     from exir_lowering.runtime.program import open_file, read_file
 
@@ -121,7 +116,7 @@ def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, val
     file = read_file(source, list(data) or None, None, True)
     program = open_file(file, None)
     method = method_inputs.choose_method(arguments.method, program, source)
-    inputs = method_inputs.fit_inputs(program, method, values)
+    inputs = method_inputs.make_inputs(given, arguments.seed, program, method)
     method = program.choose(method, *inputs).method
     program.run(method, *inputs)
     after = _resident()

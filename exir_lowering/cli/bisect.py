@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from exir_lowering.cli import lower, method_inputs, partitioning, program_files
-from exir_lowering.cli.output import MISTAKE, OK, find_file, kept_from_stdout, say, show
-from exir_lowering.errors import InputError
+from exir_lowering.cli.output import MISTAKE, OK, find_file, kept_from_stdout, show
 
 EXAMPLES = """\
 examples:
   exir-lower bisect model.pt2 -p xnnpack
   exir-lower bisect prefill=prefill.pt2 decode=decode.pt2 -p xnnpack --inputs inputs.pt
-  exir-lower bisect model.pt2 -p ./mine.py:MyPartitioner --save-repro repro
+  exir-lower bisect model.pt2 -p my_module:partitioner
 
 The programs are lowered and verified, as `exir-lower verify` does. If the file gives wrong results, fails or ends the
 process, they are lowered again with fewer and fewer operators in backends. The exit code is 2 when a culprit was found.
@@ -29,31 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_files.add_arguments(parser)
     lower.add_sharing(parser)
     parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
-    parser.add_argument(
-        "--save-repro", metavar="FOLDER", help="write a program, its inputs and a script that reproduce the error"
-    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Search, and print what was found; return `MISTAKE` when something is wrong."""
     files = program_files.find_programs(arguments.models)
-    choice = partitioning.read_choice(arguments, files)
+    partitioning.check_arguments(arguments)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
-    if arguments.save_repro is not None and Path(arguments.save_repro).is_file():
-        raise InputError(f"--save-repro {arguments.save_repro!r}: it is a file, expected a folder.")
     with kept_from_stdout(arguments.json):
         from exir_lowering.verification import bisect
 
         found = bisect(
             program_files.read_programs(files, arguments.trust),
-            choice.make()["partitioners"],
+            partitioning.make(arguments)["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=program_files.make_options(arguments),
             share_state=arguments.share_state,
         )
     show(found, arguments.json)
-    if arguments.save_repro is not None:
-        none = "No repro was written, as no culprit was found."
-        say(f"Wrote {found.save(arguments.save_repro)}." if found.operators else none, error=arguments.json)
     return OK if found.ok else MISTAKE

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from exir_lowering.lowered import LoweredMethods
-    from exir_lowering.model import RefusedPartition
     from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
@@ -39,10 +38,8 @@ examples:
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
-  exir-lower lower model.pt2 -p ./mine.py:MyPartitioner:level=2 -p xnnpack --deny op=aten.gelu -o model.pte
+  exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
-  exir-lower lower model.pt2 -p xnnpack -o model.pte --save-config lowering.toml
-  exir-lower lower --config lowering.toml --require-coverage 0.9
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
@@ -76,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "next partitioner or the host (fallback); or cut it until those that fail are isolated, and leave those "
         "(split)",
     )
-    parser.add_argument("--save-repro", metavar="FOLDER", help="write a repro of each such failure to FOLDER/1, ...")
     parser.add_argument(
         "--no-provenance",
         action="store_true",
@@ -113,10 +109,8 @@ def execute(arguments: argparse.Namespace) -> int:
     target = check_target(arguments.output, ".pte")
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
-    if arguments.save_repro is not None and arguments.on_backend_error == "raise":
-        raise InputError("--save-repro: give --on-backend-error fallback or split too, or a failure ends the command.")
     values = read_constants(arguments, files)
-    choice = partitioning.read_choice(arguments, files)
+    partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
         from exir_lowering._upstream.compiler import ExecutorchBackendConfig
         from exir_lowering.pipeline import lower
@@ -125,12 +119,8 @@ def execute(arguments: argparse.Namespace) -> int:
         options = program_files.make_options(
             arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
-        chosen = choice.make()
+        chosen = partitioning.make(arguments)
         lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
-        for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
-            say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
-        if arguments.save_repro is not None and not lowered.report.refused:
-            say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
             programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
             values = add_metadata(values, programs["forward"])
@@ -151,16 +141,6 @@ def execute(arguments: argparse.Namespace) -> int:
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
-
-
-def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path) -> str:
-    """Write what shows a failure; return where it is, or why it cannot be written, which is no reason to end."""
-    from exir_lowering.verification.repro import save_repro
-
-    try:
-        return f"Wrote {save_repro(lowered, refused, folder)}: {refused}."
-    except InputError as error:
-        return f"No repro was written for {refused}: {error}"
 
 
 def _read_sharing(text: str) -> ShareState:
@@ -215,7 +195,7 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
     make_console().print(lowered.report.table())
     for method in artifact.report.methods:
         say(f"{method.name}: planned memory {describe_memory(method.memory)}.")
-    for refused in lowered.report.refused if arguments.save_repro is None else ():
+    for refused in lowered.report.refused:
         say(f"{refused}.")
     if arguments.sizes:
         from exir_lowering.steps import placement

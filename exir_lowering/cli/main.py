@@ -17,9 +17,8 @@ from functools import partial
 from typing import Any
 
 from exir_lowering._upstream.locks import Change, Shared
-from exir_lowering.cli import settings
 from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
-from exir_lowering.errors import InputError, InvariantError, LoweringError
+from exir_lowering.errors import InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 _COMMANDS: Mapping[str, str] = {
@@ -52,7 +51,7 @@ examples:
   exir-lower demo
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
-  exir-lower run model.pte --input randn:1x3x224x224
+  exir-lower run model.pte
   exir-lower verify model.pte model.pt2
   exir-lower bisect model.pt2 --partitioner xnnpack
 
@@ -114,9 +113,8 @@ def _execute(argv: Sequence[str] | None) -> int:
     debug = getattr(arguments, "debug", False)
     try:
         with contextlib.nullcontext() if debug else quieten():
-            with settings.kept(arguments):
-                code: int = arguments.execute(arguments)
-            return code
+            code: int = arguments.execute(arguments)
+        return code
     except Exception as error:
         if raised_by_handler(error) or _is_about_output(error):
             raise
@@ -132,7 +130,7 @@ def _is_about_output(error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
-class _Parser(settings.Parser):
+class _Parser(argparse.ArgumentParser):
     """Commands say themselves which option is wrong, a name before what is missing, and take some from a file."""
 
     commands: Mapping[str, _Parser] | None = None  # all of them, which a command knows too
@@ -140,16 +138,9 @@ class _Parser(settings.Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
         argv = list(sys.argv[1:] if args is None else args)
         self._check_names(argv)
-        if self._subparsers is None:
-            try:
-                argv = settings.expand(self, (self.commands or {}).values(), argv)
-            except InputError as error:
-                self.exit(MISTAKE, f"{self.prog}: {describe(error)}\n")
         found, unknown = super().parse_known_args(argv, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
-        if self._subparsers is None:
-            found.given = settings.name_given(self, argv)
         return found, unknown
 
     def _check_names(self, argv: Sequence[str]) -> None:

@@ -174,13 +174,8 @@ _OPTIONS = (
     (re.compile(r"^(?:verify: (?=inputs|tolerance)|quantize: (?=recipe|keep|calibration|check))(\w+)\b"), r"--\1"),
     (re.compile(r"^(?:verify|quantize): "), ""),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
-    (
-        re.compile(r"Give rules for some methods only to those methods' partitioners, or use required=False"),
-        "Add method=NAME to the rule if it is for some methods, or required=false",
-    ),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
     (re.compile(r'LoweringOptions\(unsupported="allow"\), or target='), "--unsupported allow, or --target "),
-    (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
 )
 

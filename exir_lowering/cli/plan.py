@@ -23,8 +23,7 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
-  exir-lower plan model.pt2 --partitioner xnnpack --costs device.json
-  exir-lower plan model.pt2 --partitioner xnnpack:per_op_mode=true --deny module=head
+  exir-lower plan model.pt2 --partitioner my_module:without_head
 
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 
@@ -46,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
     files = program_files.find_programs(arguments.models)
-    choice = partitioning.read_choice(arguments, files)
+    partitioning.check_arguments(arguments)
     pictures = check_targets(html=arguments.html, dot=arguments.dot)
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import plan
 
-        chosen, options = choice.make(), program_files.make_options(arguments)
+        chosen, options = partitioning.make(arguments), program_files.make_options(arguments)
         try:
             planned = plan(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         except CoverageError as error:

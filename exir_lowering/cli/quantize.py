@@ -27,7 +27,7 @@ examples:
 
 inputs.pt is a list of calls that torch.save wrote, such as [(x,), (y,)]: tuples of positional arguments, or (args,
 kwargs). Activation ranges come from the calls of --calibration. Errors against float are measured on the calls of
---check, or else on the same ones. The layers that are listed first gain most by staying in float.
+--check, or else on the same ones. The layers that are listed first lose most.
 
 A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
 in it is executed: quantise programs that you would run.

@@ -24,7 +24,6 @@ from exir_lowering.cli.output import (
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from exir_lowering.runtime import LoadedProgram
     from exir_lowering.runtime.profiling import Profile
     from exir_lowering.verification import Verification
 
@@ -32,19 +31,15 @@ if TYPE_CHECKING:
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
 
 EXAMPLES = """\
-an input is one of:
-  x.pt, x.npy        a torch.save or numpy.save file; a list or tuple in it is several inputs
-  randn:1x3x224x224  a tensor of this shape, filled by randn, rand, ones, zeros or arange
-  zeros:int64:1x8    the same with a dtype; the shape "scalar" makes a tensor without dimensions
-  3  1.5  True       a number, or a tensor without dimensions where the method takes one
-  [[1,2],[3,4]]      a tensor with these values
-
 examples:
-  exir-lower run model.pte --input randn:1x3x224x224
-  exir-lower run model.pte --input randn:1x3x224x224 --profile --runs 20 --top 10
-  exir-lower run model.pte --input randn:1x3x224x224 --compare model.pt2
-  exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
-  exir-lower run unknown.pte --input ones:1x8 --timeout 10
+  exir-lower run model.pte
+  exir-lower run model.pte --inputs inputs.pt --save outputs.pt
+  exir-lower run model.pte --profile --runs 20 --top 10
+  exir-lower run model.pte --compare model.pt2
+  exir-lower run llm.pte --method decode --inputs token.pt
+  exir-lower run unknown.pte --timeout 10
+
+inputs.pt is what torch.save wrote: the inputs of one call in a list or tuple, tensors and numbers.
 """
 
 
@@ -80,7 +75,6 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         help="what to check with the digests in the files: that the data files belong to the .pte (tie); also the "
         "tables, and weights and payloads of up to 32 MB (auto, the default); or everything (full)",
     )
-    parser.add_argument("--verify", choices=tuple(_DIGESTS), dest="old_digests", help=argparse.SUPPRESS)
     parser.add_argument(
         "--unavailable",
         choices=("error", "fallback"),
@@ -88,7 +82,6 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
         "original graphs that `lower --keep-originals` kept",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -103,27 +96,24 @@ def execute(arguments: argparse.Namespace) -> int:
     source = find_file(arguments.model)
     data = [find_file(path) for path in arguments.data]
     save = None if arguments.save is None else check_target(arguments.save)
-    method_inputs.check_inputs(arguments.inputs)
+    given = None if arguments.inputs is None else find_file(arguments.inputs)
     compared = None if arguments.compare is None else find_file(arguments.compare)
     _check_profiling(arguments)
-    digests = _choose_digests(arguments)
     import torch
 
     from exir_lowering.runtime import Limits, load
 
     limits = None if arguments.timeout is None else Limits(seconds=arguments.timeout)
-    torch.manual_seed(arguments.seed)
-    values = method_inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
         program = load(
             source,
             data=data or None,
             unavailable=arguments.unavailable,
-            verify=digests,
+            verify=_DIGESTS[arguments.check_digests],
             limits=limits,
         )
         method = method_inputs.choose_method(arguments.method, program, source)
-        values = _fit_inputs(program, method, values)
+        values = method_inputs.make_inputs(given, arguments.seed, program, method)
         choice = program.choose(method, *values)
         named, method = method, choice.method
         outputs = program.run(method, *values)
@@ -161,27 +151,6 @@ def _compare(
         raise InputError(f"--compare {str(program)!r}: it takes {len(called.inputs)} inputs, got {len(values)}.")
     calls = {method: [called.arguments(values)]}
     return verify(file[0], {method: exported}, calls, data=file[1] or None)
-
-
-def _fit_inputs(program: LoadedProgram, method: str, values: list[Any]) -> list[Any]:
-    """Return inputs as the method takes them; where none were given, the error says what all methods take."""
-    try:
-        return method_inputs.fit_inputs(program, method, values)
-    except InputError as error:
-        if values:
-            raise
-        raise InputError("\n".join([str(error), *map(str, program.methods.values())])) from error
-
-
-def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:
-    """Return what to check of the digests; say that the option's old name is an old one."""
-    if arguments.old_digests is not None:
-        say(
-            f"run --verify is now called --check-digests {arguments.old_digests}; `exir-lower verify` compares outputs "
-            "with those of PyTorch.",
-            error=True,
-        )
-    return _DIGESTS[arguments.old_digests or arguments.check_digests]
 
 
 def _check_profiling(arguments: argparse.Namespace) -> None:

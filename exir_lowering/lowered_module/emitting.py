@@ -51,7 +51,7 @@ def of_lowered(
     states = shared_state.choose(lowered.report.states, options.share_state, planning)
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
-    kept = replace(lowered, edge_programs={}, failed=())  # which it does not need
+    kept = replace(lowered, edge_programs={})  # which it does not need
     source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(source, original, contents, original)

@@ -1,46 +1,47 @@
-"""`quantize`: the line from a program in float, through calibration, to one in int8 and how far it is off."""
+"""`quantize`: a program in int8, by ExecuTorch's and torchao's flow, and what its outputs and layers lose by that."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError, did_you_mean, few, let_through
+from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
-from exir_lowering.quantization.exporting import export, open_module, tidy
-from exir_lowering.quantization.layers import Layers, Run, find_layers, in_float
-from exir_lowering.quantization.recipes import Kept, Recipe
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
 from exir_lowering.runtime.inputs import show
 from exir_lowering.verification.eager import copied
 from exir_lowering.verification.measure import Difference, Tolerance, measure
+from exir_lowering.verification.sizes import bounds_of, shape_of
 from exir_lowering.verification.subjects import bind_call
 
-Call = list[Any]  # the values of a call, flat
-Watch = Callable[[int, Node, Any], None]  # is given each operator of a call, by the call's number, with its value
-LAYER_CALLS = 4  # how many calls the layers are measured in: each is run once more for each layer
-
+LAYER_CALLS = 4  # in how many calls layers are measured: the results of all of them are kept for each
+_XNNPACK = "xnnpack-int8"
+_MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing else is left in a range that holds it
 _TOLERANCE = Tolerance(None, True, torch.float32)
+
+Call = list[Any]  # the values of a call, flat
+See = Callable[[int, str, Any], Any]  # takes the number of a call, a node and its result; returns the result
 
 
 def quantize(
     program: ExportedProgram,
     calibration: Sequence[Any] | None = None,
     *,
-    recipe: str = "xnnpack-int8",
+    recipe: Any = "xnnpack-int8",
     dynamic: bool = False,
     per_channel: bool = True,
     keep: Sequence[str] = (),
@@ -54,7 +55,8 @@ def quantize(
         program: A program of `torch.export.export`, before any decomposition.
         calibration: Calls that activation ranges are taken from, in this order: tuples of positional arguments, or
             (args, kwargs). None is for dynamic quantisation only.
-        recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically.
+        recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically; or a quantizer
+            for torchao's PT2E, which `dynamic`, `per_channel` and `keep` do not change.
         dynamic: Whether only the weights of linear layers and convolutions are int8, and activation ranges are found in
             each call.
         per_channel: Whether each output channel of a weight has a separate scale.
@@ -67,34 +69,61 @@ def quantize(
     Raises:
         InputError: There is nothing to quantise, calls are not what the program takes, or a name is unknown.
     """
-    how, kept = Recipe(recipe, dynamic, per_channel), Kept(keep)
+    if isinstance(recipe, str) and recipe != _XNNPACK:
+        raise InputError(
+            f"quantize: recipe: none is called {recipe!r}; did you mean {_XNNPACK!r}? Or pass a quantizer."
+        )
     _check_program(program)
-    calls, measured = _read(program, calibration, check, dynamic)
-    # Torch's interpreter of graphs, its random numbers and what torchao traces with belong to the whole process.
-    with locks.conversion(), set_aside(torch.float32, gradients=True), torch.random.fork_rng(devices=()):
-        module, state = open_module(program)
-        module = _prepare(module, how, kept)
-        layers = find_layers(module)
-        _observe(module, calls, state)
-        floats, seen = _run_float(module, layers, measured, state)
-        _remember_ranges(module)
-        module = _call_torchao("convert_pt2e", module)
-        meter = _Meter(module, layers, measured, state, floats)
-        lost, ranged = meter.measure_layers(seen), check is None and not dynamic
-        errors = Errors(len(measured), ranged, meter.measure_outputs(program), lost)
-        tidy(module, layers.names)
-        return Quantized(export(module, program), str(how), errors, tuple(kept.layers))
-
-
-def _read(program: ExportedProgram, calibration: object, check: object, dynamic: bool) -> tuple[list[Call], list[Call]]:
-    """Return the calls to take ranges from, and those to measure."""
     if calibration is None and not dynamic:
         raise InputError(
             "quantize: calibration: got None, but static quantisation takes the activation ranges from calls. Pass "
             "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
         )
     calls = [] if calibration is None else _read_calls(program, calibration, "calibration")
-    return calls, calls if check is None else _read_calls(program, check, "check")
+    measured = calls if check is None else _read_calls(program, check, "check")
+    kept = _find_kept(program, keep)
+    kinds = f"{'dynamic' if dynamic else 'static'}, per {'channel' if per_channel else 'tensor'}"
+    how = f"{recipe}, {kinds}" if isinstance(recipe, str) else type(recipe).__name__
+    # Torch's interpreter of graphs, its random numbers and what torchao traces with belong to the whole process.
+    with locks.conversion(), set_aside(torch.float32, gradients=True), torch.random.fork_rng(devices=()):
+        module, state = _open_module(program)
+        quantizer = _xnnpack(dynamic, per_channel, kept) if isinstance(recipe, str) else recipe
+        module = _call_torchao("prepare_pt2e", module, quantizer)
+        if not module.graph.find_nodes(op="call_module"):
+            raise InputError(
+                f"quantize: {how} finds nothing to quantise. Expected linear layers, or without dynamic=True "
+                "convolutions and additions too, in float32, as torch.export.export gives them, before "
+                "run_decompositions, and not all of them in keep=."
+            )
+        layers, names = _find_layers(module)
+        _observe(module, calls, state)
+        floats: dict[tuple[int, str], Any] = {}  # results of layers in float, by call
+        least: dict[str, float] = {}  # the SQNR of each layer
+
+        def keep_layers(number: int, name: str, value: Any) -> Any:
+            if name in layers and number < LAYER_CALLS:
+                floats[number, name] = value.clone()
+            return value
+
+        def compare_layers(number: int, name: str, value: Any) -> Any:
+            if name not in layers:
+                return value
+            least[name] = min(_measure(floats[number, name], value).sqnr, least.get(name, math.inf))
+            return floats[number, name].clone()  # for the next layers
+
+        expected = _run(module, measured, state, keep_layers)
+        for node in module.graph.find_nodes(op="call_module"):  # search once for a range, and not for each place of it
+            observer: Any = module.get_submodule(str(node.target))
+            if hasattr(observer, "calculate_qparams"):
+                observer.calculate_qparams = functools.cache(observer.calculate_qparams)
+        module = _call_torchao("convert_pt2e", module)
+        outputs = _measure_outputs(program, expected, _run(module, measured, state, lambda *seen: seen[-1]))
+        _run(module, measured[:LAYER_CALLS], state, compare_layers)
+        lost = [dataclasses.replace(one, sqnr=least.get(name, math.nan)) for name, one in layers.items()]
+        lost.sort(key=lambda one: one.sqnr)
+        errors = Errors(len(measured), check is None and not dynamic, outputs, tuple(lost))
+        _tidy(module, names)
+        return Quantized(_export(module, program), how, errors, kept)
 
 
 def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call]:
@@ -108,33 +137,27 @@ def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call
             "calls, each a tuple of positional arguments or (args, kwargs), such as [(x,), (y,)]."
         )
     called, nodes = convention.of_program("forward", program), graphs.user_inputs(program)
-    calls = []
-    for number, call in enumerate(given):
-        where = f"quantize: {what}: call {number}"
-        leaves = bind_call(where, called, call)
+    calls = [bind_call(f"quantize: {what}: call {number}", called, call) for number, call in enumerate(given)]
+    for number, leaves in enumerate(calls):
         for node, label, value in zip(nodes, called.labels, leaves, strict=True):
-            _check(f"{where}: {label}", node.meta.get("val"), value)
-        calls.append(leaves)
+            fake = node.meta.get("val")
+            if isinstance(fake, torch.Tensor) and not _fits(fake, value):
+                raise InputError(f"quantize: {what}: call {number}: {label} is {show(value)}, expected {show(fake)}.")
     return calls
 
 
-def _check(who: str, fake: Any, value: Any) -> None:
-    if not isinstance(fake, torch.Tensor):
-        return
-    fits = isinstance(value, torch.Tensor) and value.dtype == fake.dtype and value.ndim == fake.ndim
-    if not fits or any(isinstance(a, int) and a != b for a, b in zip(fake.shape, value.shape, strict=True)):
-        raise InputError(f"{who} is {show(value)}, expected {show(fake)}.")
+def _fits(fake: torch.Tensor, value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or (value.dtype, value.ndim) != (fake.dtype, fake.ndim):
+        return False
+    return all(not isinstance(size, int) or size == got for size, got in zip(fake.shape, value.shape, strict=True))
 
 
 def _check_program(program: object) -> None:
-    if not isinstance(program, ExportedProgram):
+    if not isinstance(program, ExportedProgram) or program.dialect not in ("TRAINING", "ATEN"):
+        dialect = f" in the dialect {program.dialect}" if isinstance(program, ExportedProgram) else ""
         raise InputError(
-            f"quantize: program: got a {type(program).__name__}, expected a program of torch.export.export."
-        )
-    if program.dialect not in ("TRAINING", "ATEN"):
-        raise InputError(
-            f"quantize: program: it is in the dialect {program.dialect}, expected one of torch.export.export, before "
-            "it is converted: quantise first."
+            f"quantize: program: got a {type(program).__name__}{dialect}, expected a program of torch.export.export, "
+            "before it is converted: quantise first."
         )
     for node in graphs.user_inputs(program):
         if isinstance(node.meta.get("val"), SYMBOLS):
@@ -142,7 +165,7 @@ def _check_program(program: object) -> None:
                 f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "
                 "cannot export that again. Export the model with a fixed number, or with a tensor in its place."
             )
-    names = {graphs.operator_name(node) for node in program.graph.nodes if node.op == "call_function"}
+    names = map(graphs.operator_name, filter(graphs.is_operator, program.graph.nodes))
     already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
     if already:
         raise InputError(
@@ -150,19 +173,16 @@ def _check_program(program: object) -> None:
         )
 
 
-def _prepare(module: GraphModule, how: Recipe, kept: Kept) -> GraphModule:
-    """Put observers where a recipe wants int8."""
-    operators = dict.fromkeys(graphs.operator_name(node) for node in module.graph.nodes if node.op == "call_function")
-    module = _call_torchao("prepare_pt2e", module, how.make(kept.allows))
-    kept.check()
-    if not module.graph.find_nodes(op="call_module"):
-        reason = "all of it is kept in float" if kept.layers else f"it has {', '.join(operators) or 'no operators'}"
-        raise InputError(
-            f"quantize: {how} finds nothing to quantise: {reason}. Expected linear layers"
-            f"{'' if how.dynamic else ', convolutions, additions'} in float32, as torch.export.export gives them, "
-            "before run_decompositions."
-        )
-    return module
+def _find_kept(program: ExportedProgram, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of modules that patterns name; what is inside one stays in float with it."""
+    if isinstance(patterns, str):
+        raise InputError(f"quantize: keep: got {patterns!r}, expected a sequence of module paths, such as ['head'].")
+    known = list(dict.fromkeys(path for node in program.graph.nodes for path, _ in graphs.modules(node) if path))
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            hint = did_you_mean(pattern, known, f" It has {few(known, 3) or 'none'}.")
+            raise InputError(f"quantize: keep: no module with an operator is called {pattern!r}.{hint}")
+    return tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns))
 
 
 def _call_torchao(name: str, *args: Any) -> GraphModule:
@@ -181,10 +201,86 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
         ) from error
 
 
+def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
+    """Return ExecuTorch's quantizer, without what XNNPACK or exactness does not bear."""
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+    class Quantizer(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
+        # Those for training match nothing here, and take seconds to build.
+        SUPPORTED_PATTERNS: ClassVar[Any] = [
+            each for each in xnnpack.XNNPACKQuantizer.SUPPORTED_PATTERNS if not each.is_qat
+        ]
+
+        def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+            # ExecuTorch's makes float tensors of numbers, those too that integers such as indices are added to.
+            whole = {node: node.args for node in model.graph.nodes if _is_whole(node)}
+            model = super().transform_for_annotation(model)
+            for node, args in whole.items():
+                node.args = args
+            model.recompile()
+            return model
+
+        def annotate(self, model: GraphModule) -> GraphModule:
+            model = super().annotate(model)
+            for node in filter(_is_whole, model.graph.nodes):  # ExecuTorch asks no filter about `cat`
+                node.meta.pop(Q_ANNOTATION_KEY, None)
+            return model
+
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=dynamic)
+
+    def takes(node: Node) -> bool:
+        return _can_be(node) and not any(path in kept for path, _ in graphs.modules(node))
+
+    return Quantizer().set_global(config).set_filter_function(takes)
+
+
+def _is_whole(node: Node) -> bool:
+    value = node.meta.get("val")
+    return node.op == "call_function" and isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+
+def _can_be(node: Node) -> bool:
+    """Return whether a node may be int8: state, masks, integers stay exact; XNNPACK needs operands with dimensions."""
+    if node.op != "call_function":
+        return True
+    held = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    if (graphs.is_mutating(node) and node.all_input_nodes[0] in held) or any(map(_masks, held)):
+        return False
+    values = [each.meta.get("val") for each in node.all_input_nodes if each not in held]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return not _is_whole(node) and all(value.ndim and value.is_floating_point() for value in tensors)
+
+
+def _masks(node: Node) -> bool:
+    module: Any = node.graph.owning_module
+    value = graphs.attribute(module, str(node.target))
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and not bool((value.abs() < _MASKING).all())
+
+
+def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tuple[str, int], str]]:
+    """Return the operators in int8 by the names of their nodes; and the names of weights, by reader and operand."""
+    layers, names = {}, {}
+    for node in prepared.graph.nodes:
+        annotation: Any = node.meta.get("quantization_annotation")
+        if node.op != "call_function" or annotation is None or not annotation.input_qspec_map:
+            continue
+        size = 0
+        for index, operand in enumerate(node.args):
+            source = operand.args[0] if isinstance(operand, Node) and operand.op == "call_module" else None
+            if isinstance(source, Node) and source.op == "get_attr":
+                names[node.name, index] = str(source.target)
+                weight = graphs.attribute(prepared, str(source.target))
+                size += weight.numel() * (weight.element_size() - 1)
+        if any(hasattr(spec, "dtype") for spec in annotation.input_qspec_map.values()):
+            layers[node.name] = LayerError(graphs.module_stack(node), graphs.operator_name(node), math.nan, size)
+    return layers, names
+
+
 def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]) -> None:
     """Show the calls to the observers, or without any the weights to theirs."""
     if calls:
-        _run_calls(lambda _: Interpreter(module), module, calls, state)
+        _run(module, calls, state, None)
         return
     for node in module.graph.find_nodes(op="call_module"):
         (source,) = node.args
@@ -193,39 +289,32 @@ def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, tor
                 module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
 
 
-def _remember_ranges(module: GraphModule) -> None:
-    """Let each observer search for its range once, which takes most of a conversion, and not for each of its places."""
-    for node in module.graph.find_nodes(op="call_module"):
-        observer: Any = module.get_submodule(str(node.target))
-        if hasattr(observer, "calculate_qparams"):
-            observer.calculate_qparams = functools.cache(observer.calculate_qparams)
+class _Run(Interpreter):
+    """Runs a graph; observers observe nothing, and each node goes through a function with its result."""
+
+    def __init__(self, module: GraphModule, see: Callable[[str, Any], Any]) -> None:
+        super().__init__(module)
+        self.extra_traceback, self._see = False, see
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass a value on as an observer does."""
+        return args[0]
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node."""
+        return self._see(n.name, super().run_node(n))
 
 
-def _run_float(
-    module: GraphModule, layers: Layers, calls: Sequence[Call], state: Mapping[str, torch.Tensor]
-) -> tuple[list[Call], list[dict[str, Any]]]:
-    """Return the outputs of each call in float, and those of the layers in the first of them."""
-    wanted = {layer.output for layer in layers.all}
-    seen: list[dict[str, Any]] = [{} for _ in calls[:LAYER_CALLS]]
-
-    def keep(number: int, node: Node, value: Any) -> None:
-        if number < len(seen) and node.name in wanted:
-            seen[number][node.name] = value.clone()
-
-    return _run_calls(lambda number: Run(module, functools.partial(keep, number)), module, calls, state), seen
-
-
-def _run_calls(
-    start: Callable[[int], Interpreter], module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]
-) -> list[Any]:
-    """Return the outputs of each call, with the state of one call for the next one, as what is started gives them."""
+def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor], see: See | None) -> list[Any]:
+    """Return the outputs of each call, with the state of one for the next one; without `see`, observers observe."""
     results = []
     with neutral():
         torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
         try:
             for number, call in enumerate(calls):
                 try:
-                    result = start(number).run(*copied(call), enable_io_processing=False)
+                    run = Interpreter(module) if see is None else _Run(module, functools.partial(see, number))
+                    result = run.run(*copied(call), enable_io_processing=False)
                 except Exception as error:
                     let_through(error)
                     raise InputError(
@@ -240,65 +329,18 @@ def _run_calls(
     return results
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Meter:
-    """Measures a quantised graph against the outputs in float."""
-
-    module: GraphModule
-    layers: Layers
-    calls: Sequence[Call]
-    state: Mapping[str, torch.Tensor]
-    floats: Sequence[Call]
-
-    def measure_outputs(self, program: ExportedProgram) -> tuple[OutputError, ...]:
-        """Return the error of each output, over all calls."""
-        if not self.calls:
-            return ()
-        called = convention.of_program("forward", program)
-        first = len(called.written)
-        return tuple(
-            OutputError(
-                called.output_label(first + index).removeprefix("its output "),
-                each.largest,
-                each.sqnr,
-                each.cosine,
-                each.problem,
-            )
-            for index, each in enumerate(self._compare(self.calls))
-            if not called.is_fixed(first + index)
-        )
-
-    def measure_layers(self, seen: Sequence[Mapping[str, Any]]) -> tuple[LayerError, ...]:
-        """Return the error of each layer, and what is gained by keeping it in float: those that gain most first."""
-        calls = self.calls[: len(seen)]
-        at: dict[str, float] = {}
-
-        def compare(number: int, node: Node, value: Any) -> None:
-            if node.name in seen[number]:
-                found = _measure(seen[number][node.name], value).sqnr
-                at[node.name] = min(found, at.get(node.name, math.inf))
-
-        whole = _least(self._compare(calls, compare)) if calls else math.nan
-        found = []
-        for layer in self.layers.all:
-            gain = math.nan
-            if calls:
-                with in_float(self.module, layer, self.layers):
-                    alone = _least(self._compare(calls))
-                gain = 0.0 if alone == whole else alone - whole
-            size = sum(weight.numel() * (weight.element_size() - 1) for weight in layer.weights.values())
-            found.append(LayerError(layer.path, layer.operator, at.get(layer.output, math.nan), gain, size))
-        return tuple(sorted(found, key=lambda each: (-each.gain, each.sqnr)))
-
-    def _compare(self, calls: Sequence[Call], watch: Watch = lambda *_: None) -> list[Difference]:
-        """Return how far each output is off over some calls, from the initial state on."""
-
-        def start(number: int) -> Run:
-            return Run(self.module, functools.partial(watch, number))
-
-        results = _run_calls(start, self.module, calls, self.state)
-        pairs = zip(zip(*self.floats[: len(calls)], strict=True), zip(*results, strict=True), strict=True)
-        return [_measure(_join(expected), _join(got)) for expected, got in pairs]
+def _measure_outputs(program: ExportedProgram, expected: list[Any], got: list[Any]) -> tuple[OutputError, ...]:
+    """Return the error of each output, over all calls."""
+    called = convention.of_program("forward", program)
+    first, found = len(called.written), []
+    for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
+        if not called.is_fixed(first + index):
+            of_tensors = isinstance(values[0][0], torch.Tensor)
+            joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
+            each = _measure(*joined)
+            name = called.output_label(first + index).removeprefix("its output ")
+            found.append(OutputError(name, each.largest, each.sqnr, each.cosine, each.problem))
+    return tuple(found)
 
 
 def _measure(expected: Any, got: Any) -> Difference:
@@ -306,11 +348,102 @@ def _measure(expected: Any, got: Any) -> Difference:
     return dataclasses.replace(found, sqnr=-math.inf, cosine=math.nan) if found.problem else found
 
 
-def _join(values: Sequence[Any]) -> Any:
-    """Return the numbers of an output in several calls as one tensor."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else values[0]
+def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:
+    """Return a program as a module whose state is its own, and the state that it begins with."""
+    if any(map(_writes_elsewhere, program.graph.nodes)):
+        # What is in int8 is a copy: it would miss what is written later, and so would others what is written into it.
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            let_through(error)
+            raise InputError(
+                "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
+                f"{type(error).__name__}: {error}. Change the model so that it makes new tensors there."
+            ) from error
+    module: Any = program.module(check_guards=False)
+    module.graph.eliminate_dead_code()
+    state: dict[str, torch.Tensor] = {}
+    memories: dict[int, dict[str, bool]] = {}  # the buffers in each, and whether they are written
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = graphs.attribute(module, node.target)
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            written = any(graphs.is_mutating(user) and user.all_input_nodes[0] is node for user in node.users)
+            memories.setdefault(value.untyped_storage().data_ptr(), {})[node.target] = written
+            state[node.target] = value
+    for address, names in memories.items():
+        if address and len(names) > 1 and any(names.values()):
+            raise InputError(
+                f"quantize: the buffers {', '.join(names)} share memory that the program writes: in int8 each would "
+                "get separate memory. Register one buffer, and take views of it in forward."
+            )
+    for name, value in state.items():
+        path, _, last = name.rpartition(".")
+        setattr(module.get_submodule(path), last, value.clone())
+    return module, state
 
 
-def _least(found: Sequence[Difference]) -> float:
-    return min((each.sqnr for each in found), default=math.inf)
+def _writes_elsewhere(node: Node) -> bool:
+    """Return whether a node writes into a tensor that others read by another name."""
+    if node.op != "call_function" or not graphs.is_mutating(node):
+        return False
+    written = node.all_input_nodes[0]
+    return len(written.users) > 1 or graphs.is_getitem(written) or operators.is_view(written.target)
+
+
+def _tidy(module: GraphModule, names: Mapping[tuple[str, int], str]) -> None:
+    """Drop the weights in float that are int8 now, and give their names to these."""
+    every = graphs.every_node(module)
+    used = {".".join((*path, str(node.target))) for path, node in every if node.op == "get_attr"}
+    for name in {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used:
+        path, _, last = name.rpartition(".")
+        delattr(module.get_submodule(path), last)
+    for user in module.graph.nodes:
+        for index, operand in enumerate(user.args):
+            held = operand.args if isinstance(operand, Node) and operand.op == "call_function" else ()
+            for suffix, node in zip(("", "_scale", "_zero_point"), held, strict=False):
+                if (user.name, index) in names and isinstance(node, Node) and str(node.target).startswith("_frozen"):
+                    path, _, last = (names[user.name, index] + suffix).rpartition(".")
+                    owner = module.get_submodule(path)
+                    last += "_int8" * hasattr(owner, last)
+                    owner.register_buffer(last, graphs.attribute(module, str(node.target)))
+                    node.target = f"{path}.{last}" if path else last
+    module.recompile()
+
+
+def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
+    """Export a module that takes what a program does; InputError where it became another one in what it takes."""
+    called = convention.of_program("forward", program)
+    fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
+    shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]
+    dims: dict[Any, Any] = {}
+    for symbol in sorted({symbol for size in shown for symbol in expression(size).free_symbols}, key=str):
+        low, high = bounds_of(program, symbol)
+        dims[symbol] = Dim(str(symbol), min=low, max=high)
+    sizes = {symbol: min(max(dim.min, 2), dim.max) for symbol, dim in dims.items()}
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+    leaves: list[Any] = []
+    for fake, fixed in zip(fakes, called.inputs, strict=True):
+        if isinstance(fake, torch.Tensor):
+            leaves.append(torch.zeros(shape_of(fake, sizes), dtype=fake.dtype))
+            shapes[leaves[-1]] = {i: _scaled(s, dims) for i, s in enumerate(fake.shape) if isinstance(s, torch.SymInt)}
+        else:
+            leaves.append(fake if fixed is None else fixed.value)
+    args, kwargs = called.arguments(leaves)
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(module, args, kwargs))
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
+            "model with simpler sizes, or keep in float what the message is about."
+        ) from error
+
+
+def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
+    """Return a dimension that is a symbol, or a number of times one and something; whatever export finds for others."""
+    rest, product = expression(size).as_coeff_Add()
+    factor, symbol = product.as_coeff_Mul()
+    if symbol not in dims or not (factor.is_Integer and rest.is_Integer):
+        return Dim.AUTO
+    dim = dims[symbol] if factor == 1 else int(factor) * dims[symbol]
+    return dim + int(rest) if rest else dim

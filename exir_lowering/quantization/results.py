@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 from torch.export import ExportedProgram
 
@@ -15,7 +14,7 @@ from exir_lowering.plans.formatting import many, size
 from exir_lowering.pte.printing import Shown, make_table, render
 from exir_lowering.verification.results import as_json
 
-VERSION = 1  # incremented when a field of the JSON changes its meaning or is removed
+VERSION = 2  # incremented when a field of the JSON changes its meaning or is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +38,18 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """The error of an int8 layer; NaN where no calls were given.
+    """What an int8 layer loses alone: of inputs in float.
 
     Attributes:
         path: Its module, "" for the model itself.
         operator: The operator, such as "aten.linear.default".
-        sqnr: The signal to error ratio of its result in dB, including the errors of earlier layers; the lowest of all
-            calls.
-        gain: By how many dB the SQNR of the program's outputs, the worst of them, rises when only this layer stays in
-            float.
-        extra_bytes: How many more bytes its weights take then.
+        sqnr: The signal to error ratio of its result in dB, the lowest of all calls; NaN where no calls were given.
+        extra_bytes: How many more bytes its weights take in float.
     """
 
     path: str
     operator: str
     sqnr: float
-    gain: float
     extra_bytes: int
 
 
@@ -66,7 +61,7 @@ class Errors:
         calls: How many calls it was measured in.
         on_calibration: Whether these are the calls that ranges were taken from.
         outputs: The error of each output, in their order; () without calls.
-        layers: The error of each layer, the one whose float gains most first.
+        layers: What each layer loses, the one that loses most first.
     """
 
     calls: int
@@ -103,9 +98,9 @@ class Quantized(Shown):
     def to_json(self) -> str:
         """Return the errors as JSON.
 
-        It is `{"version": 1, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
+        It is `{"version": 2, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
         attributes of `OutputError`, layers those of `LayerError`. Infinite and NaN values are null: the SQNR of equal
-        outputs (`problem` is empty) or of unusable ones; a gain that was not measured or is infinite.
+        outputs (`problem` is empty) or of unusable ones, and of layers that were not measured.
         """
         return as_json({"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)})
 
@@ -123,24 +118,15 @@ class Quantized(Shown):
         source = ", which are also the calibration calls: other inputs may be worse" if errors.on_calibration else ""
         yield Text(f"Against float, in {many(errors.calls, 'call')}{source}:\n")
         rows = [[o.name, _ratio(o.sqnr), f"{o.cosine:.6f}", f"{o.largest:.3g}", o.problem] for o in errors.outputs]
-        yield _table(("output", "SQNR", "cosine", "largest error", ""), rows)
+        yield make_table(("output", "SQNR", "cosine", "largest error", ""), rows, ("SQNR", "cosine", "largest error"))
         yield Text("")
-        rows = [
-            [f"{one.gain:+.2f} dB", size(one.extra_bytes), _ratio(one.sqnr), one.operator, one.path or "(the model)"]
-            for one in errors.layers[:top]
-        ]
-        yield _table(("float gains", "and costs", "SQNR there", "operator", "layer"), rows)
+        shown = errors.layers[:top]
+        rows = [[_ratio(one.sqnr), size(one.extra_bytes), one.operator, one.path or "(the model)"] for one in shown]
+        columns = ("SQNR", "saves", "operator", "layer")
+        yield make_table(columns, rows, columns[:2], whole=True)
         if len(errors.layers) > top:
             yield Text(f"and {len(errors.layers) - top:,} more layers")
-        yield Text(
-            "SQNR there: of the layer's result, including errors of earlier layers. Float gains, and costs: by how "
-            "much the outputs' SQNR and the weights' size grow if this layer alone stays in float."
-        )
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    numbers = [name for name in columns if name not in ("output", "operator", "layer", "")]
-    return make_table(columns, rows, numbers, whole=True)
+        yield Text("A layer's SQNR is that of its result alone, of inputs in float.")
 
 
 def _ratio(sqnr: float) -> str:

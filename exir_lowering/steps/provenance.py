@@ -43,7 +43,6 @@ _OPTIONS = (
     "on_backend_error",
     "assume",
     "edge_compile_config",
-    "costs",
     "memory_planner",
     "unsupported",
     "target",

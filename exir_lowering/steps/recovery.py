@@ -54,7 +54,6 @@ class Recovery:
 
     def __init__(self, mode: Literal["raise", "fallback", "split"]) -> None:
         self.refused: list[RefusedPartition] = []
-        self.failed: list[Partition] = []  # the same, with their programs
         self._mode = mode
         self._begun = False
         self._numbers = itertools.count()
@@ -155,7 +154,6 @@ class Recovery:
         self._reasons.update(dict.fromkeys(places, f"{backend_id!r} failed on it: {reason}"))
         lines = tuple(graphs.sources.lines_of(_operators(partition)))
         self.refused.append(RefusedPartition(partition.method, backend_id, partition.nodes, lines, str(failure)))
-        self.failed.append(partition)
 
 
 def _places(partition: Partition) -> _Places:

@@ -22,7 +22,7 @@ from exir_lowering.pipeline import lower_in
 from exir_lowering.plans.planned import MethodPlan, PlannedNode
 from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.plugins.processes.workers import WorkerDiedError
+from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
 from exir_lowering.runtime.apart.engine import open_apart
 from exir_lowering.runtime.engine import missing_kernels
@@ -34,7 +34,6 @@ from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
 from exir_lowering.verification.checking import Comparison, Outputs, conclude, read
-from exir_lowering.verification.repro import Repro
 from exir_lowering.verification.results import QUANTIZED, Culprit, Kind, Suspect, Verification, Where, problems
 from exir_lowering.verification.subjects import match, read_inputs
 
@@ -299,15 +298,11 @@ class _Search:
         return _Outcome("off" if comparison.is_off else "", comparison)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
-        repro, error = None, self.whole.describe()
+        _, outcome = self.smallest or (None, self.whole)
         suspects = [suspect for unit in reversed(found) for suspect in self.units[unit]]
         suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
-        if self.smallest is not None:
-            lowered, outcome = self.smallest
-            error, calls, edge = outcome.describe(), self.calls or self.whole.calls, self.lowered.edge_programs
-            if suspects:
-                repro = Repro(lowered, edge, outcome.comparison, calls, self.backends, self.delegates)
-        return Culprit(self.whole.kind, where, tuple(suspects), others, error, self.lowerings, self.verification, repro)
+        error, tries = outcome.describe(), self.lowerings
+        return Culprit(self.whole.kind, where, tuple(suspects), others, error, tries, self.verification)
 
 
 def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None:

@@ -176,7 +176,7 @@ class _Tally:
         off = tuple(self.off.get(index, ()))
         return OutputResult(
             *(index, name, dtype, not off, tolerance),
-            *(found.largest, found.allowed, found.mean, found.relative, found.sqnr, found.cosine),
+            *(found.largest, found.allowed, found.sqnr, found.cosine),
             *(case, call, found.problem, off),
         )
 

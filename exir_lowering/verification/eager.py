@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Interpreter, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.ambient import neutral
@@ -21,9 +21,6 @@ from exir_lowering.pte.format import program_signatures
 from exir_lowering.runtime.source import ProgramFile
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-
-Watch = Callable[[Node, Any], None]
-"""Is given each input and operator of a program with its value."""
 
 
 Sharing = Mapping[str, Mapping[str, bool]]
@@ -87,7 +84,7 @@ class Eager:
         for tensor, value in zip(self._methods[name].own.values(), state, strict=True):
             tensor.copy_(value)
 
-    def run(self, name: str, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+    def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; return what a file returns: new values of inputs that it writes, then its outputs."""
         method = self._methods[name]
         written = [*map(version, method.own.values())]
@@ -96,7 +93,9 @@ class Eager:
             before = [*map(_version, given)]
             left, placeholders = iter(given), method.program.graph.find_nodes(op="placeholder")
             ordered = [method.lifted[node] if node in method.lifted else next(left) for node in placeholders]
-            results = Run(method.program.graph_module, watch).run(*ordered, enable_io_processing=False)
+            interpreter = Interpreter(method.program.graph_module)
+            interpreter.extra_traceback = False
+            results = interpreter.run(*ordered, enable_io_processing=False)
             outputs = self._settle(method, results)
             touched = [value for value, count in zip(given, before, strict=True) if _version(value) != count]
             method.stateful |= written != [*map(version, method.own.values())]
@@ -124,22 +123,6 @@ def copied(values: Iterable[Any]) -> list[Any]:
 
 def _version(value: Any) -> int:
     return version(value) if isinstance(value, torch.Tensor) else 0
-
-
-class Run(Interpreter):
-    """Runs a graph, and shows each value."""
-
-    def __init__(self, module: GraphModule, watch: Watch | None = None) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-        self._watch = watch
-
-    def run_node(self, n: Node) -> Any:
-        """Run a node."""
-        result = super().run_node(n)
-        if self._watch is not None and n.op in ("placeholder", "call_function"):
-            self._watch(n, result)
-        return result
 
 
 def _lifted(program: ExportedProgram) -> dict[Node, Any]:

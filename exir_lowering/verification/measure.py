@@ -21,9 +21,6 @@ _ROUNDING = 4.0
 _LEAST = 1e-4
 """The magnitude that an output is taken to have when it is always zero: others add up zeros to something smaller."""
 
-_WORTH = 1e-3
-"""The share of the largest magnitude from which on a number has a relative error."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -58,8 +55,6 @@ class Difference:
     score: float = 0.0  # the largest error divided by the allowed one; above 1 the output is off
     largest: float = 0.0  # the largest absolute error of finite numbers
     allowed: float = 0.0  # the largest error that is allowed
-    mean: float = 0.0  # the mean absolute error of finite numbers
-    relative: float = 0.0  # the largest relative error, of numbers that are not small in the output
     sqnr: float = math.inf  # the signal to error ratio in dB; inf when they are equal
     cosine: float = 1.0  # of the angle between the two
     problem: str = ""  # what is wrong, where it is not the size of an error
@@ -157,21 +152,19 @@ def _measure_numbers(
         excused += _ROUNDING * (float(noise.max()) if share else noise)
     largest, at = float(error.max()), int((error - excused).argmax())
     limit = float(excused[at])
-    sqnr, cosine, relative = _ratios(expected, got, error)
+    sqnr, cosine = _ratios(expected, got, error)
     score = 0.0 if not largest else (float(error[at]) / limit if limit else math.inf)
     if share and tolerance.quantized and tolerance.share is None:
         limit = max(limit, QUANTIZED_SHARE * scale)
         score = min(largest / limit, 1.0) if sqnr >= QUANTIZED_SQNR else largest / limit
-    return Difference(score, largest, limit, float(error.mean()), relative, sqnr, cosine)
+    return Difference(score, largest, limit, sqnr, cosine)
 
 
-def _ratios(expected: torch.Tensor, got: torch.Tensor, error: torch.Tensor) -> tuple[float, float, float]:
-    """Return the SQNR, the cosine, and the largest relative error."""
+def _ratios(expected: torch.Tensor, got: torch.Tensor, error: torch.Tensor) -> tuple[float, float]:
+    """Return the SQNR and the cosine."""
     sizes = expected.abs()
     signal, wrong = float((sizes**2).sum()), float((error**2).sum())
     sqnr = math.inf if not wrong else (10 * math.log10(signal / wrong) if signal else -math.inf)
     lengths = float(sizes.norm() * got.abs().norm())
     cosine = float((expected.conj() * got).sum().real) / lengths if lengths else float(not wrong)
-    worth = sizes > _WORTH * float(sizes.max())
-    relative = float((error[worth] / sizes[worth]).max()) if bool(worth.any()) else 0.0
-    return sqnr, min(cosine, 1.0), relative
+    return sqnr, min(cosine, 1.0)

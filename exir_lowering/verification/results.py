@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.errors import InputError, few
+from exir_lowering.errors import few
 from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import Shown, make_table, render
-
-if TYPE_CHECKING:
-    from exir_lowering.verification.repro import Repro
-
 
 VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _ROWS, _LISTED = 12, 4
 """How many outputs the table has, and how many things a list names before it counts the others."""
-
-_WIDE = 100
-"""How many characters the table with all columns needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +37,6 @@ class OutputResult:
         tolerance: The tolerance in words.
         largest_error: The largest absolute error of the worst call, which is the one furthest beyond its tolerance.
         allowed_error: The absolute error that was allowed in it.
-        mean_error: The mean absolute error in it.
-        relative_error: The largest relative error in it, of elements that are not small.
         sqnr: The signal to error ratio in it, in dB; inf for equal outputs.
         cosine: The cosine of the angle between the outputs in it.
         case: The name of its case, such as "constant 0.5".
@@ -63,8 +52,6 @@ class OutputResult:
     tolerance: str
     largest_error: float
     allowed_error: float
-    mean_error: float
-    relative_error: float
     sqnr: float
     cosine: float
     case: str
@@ -134,7 +121,7 @@ class Verification(Shown):
         Args:
             width: How many characters a line may have.
         """
-        return render(_parts(self, width), width)
+        return render(_parts(self), width)
 
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 2, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
@@ -156,13 +143,13 @@ def as_json(value: Any) -> str:
     return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=2)
 
 
-def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
+def _parts(found: Verification) -> Iterator[RenderableType]:
     yield Text(summary(found))
     for method in found.methods.values():
         for line in problems(method):
             yield Padding(Text(line), (0, 0, 0, 2))
     yield Text("")
-    yield _table(found, width)
+    yield _table(found)
     for method in found.methods.values():
         for line in _notes(method):
             yield Text(line)
@@ -200,32 +187,23 @@ def _what(output: OutputResult) -> str:
     return f'{what}: in "{output.case}", call {output.call}{more}'
 
 
-def _table(found: Verification, width: int) -> Table:
-    wide = width >= _WIDE
-    columns = ["output", "dtype", "", "largest", "allowed", "mean", "relative", "SQNR", "cosine", "worst in"]
-    shown = columns if wide else [name for name in columns if name not in ("dtype", "mean", "relative", "cosine")]
-    numbers = columns[3:-1]
+def _table(found: Verification) -> Table:
+    columns = ["output", "", "largest", "allowed", "SQNR", "worst in"]
     rows = [(method, output) for method in found.methods.values() for output in method.outputs]
     rows.sort(key=lambda row: _badness(row[1]), reverse=True)
-    cells = (dict(zip(columns, _cells(*row), strict=True)) for row in rows[:_ROWS])
-    more = [[f"and {len(rows) - _ROWS:,} more"]] if len(rows) > _ROWS else []
-    lines = [*([one[name] for name in shown] for one in cells), *more]
-    return make_table(shown, lines, numbers, overflow="ellipsis")
-
-
-def _cells(method: MethodResult, output: OutputResult) -> tuple[str, ...]:
-    return (
-        f"{method.name} {output.index}",
-        output.dtype,
-        "ok" if output.ok else "OFF",
-        f"{output.largest_error:.2g}",
-        f"{output.allowed_error:.2g}",
-        f"{output.mean_error:.2g}",
-        f"{output.relative_error:.2g}",
-        "equal" if output.sqnr == math.inf and output.ok else f"{output.sqnr:.0f} dB",
-        f"{output.cosine:.6f}",
-        f"{output.case}, call {output.call}",
-    )
+    lines = [
+        (
+            f"{method.name} {output.index}",
+            "ok" if output.ok else "OFF",
+            f"{output.largest_error:.2g}",
+            f"{output.allowed_error:.2g}",
+            "equal" if output.sqnr == math.inf and output.ok else f"{output.sqnr:.0f} dB",
+            f"{output.case}, call {output.call}",
+        )
+        for method, output in rows[:_ROWS]
+    ]
+    more = [(f"and {len(rows) - _ROWS:,} more",)] if len(rows) > _ROWS else []
+    return make_table(columns, [*lines, *more], columns[2:-1], overflow="ellipsis")
 
 
 def _badness(output: OutputResult) -> tuple[bool, float]:
@@ -295,28 +273,11 @@ class Culprit(Shown):
     error: str
     lowerings: int
     verification: Verification | None
-    _repro: Repro | None = field(default=None, compare=False)
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.kind
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a repro of the error, without the rest of the model: `partition.pt2`, `inputs.pt` and `repro.py`.
-
-        Args:
-            folder: Where to write; created if missing.
-
-        Returns:
-            The path of the script, which lowers, runs, times and compares; its exit code is 2 when the result is off.
-
-        Raises:
-            InputError: No operator was found, its partition cannot be saved alone, or nothing can be written there.
-        """
-        if self._repro is None:
-            raise InputError("Culprit.save: there is nothing to save, as no culprit was found.")
-        return self._repro.save(Path(folder), self.operators)
 
     def to_text(self, *, width: int = 120) -> str:
         """Return what was found in words, with a number of characters that a line may have."""
@@ -353,8 +314,7 @@ class Culprit(Shown):
         only = "these operators" if several else "this operator"
         without = _WITHOUT[self.others].format("is" if self.kind == "off" else "does")
         yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
-        yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host. --save-repro FOLDER, or"
-        yield f"save(folder), writes a script for the authors of {first.backend_id}."
+        yield f"Next: the rule deny(name={first.node.name!r}) keeps it on the host."
 
     def __repr__(self) -> str:
         named = f"{self.operators[0].node.name} of {self.operators[0].method}" if self.operators else self.where

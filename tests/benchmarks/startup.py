@@ -34,7 +34,7 @@ SCRIPTS = {
     "import torch": "import torch",
     "import exir_lowering": "import exir_lowering",
     "load and run": "import torch, exir_lowering; exir_lowering.load({path!r}).run('forward', torch.ones(4, 8))",
-    "exir-lower run": _command("'run', {path!r}, '--input', 'ones:4x8'"),
+    "exir-lower run": _command("'run', {path!r}"),
     "exir-lower inspect": _command("'inspect', {path!r}"),
     "exir-lower verify": _command("'verify', {path!r}, {program!r}"),
     "exir-lower lower": _command("'lower', {program!r}, '-p', 'xnnpack', '--no-cache', '-o', {path!r}"),

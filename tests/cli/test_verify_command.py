@@ -42,10 +42,3 @@ def test_verify(files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "torch.save([(x, y), ...]" in capsys.readouterr().err
     assert cli.main(["verify", "model.pte", *right, "--bundled"]) == 2
     assert "exir-lower verify: 'model.pte' has no bundled inputs" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_old_name_of_the_check_of_digests(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", str(files / "model.pte"), "--method", "one", "--input", "ones:2x4"]
-    assert cli.main([*command, "--verify", "full"]) == 0
-    assert "is now called --check-digests full" in " ".join(capsys.readouterr().err.split())
-    assert cli.main([*command, "--check-digests", "full"]) == 0 and not capsys.readouterr().err

@@ -31,6 +31,6 @@ def test_the_yardstick_takes_everything() -> None:
 
 def test_a_backend_that_nothing_executes_is_lowered_only() -> None:
     report = check_backend(EchoBackend, cases=["ops/add", "methods/*", "state/counter"])
-    assert report.engines == () and len(report.lowered) == 6 and not report.passed and not report.skipped
+    assert report.note and len(report.lowered) == 6 and not report.passed and not report.skipped
     assert "0 passed, 0 failed, 6 lowered, 0 skipped" in str(report)
     assert "lowered only: the ExecuTorch runtime here does not have it" in str(report)

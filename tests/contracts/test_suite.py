@@ -443,7 +443,7 @@ def test_a_delegate_that_is_not_available_does_not_pass() -> None:
 def test_messages_say_what_to_do() -> None:
     text = str(run_conformance(Table, ToyDelegate, cases=["ops/abs", "ops/sub"]))
     assert "raise a NotImplementedError or an exir_lowering.InputError that names the operator" in text
-    assert "1 passed, 1 failed, 0 skipped (executed by runtime" in text
+    assert "1 passed, 1 failed, 0 skipped (executed by ExecuTorch's runtime" in text
     text = str(run_conformance(ToyBackend, Lenient, cases=["errors/wrong-number-of-inputs"]))
     assert "write their number into the payload" in text
 

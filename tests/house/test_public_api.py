@@ -68,7 +68,6 @@ PUBLIC = [
     "register_delegate",
     "register_partitioner",
     "register_rewrite",
-    "save_repro",
     "to_backend",
     "verify",
 ]

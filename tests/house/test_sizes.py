@@ -1,8 +1,6 @@
-"""How large a file, a function and the top of the package may be."""
+"""How large a room, a file and the top of the package may be."""
 
 from __future__ import annotations
-
-import ast
 
 from folders import ROOT
 
@@ -13,33 +11,33 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 1352,
-    "exir_lowering/_upstream": 4294,
+    "exir_lowering": 1316,
+    "exir_lowering/_upstream": 4198,
     "exir_lowering/_upstream/acceleration": 916,
-    "exir_lowering/cli": 3409,
+    "exir_lowering/cli": 2799,
     "exir_lowering/compat": 331,
-    "exir_lowering/dynamo": 2735,
+    "exir_lowering/dynamo": 2737,
     "exir_lowering/errors": 298,
-    "exir_lowering/graphs": 2836,
+    "exir_lowering/graphs": 2830,
     "exir_lowering/graphs/ranges": 2175,
     "exir_lowering/graphs/serialized": 1552,
     "exir_lowering/inspection": 1366,
     "exir_lowering/lowered_module": 1428,
-    "exir_lowering/plans": 2005,
-    "exir_lowering/plugins": 2383,
-    "exir_lowering/pte": 4722,
-    "exir_lowering/quantization": 892,
+    "exir_lowering/plans": 1751,
+    "exir_lowering/plugins": 1592,
+    "exir_lowering/pte": 4047,
+    "exir_lowering/quantization": 587,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 2812,
-    "exir_lowering/steps": 6323,
+    "exir_lowering/runtime": 3008,
+    "exir_lowering/steps": 6171,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
     "exir_lowering/steps/legalizing": 2012,
-    "exir_lowering/steps/parallel": 581,
+    "exir_lowering/steps/parallel": 439,
     "exir_lowering/testing": 1821,
-    "exir_lowering/verification": 2430,
-    "partitioners": 3918,
-    "backends": 2848,
+    "exir_lowering/verification": 2143,
+    "partitioners": 3321,
+    "backends": 2253,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
@@ -56,17 +54,6 @@ def test_no_room_has_more_lines_than_its_budget() -> None:
 def test_no_file_has_more_than_450_lines() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert not {name: count for name, count in lines.items() if count > 450}
-
-
-def test_no_function_has_more_than_50_lines() -> None:
-    found = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > 50:
-                    found[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = lines
-    assert not found
 
 
 def test_the_top_of_the_package_has_at_most_twenty_three_entries() -> None:

@@ -258,7 +258,7 @@ def test_nothing_is_imported(
         LoweredModule.load(path)
     assert not marker.exists() and name not in sys.modules
     # The command line runs the methods, and does not ask for the record.
-    argv = ["run", str(path), "--input", *["ones:3"] * 3, "True"]
+    argv = ["run", str(path)]
     assert cli.main(argv) == 0, capsys.readouterr().err
     assert not marker.exists() and name not in sys.modules
 

@@ -204,12 +204,9 @@ class Counter(torch.nn.Module):
 
 
 def totals(artifact: Artifact, methods: str = "0101", data: Any = None) -> list[float]:
-    """Return what calls return, which is the same in both engines."""
-    content, found = artifact.buffer, []
-    program = load(content, data=data)
-    found.append([program.run(f"m{method}", torch.ones(4))[0][0].item() for method in methods])
-    assert found[0] == found[1]
-    return found[0]
+    """Return what calls return."""
+    program = load(artifact.buffer, data=data)
+    return [program.run(f"m{method}", torch.ones(4))[0][0].item() for method in methods]
 
 
 @pytest.mark.parametrize("partitioner", [reference_partitioner(own_state=False), "xnnpack"])

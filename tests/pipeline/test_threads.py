@@ -351,7 +351,7 @@ class _Running(Delegate):
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
 def test_a_delegate_that_lowers_and_a_parallel_backend_that_runs_do_not_wait_for_each_other(small: Job) -> None:
-    """One has the engines and wants to convert, the other wants the engines: it must not have the lock of the first."""
+    """One has the runtime and wants to convert, the other wants the runtime: it must not have the lock of the first."""
     converting, running = threading.Event(), threading.Event()
     made: list[Any] = []
     loaded = load(small.file)

@@ -238,7 +238,7 @@ class TestTie:
     def test_the_command_line(self, host: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         host[0].save(tmp_path / "one.pte")
         host[1].save(tmp_path / "other.pte")
-        command = ["run", "--input", "ones:2x16", "--data", str(tmp_path / "weights.ptd"), "--check-digests", "tie"]
+        command = ["run", "--data", str(tmp_path / "weights.ptd"), "--check-digests", "tie"]
         assert cli.main([*command, str(tmp_path / "one.pte")]) == 2
         assert "belongs to another program" in capfd.readouterr().err
         assert cli.main([*command, str(tmp_path / "other.pte")]) == 0
@@ -418,7 +418,7 @@ class TestSeveralDataFiles:
     def test_the_command_line(self, outside: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         pte = outside.save(tmp_path / "net.pte")
         data = [part for name in ("large.ptd", "small.ptd") for part in ("--data", str(tmp_path / name))]
-        command = ["run", str(pte), "--input", "ones:2x16", "--check-digests", "full"]
+        command = ["run", str(pte), "--check-digests", "full"]
         assert cli.main([*command, *data]) == 0
         capfd.readouterr()
         assert cli.main([*command, *data[:2]]) == 2

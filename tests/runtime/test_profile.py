@@ -253,7 +253,7 @@ def test_mistakes(steps: Path) -> None:
 
 
 def test_command_line(steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["run", str(steps), "--input", "ones:4", "ones:4"]
+    given = ["run", str(steps)]
     assert main([*given, "--profile"]) == 0
     assert "delegate 0" in capsys.readouterr().out
     assert main([*given, "--profile", "--json"]) == 0

@@ -4,7 +4,7 @@ python tests/runtime/upstream_files.py                          the operators an
 python tests/runtime/upstream_files.py exir/tests               the tests in a folder of the wheel
 python tests/runtime/upstream_files.py backends/test/suite -k relu --json found.json
 
-Each call in ExecuTorch's runtime is made again by `load`, with its checks, in both engines. Exit status 1: a file or a
+Each call in ExecuTorch's runtime is made again by `load`, with its checks. Exit status 1: a file or a
 call is refused on which the runtime was right, or the results are others.
 """
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import pickle
 import random
-import sys
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from delegate_support import runner
@@ -33,12 +29,11 @@ from exir_lowering import (
     cli,
     load,
     lower,
-    save_repro,
 )
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.processes.messages import describe_error, raise_error
+from exir_lowering.plugins.worker_errors import describe_error, raise_error
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
 
@@ -281,8 +276,6 @@ def test_pieces_have_as_many_bytes_of_weights_as_the_backend_says() -> None:
         (left,) = method.host
         assert refused.nodes == (left.node,) and left.operator == "aten.mul.Tensor"
         assert "it does not fit (it reads 128 bytes of weights, and the limit is 40)" in left.reason
-    (weight,) = lowered.failed[0].program.state_dict.values()
-    assert weight.data_ptr() == program.state_dict["large"].data_ptr()
     # Once the backend has said it, nothing larger is tried that can be cut.
     calls = zip(backend.asked[1:], backend.weights[1:], strict=True)
     assert all(size <= 40 or count == 1 for asked, sizes in calls for count, size in zip(asked, sizes, strict=True))
@@ -332,73 +325,17 @@ class NoTanh(ReferenceBackend):
         return super().preprocess(program, *given, **also)
 
 
-def test_a_repro_of_each_failure(program: ExportedProgram, tmp_path: Path) -> None:
-    lowered = lower(program, everything(), backends={"reference": NoTanh}, options=SPLIT)
-    first, call, nested = lowered.report.refused
-    script = save_repro(lowered, first, tmp_path / "first", backends={"reference": NoTanh})
-    ran = forked.run(
-        f"import runpy, sys; sys.path += {[str(Path(__file__).parent), *sys.path]}; runpy.run_path({str(script)!r})"
-    )
-    assert ran.returncode == 1 and "no kernel for aten.tanh.default" in ran.stderr, ran.stderr
-    partition = torch.export.load(script.parent / "partition.pt2")
-    assert [str(node.target) for node in partition.graph.nodes if node.op == "call_function"] == ["aten.tanh.default"]
-    ((given,),) = torch.load(script.parent / "inputs.pt", weights_only=True)
-    x = X
-    for _ in range(6):
-        x = torch.sin(x) * program.state_dict["weight"] + 1
-    torch.testing.assert_close(given, x.detach())
-    # In a branch there are no inputs, and `verify` makes some.
-    script = save_repro(lowered, nested, tmp_path / "nested", backends={"reference": NoTanh})
-    assert torch.load(script.parent / "inputs.pt", weights_only=True) == []
-    with pytest.raises(InputError, match=r"Cannot write to .*Failed serializing node cond"):
-        save_repro(lowered, call, tmp_path / "call")
-    with pytest.raises(InputError, match=r"expected one of `lowered\.report\.refused`"):
-        save_repro(lowered, dataclasses.replace(first, method="other"), tmp_path)
-    # A report keeps no program alive.
-    report, graph = lowered.report, weakref.ref(lowered.failed[0].program.graph_module)
-    del lowered, partition
-    gc.collect()
-    assert graph() is None and pickle.loads(pickle.dumps(report.refused)) == report.refused
-
-
-def test_a_repro_has_no_inputs_where_they_are_what_another_delegate_makes(tmp_path: Path) -> None:
-    """Its results have names like those of the program's own `getitem`s."""
-
-    class Two(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(torch.sin(x)) + x.reshape(1, 4).max(0).values
-
-    def first(node: Node) -> str | None:
-        return "a" if operator_name(node) == "aten.sin.default" else None
-
-    tags = [TagPartitioner(first, backend="reference"), TagPartitioner(lambda node: "b", backend="second")]
-    backends = {"reference": ReferenceBackend, "second": NoTanh}
-    lowered = lower(export(Two(), (X,)), tags, backends=backends, options=SPLIT)
-    (refused,) = lowered.report.refused
-    (read,) = lowered.failed[0].program.graph_signature.user_inputs
-    assert read in [node.name for node in lowered.edge_programs["forward"].graph.nodes]
-    script = save_repro(lowered, refused, tmp_path, backends=backends)
-    assert torch.load(script.parent / "inputs.pt", weights_only=True) == []
-
-
-def test_the_command_writes_repros(
+def test_the_command_says_what_failed(
     program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.export.save(program, "model.pt2")
     monkeypatch.setitem(registry._registered[registry.BACKENDS], "mine", NoTanh)
     Path("mine.py").write_text(PARTITIONER)
-    command = ["lower", "model.pt2", "-p", "./mine.py:make", "-o", "out.pte", "--no-cache", "--save-repro", "repros"]
-    assert cli.main(command) == 2 and "--on-backend-error fallback or split too" in capsys.readouterr().err
+    command = ["lower", "model.pt2", "-p", "mine:make", "-o", "out.pte", "--no-cache"]
     assert cli.main([*command, "--on-backend-error", "split"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Wrote repros/1/repro.py: forward: mine failed on aten_tanh_default" in printed and Path("out.pte").is_file()
-    assert f"from {NoTanh.__module__} import NoTanh\n" in Path("repros/1/repro.py").read_text()
-    assert cli.main([*command[:-2], "--on-backend-error", "split"]) == 0
+    assert Path("out.pte").is_file()
     assert "forward: mine failed on aten_tanh_default" in " ".join(capsys.readouterr().out.split())
-    command[2:4] = ["-p", "reference"]
-    assert cli.main([*command, "--on-backend-error", "split"]) == 0
-    assert "No repro was written, as no backend failed." in " ".join(capsys.readouterr().out.split())
 
 
 PARTITIONER = """

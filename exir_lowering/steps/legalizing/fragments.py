@@ -71,7 +71,7 @@ class Fragments:
         for function in _candidates(node):
             try:
                 return self._try(node, function, depth)
-            except Failed as failed:  # noqa: PERF203  there are few candidates
+            except Failed as failed:
                 why = str(failed)
             except Exception as error:  # of a decomposition, for these arguments
                 let_through(error)

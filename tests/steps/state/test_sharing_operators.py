@@ -116,7 +116,7 @@ def made(program: Callable[..., Any]) -> tuple[list[str], Any, Any]:
     low = lowered(exported({"forward": model}, dict(calls[:1])), Way())
     return (
         [*model.operators],
-        run_file(low.emit().buffer, low.programs, calls, "runtime"),
+        run_file(low.emit().buffer, low.programs, calls),
         eager({"forward": model}, calls),
     )
 
