@@ -32,7 +32,7 @@ BUDGETS = {
     "exir_lowering/steps": 6171,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
-    "exir_lowering/steps/legalizing": 2012,
+    "exir_lowering/steps/legalizing": 2018,
     "exir_lowering/steps/parallel": 439,
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2143,
