@@ -9,12 +9,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
 
-    from exir_lowering.plugins.costs import CostModel
 
 FINITE_BOUND = 1e6
 """The magnitude up to which the elements of an input that is "finite" are."""
@@ -25,8 +24,8 @@ ASSUMPTIONS: Mapping[str, str] = {
 }
 """What can be assumed of an input of the model, and what exactly that promises."""
 
-MemoryPlanner: TypeAlias = Literal["greedy", "naive", "smallest"]
-"""Who plans the memory of methods."""
+MemoryPlanner: TypeAlias = Literal["greedy", "naive"]
+"""Which of ExecuTorch's algorithms plans the memory of methods."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -60,8 +59,8 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for this package's processes or threads.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
-        memory_planner: Who plans the memory of methods for `emit`: ExecuTorch's "greedy" or "naive", which never uses
-            memory twice; or "smallest", the smallest of greedy's plan and ours, also in other orders of the calls.
+        memory_planner: Which of ExecuTorch's algorithms plans the memory of methods: "greedy", or "naive", which never
+            uses memory twice. For another one, give `emit` a configuration with a memory planning pass.
         require_memory: The most memory that ExecuTorch's runtime may allocate for the tensors of a method, in bytes or
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
@@ -71,9 +70,6 @@ class LoweringOptions:
             `plan`; or "allow", for runtimes with more kernels.
         target: The runtime that the file is for: a release of ExecuTorch such as "1.4.1", or the path of a JSON file
             with one target, as `exir-lower check --target` takes it. None is the release that is installed.
-        costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
-            None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which is also used for operators
-            that the given model does not know.
     """
 
     non_convex: Literal["split", "raise"] = "split"
@@ -88,7 +84,6 @@ class LoweringOptions:
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
-    costs: CostModel | None = None
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
     unsupported: Literal["raise", "allow"] = "raise"
@@ -110,8 +105,6 @@ class LoweringOptions:
         self._require("rewrites", named, sets)
         self._require("assume", isinstance(self.assume, Mapping), "a mapping from input names")
         _check_assumptions(self.assume)
-        if self.costs is not None:
-            _check_costs(self.costs)
         self._require("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False")
         executor = isinstance(self.executor, (Executor, type(None)))
         self._require("executor", executor, "a concurrent.futures.Executor or None")
@@ -153,29 +146,3 @@ def _check_assumptions(assume: Mapping[Any, Any]) -> None:
                 f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
                 f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
             )
-
-
-def _check_costs(costs: Any) -> None:
-    missing, name = [], ""
-    try:
-        for name in ("node_cost", "call_cost", "byte_cost", "unit"):
-            if not hasattr(costs, name):
-                missing.append(name)
-        unit = None if missing else costs.unit
-    except Exception as error:
-        let_through(error)
-        raise InputError(
-            f"LoweringOptions(costs=...): {name} of this {type(costs).__name__} raised {type(error).__name__}: "
-            f"{error}. Expected a CostTable or an object with the methods of CostModel."
-        ) from error
-    if isinstance(costs, type) or missing:
-        lacks = "is a class" if isinstance(costs, type) else f"has no {', no '.join(missing)}"
-        raise InputError(
-            f"LoweringOptions(costs={costs!r}): it {lacks}; expected a CostTable, an object with the methods of "
-            "CostModel, or None."
-        )
-    if unit != "seconds":
-        raise InputError(
-            f"LoweringOptions(costs=...): the costs of this {type(costs).__name__} are in {unit!r}, expected "
-            "'seconds', since the latency is predicted from them. Convert them."
-        )

@@ -33,7 +33,6 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
-from exir_lowering.plugins.costs import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, invariants
 from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
@@ -43,7 +42,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.legalize import ROUNDS, legalize, require_legal
+from exir_lowering.steps.legalize import ROUNDS, Refused, legalize, list_refused, require_legal
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Recovery
@@ -316,19 +315,20 @@ def _partition_all(
     required: bool = True,
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
-    legal, extracted, plans = [], [], []
+    legal, extracted, plans, refused = [], [], [], []
     for method in session.progress.each("partition", methods):
-        method, tagged, partitioned = _partition_legal(method, elsewhere(states, method.name), session, recovery)
+        method, tagged, partitioned, left = _partition_legal(method, elsewhere(states, method.name), session, recovery)
+        refused.append(left)
         legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
-            plans.append(plan_method(method, tagged, partitioned, session.options.costs))
+            plans.append(plan_method(method, tagged, partitioned))
     for method, partitioned in zip(legal, extracted, strict=True):
         check_preserved(method, partitioned.program)
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
     if required:
-        require_legal(extracted, session)
+        require_legal(zip(extracted, refused, strict=True), session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
@@ -337,16 +337,16 @@ def _partition_all(
 
 def _partition_legal(
     method: EdgeMethod, shared: frozenset[str], session: Session, recovery: Recovery | None
-) -> tuple[EdgeMethod, list[TaggedMethod], ExtractedMethod]:
+) -> tuple[EdgeMethod, list[TaggedMethod], ExtractedMethod, list[Refused]]:
     """Partition a method, and again where its host got other operators for those that do not run there."""
-    tagged, partitioned = _partition(method, shared, session, recovery)
-    for _ in range(ROUNDS):
-        legal = legalize(method, partitioned, session)
+    for left in reversed(range(ROUNDS + 1)):
+        tagged, partitioned = _partition(method, shared, session, recovery)
+        refused = list_refused(partitioned.program, session.target)
+        legal = legalize(method, refused, session.target) if left else None
         if legal is None:
             break
         method = legal
-        tagged, partitioned = _partition(method, shared, session, recovery)
-    return method, tagged, partitioned
+    return method, tagged, partitioned, refused
 
 
 def _partition(
@@ -360,7 +360,7 @@ def _partition(
         return tagged, method
     state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
-        with session.timed("tag"), planning_with(session.options.costs):
+        with session.timed("tag"):
             claimed = tag(edge.name, method.program, partitioner, state)
             if recovery is not None and recovery.knows:
                 claimed, non_convex = retag(claimed, recovery.treatment), "split"  # around what was taken away

@@ -5,11 +5,9 @@ It makes an ExecuTorch `PartitionResult`: tags, owned constants, and a reason fo
 
 from __future__ import annotations
 
-import copy
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -127,15 +125,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return proposals for a graph, in topological order; the groups are nodes that must stay together."""
         return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-
-    @property
-    def asked_of_forms(self) -> Partitioner:
-        """Who says whether a form would be taken: of a few operators alone, hardly any saves anything."""
-        if self.limits.min_gain is None:
-            return self
-        other = copy.copy(self)
-        other.limits = replace(self.limits, min_gain=None)
-        return other
 
     def describe_requests(self) -> Sequence[Any] | None:
         """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""

@@ -17,7 +17,9 @@ from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.attributes import suggest
 from exir_lowering.partitioners.supports.predicates import check_operator
-from exir_lowering.plugins import HOST as HOST
+
+HOST = "host"
+"""Where operators go that no backend takes."""
 
 Facts = Mapping[str, Collection[str]]
 """What rules match on: for each criterion, the names that apply to an operator."""

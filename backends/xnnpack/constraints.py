@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.backends.xnnpack.payload.shared_values import BATCH_NORMS, base_name as _name
+from exir_lowering.backends.xnnpack.shared_values import BATCH_NORMS, base_name as _name
 from exir_lowering.graphs import measures
 
 _Refusal = Callable[[Node], "str | None"]

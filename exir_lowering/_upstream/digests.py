@@ -88,7 +88,6 @@ DIGESTS: dict[str, tuple[str, ...]] = {
     "executorch.exir.program._program:lift_constant_tensor_pass": ("b1c3c0bfed44396f",),
     "executorch.exir.tensor:dim_order_from_stride": ("0ffaacb8b17e529c",),
     "executorch.exir.verification.verifier:EXIREdgeDialectVerifier": ("4666802eef46e942",),
-    "executorch.exir.verification.verifier:_check_tensor_args_matching_op_allowed_dtype": ("5223802f594bd06b",),
     "file:torch/_inductor/fx_passes/post_grad.py": ("dbcdb4f89cb4a523", "c43db01c62b2c469"),
     "torch._compile:_disable_dynamo": ("3a7a5de33dd0ed05",),
     "torch._export.pass_base:_ExportPassBaseDeprecatedDoNotUse": ("815db360d35ada1d", "e3e85401a98aa7a1"),

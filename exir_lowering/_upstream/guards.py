@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 from executorch.exir import pass_base as et_pass_base  # these three trace, and describe each value that they trace
-from executorch.exir.verification import verifier  # runs each operator of an Edge program
 from torch._export import pass_base as torch_pass_base
 from torch.fx.experimental import proxy_tensor
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.fakes import shape_env_of
 from exir_lowering._upstream.locks import during, replacing
-from exir_lowering._upstream.programs import fake_mode_of
 
 
 def without_guards(shape_env: Any) -> AbstractContextManager[Any]:
@@ -31,7 +29,7 @@ def without_guards(shape_env: Any) -> AbstractContextManager[Any]:
 
 
 def evaluating() -> AbstractContextManager[bool]:
-    """Keep a verifier, a choice of a kernel and descriptions from narrowing sizes where this thread converts."""
+    """Keep a choice of a kernel and descriptions from narrowing sizes where this thread converts."""
     return during(_evaluating, True, _REPLACED)
 
 
@@ -42,19 +40,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if not pins.is_on("sizes without guards"):
         return []
     choose = torch._C._select_conv_backend  # what fake tensors ask of a convolution
-    check = verifier._check_tensor_args_matching_op_allowed_dtype
     describe = et_pass_base._extract_tensor_metadata  # asks whether a size is 1, to say how memory is ordered
 
     @wraps(choose)
     def select(given: Any, *args: Any, **kwargs: Any) -> Any:
         with without_guards(shape_env_of(given) if _evaluating.get() else None):
             return choose(given, *args, **kwargs)
-
-    @wraps(check)
-    def verify(graph_module: torch.fx.GraphModule) -> None:
-        mode = fake_mode_of(graph_module) if _evaluating.get() else None
-        with without_guards(None if mode is None else mode.shape_env):
-            check(graph_module)
 
     @wraps(describe)
     def extract(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +54,6 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
     return [
         (torch._C, "_select_conv_backend", select),
-        (verifier, check.__name__, verify),
         *((tracing, describe.__name__, extract) for tracing in (proxy_tensor, et_pass_base, torch_pass_base)),
     ]
 

@@ -49,12 +49,13 @@ def trace(
     values: Sequence[Any],
     mode: FakeTensorMode,
     config: EdgeCompileConfig,
+    decompositions: Mapping[Any, Callable[..., Any]] = {},
 ) -> GraphModule:
     """Trace a function of fake tensors and sizes into a graph of Edge dialect; what the function raises is raised.
 
     It returns tensors, in a tuple.
     """
-    table = {**_prims(), **default_table()}
+    table = {**_prims(), **default_table(), **decompositions}
     with mode, enable_python_dispatcher(), torch.no_grad():
         traced = make_fx(functionalize(function, remove="mutations"), decomposition_table=table)(*values)
     traced.graph.eliminate_dead_code()

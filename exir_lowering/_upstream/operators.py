@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -77,52 +77,6 @@ def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
     except (AttributeError, RuntimeError):
         return None
     return _operator(found) if isinstance(found, OpOverload) else None  # names may also lead to something else
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionalOperator:
-    """An operator that returns what an out variant writes."""
-
-    call: Any  # takes its arguments by name
-    inputs: tuple[tuple[int, str], ...]  # the out variant's arguments that it takes, with their positions there
-    outputs: tuple[int, ...]  # the positions of those that the out variant writes
-    dtype: bool  # it takes the dtype of its result
-
-
-@lru_cache(maxsize=1024)
-def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return the operator that computes an operator of a file without writing the result; None if torch has none."""
-    own, schema = executorch_function(name, overload), executorch_schema(name, overload)
-    if own is not None:
-        given = tuple((position, one.name) for position, one in enumerate(schema.arguments) if not one.is_out)
-        written = tuple(position for position, one in enumerate(schema.arguments) if one.is_out)
-        return FunctionalOperator(own[0], given, written, own[1])
-    for _ in defining(name.partition("::")[0]):
-        found = _registered_functional(name, overload)
-        if found is not None:
-            return found
-    return None
-
-
-def _registered_functional(name: str, overload: str) -> FunctionalOperator | None:
-    namespace, _, base = name.partition("::")
-    found = find_operator(namespace, base, overload or "default")
-    if found is None:
-        return None
-    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
-    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
-    types = [(one.name, one.type) for one in found.arguments if not one.out]
-    packet = found.call.overloadpacket
-    for other in packet.overloads() if outputs else ():
-        schema = getattr(packet, other)._schema
-        names = {name for name, _ in types}
-        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
-        added = [one for one in schema.arguments if one.name not in names]
-        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
-            return FunctionalOperator(
-                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
-            )
-    return None
 
 
 def wrapped_operator(target: Any) -> Any:
@@ -321,53 +275,3 @@ def _parsed() -> Mapping[tuple[str, str], Any]:
 def executorch_schema(name: str, overload: str) -> Any:
     """Return the schema of an operator ("dim_order_ops::_clone_dim_order", "out"); None if it is not one of these."""
     return _parsed().get((name, overload))
-
-
-def executorch_function(name: str, overload: str) -> tuple[Callable[..., Any], bool] | None:
-    """Return what computes an operator's result from all arguments but the written one, and if it takes a dtype."""
-    return _FUNCTIONS.get(name) if overload == "out" else None
-
-
-def _format(order: Sequence[int] | None) -> torch.memory_format:
-    if order is None:
-        return torch.preserve_format
-    if list(order) == sorted(range(len(order))):
-        return torch.contiguous_format
-    if list(order) == [0, 2, 3, 1]:
-        return torch.channels_last
-    raise ValueError(f"Failed to map a given dim_order: {list(order)} to a torch.memory_format")
-
-
-def _to(
-    self: torch.Tensor, *, dtype: torch.dtype, non_blocking: bool = False, dim_order: Sequence[int] | None = None
-) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.aten._to_copy(
-        self, dtype=dtype, non_blocking=non_blocking, memory_format=_format(dim_order)
-    )
-    return made
-
-
-def _empty(size: Sequence[int], *, dtype: torch.dtype, dim_order: Sequence[int] | None = None) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.aten.empty.memory_format(
-        size, dtype=dtype, device="meta", memory_format=_format(dim_order)
-    )
-    return made
-
-
-def _clone(self: torch.Tensor, *, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> torch.Tensor:
-    if non_blocking:
-        raise ValueError("a copy within one device cannot be non-blocking")
-    return self.clone(memory_format=_format(dim_order))
-
-
-def _copy(self: torch.Tensor) -> torch.Tensor:
-    return self.clone()
-
-
-_FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = {
-    "dim_order_ops::_to_dim_order_copy": (_to, True),
-    "dim_order_ops::_empty_dim_order": (_empty, True),
-    "dim_order_ops::_clone_dim_order": (_clone, False),
-    "et_copy::_h2d_copy": (_copy, False),
-    "et_copy::_d2h_copy": (_copy, False),
-}

@@ -268,10 +268,9 @@ FEATURES = (
     ),
     Feature(
         "sizes without guards",
-        "ExecuTorch's verifier and torch's choice of a kernel for a convolution leave dynamic sizes as they are",
+        "torch's choice of a kernel for a convolution leaves dynamic sizes as they are",
         "a dynamic dimension may be narrowed, which the report says",
         (
-            *_in("executorch.exir.verification.verifier", "_check_tensor_args_matching_op_allowed_dtype"),
             *_in("torch._subclasses.fake_impls", "conv"),
             *_in("torch.fx.passes.shape_prop", "_extract_tensor_metadata"),
         ),

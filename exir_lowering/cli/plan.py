@@ -23,7 +23,6 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
-  exir-lower plan model.pt2 --partitioner xnnpack --costs device.json
   exir-lower plan model.pt2 --partitioner my_module:without_head
 
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.

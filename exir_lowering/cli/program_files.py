@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from exir_lowering.options import LoweringOptions
-    from exir_lowering.partitioners import CostTable
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -39,9 +38,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--memory-planner",
-        choices=("greedy", "naive", "smallest"),
+        choices=("greedy", "naive"),
         default="greedy",
-        help="who plans that memory: ExecuTorch's greedy (default) or naive, or the smallest of greedy's plan and ours",
+        help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
     _add_conversion(command)
 
@@ -84,12 +83,6 @@ def _add_target(command: argparse.ArgumentParser) -> None:
 
 def _add_conversion(command: argparse.ArgumentParser) -> None:
     _add_target(command)
-    command.add_argument(
-        "--costs",
-        metavar="COSTS.json",
-        help="predict the latency from this cost table of the device, written by CostTable.save (default: figures for "
-        "a server CPU)",
-    )
     command.add_argument(
         "--fast",
         action=argparse.BooleanOptionalAction,
@@ -140,7 +133,6 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     return LoweringOptions(
         progress=True,
         edge_compile_config=_make_edge_config(arguments),
-        costs=_read_costs(arguments),
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
         assume=_read_assumptions(arguments),
         require_coverage=arguments.require_coverage,
@@ -164,14 +156,6 @@ def _read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
             )
         assumed[name] = promise
     return assumed
-
-
-def _read_costs(arguments: argparse.Namespace) -> CostTable | None:
-    if arguments.costs is None:
-        return None
-    from exir_lowering.partitioners import CostTable
-
-    return CostTable.load(find_file(arguments.costs))
 
 
 def _make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:

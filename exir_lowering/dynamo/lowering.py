@@ -93,7 +93,7 @@ def _choose(method: str, program: ExportedProgram, attempt: Attempt) -> list[Par
         chosen = [LeavingRandom.of(each) for each in chosen]
     if options.partitions == "profitable" and not requires_coverage(options):
         hosted = partial(is_hosted, delegates=options.delegates)
-        chosen = [LeavingLosses.of(each, hosted, options.lowering.costs) for each in chosen]
+        chosen = [LeavingLosses.of(each, hosted) for each in chosen]
     return chosen
 
 

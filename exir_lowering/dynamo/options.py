@@ -47,7 +47,7 @@ class CompileOptions:
             count of writes and a sample of the content, "content" compares all of it, and "frozen" compares only its
             address.
         partitions: Which partitions for backends that ExecuTorch's runtime executes are kept: the "profitable" ones,
-            without those that are predicted to take longer than in PyTorch, or "all". Those of other delegates, and
+            without those that by their size take longer than in PyTorch, or "all". Those of other delegates, and
             all where a coverage is required, are kept.
         lowering: How to lower.
     """

@@ -8,6 +8,7 @@ constants: ratios carry over to other machines, and processes that train togethe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
 from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plugins.backend import ExplainedResult
-from exir_lowering.plugins.costs import CostModel, cost_of
+from exir_lowering.steps.rewriting import gains
 
 _COST = "cost"  # the code of what is refused since it would not pay
 
@@ -33,7 +34,7 @@ _CALL, _COPIED_BYTE = 6e-6, 5e-11
 """Seconds of each call of a partition, besides its work, and for each byte of its results, which are copied."""
 
 _SURE = 1.2
-"""How many times longer than in PyTorch a partition has to take before it is given up: predictions are rough."""
+"""How many times longer than in PyTorch a partition has to take before it is given up: the figures are rough."""
 
 _IN_PYTORCH = ("higher-order", "it is a higher-order operator, which PyTorch calls")
 _RANDOM = (
@@ -152,9 +153,9 @@ def _count_drawn(module: GraphModule) -> dict[Node, int]:
 class LeavingLosses(LessPartitioner):
     """Makes no partition that would take longer than in PyTorch, where ExecuTorch's runtime executes it."""
 
-    def __init__(self, partitioner: Partitioner, is_hosted: Callable[[str], bool], costs: CostModel | None) -> None:
+    def __init__(self, partitioner: Partitioner, is_hosted: Callable[[str], bool]) -> None:
         super().__init__(partitioner)
-        self._is_hosted, self._costs = is_hosted, costs
+        self._is_hosted = is_hosted
 
     @property
     def asked_of_forms(self) -> Partitioner:
@@ -162,25 +163,26 @@ class LeavingLosses(LessPartitioner):
         return self.partitioner
 
     def refuse(self, tagged: Tagged, destinations: Mapping[str, DelegationSpec]) -> Mapping[Node, Refusal]:
-        """Refuse the partitions that would not pay, by the predicted times."""
+        """Refuse the partitions that would not pay, as far as sizes tell."""
         refusals: dict[Node, Refusal] = {}
         for tag, nodes in tagged.items():
             backend_id = destinations[tag].backend_id if tag in destinations else ""
             if backend_id and self._is_hosted(backend_id):
-                inside, in_pytorch = self._seconds(nodes, backend_id)
-                if inside > _SURE * in_pytorch:
-                    times = f"{inside * 1e6:.1f} us in {backend_id!r} and {in_pytorch * 1e6:.1f} us in PyTorch"
-                    refusals |= dict.fromkeys(nodes, (_COST, f"its partition would take {times}, as predicted"))
+                times = _compare(nodes)
+                if times > _SURE:
+                    reason = f"its partition in {backend_id!r} would take {times:.1f} times as long as in PyTorch"
+                    refusals |= dict.fromkeys(nodes, (_COST, f"{reason}, by its size"))
         return refusals
 
-    def _seconds(self, nodes: Sequence[Node], backend_id: str) -> tuple[float, float]:
-        """Return how long operators take as a partition, and in PyTorch."""
-        work = cost_of(nodes, backend_id, self._costs)
-        members = set(nodes)
-        results = [node for node in nodes if not members.issuperset(node.users)]
-        copied = sum(map(measures.value_bytes, results)) * _COPIED_BYTE
-        called = (on_host(node.target) for node in nodes if graphs.is_operator(node))
-        return work + _CALL + copied, work + sum(_VIEW if returns_view(each) else _OPERATOR for each in called)
+
+def _compare(nodes: Sequence[Node]) -> float:
+    """Return how many times as long as in PyTorch operators take as a partition."""
+    operators, members = [node for node in nodes if graphs.is_operator(node)], set(nodes)
+    work = sum(map(gains.in_delegate, operators)) * 1e-9
+    results = [node for node in nodes if not members.issuperset(node.users)]
+    copied = sum(map(measures.value_bytes, results)) * _COPIED_BYTE
+    calls = sum(_VIEW if returns_view(on_host(node.target)) else _OPERATOR for node in operators)
+    return (work + _CALL + copied) / (work + calls) if operators else math.inf
 
 
 def takes_any(methods: Iterable[MethodPlan]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 Vertex = TypeVar("Vertex")
 
@@ -27,24 +27,18 @@ class Ready(Protocol):
 
 
 class LeastFirst:
-    """Takes the ready vertex with the least key first.
+    """Takes the ready vertex with the least number first, which keeps the given order where the edges allow it."""
 
-    Args:
-        key: Returns the key of a vertex; by default its number, which keeps the given order where the edges allow it.
-    """
-
-    def __init__(self, key: Callable[[int], Any] | None = None) -> None:
-        self._key = key
-        self._heap: list[Any] = []
+    def __init__(self) -> None:
+        self._heap: list[int] = []
 
     def push(self, vertex: int) -> None:
         """Add a vertex."""
-        heapq.heappush(self._heap, vertex if self._key is None else (self._key(vertex), vertex))
+        heapq.heappush(self._heap, vertex)
 
     def pop(self) -> int:
-        """Take the vertex with the least key, or the lowest number if keys are equal."""
-        item = heapq.heappop(self._heap)
-        return int(item if self._key is None else item[1])
+        """Take the vertex with the least number."""
+        return heapq.heappop(self._heap)
 
     def __len__(self) -> int:
         return len(self._heap)

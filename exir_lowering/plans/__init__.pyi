@@ -2,14 +2,12 @@ from .lowering_plan import LoweringPlan as LoweringPlan
 from .page import to_html as to_html
 from .planned import (
     Advice as Advice,
-    HostCost as HostCost,
     HostNode as HostNode,
     LiveTensor as LiveTensor,
     MethodPlan as MethodPlan,
     PlannedMemory as PlannedMemory,
     PlannedNode as PlannedNode,
     PlannedPartition as PlannedPartition,
-    Prediction as Prediction,
     RefusedMerge as RefusedMerge,
     Unchanged as Unchanged,
 )

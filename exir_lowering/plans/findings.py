@@ -92,20 +92,11 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     author += _merges(method)
     done = [_rewriting(group) for group in _group(method.rewritings, lambda one: (one.rewrite, one.operators))]
     legal = [_legalization(group) for group in _group(method.legalized, lambda one: (one.operator, one.reason))]
-    costs = [
-        Finding(
-            f"{cost.count:,} x {cost.operator}: {shown.duration(cost.seconds)}",
-            cost.would_remove or "no reason given",
-            _lines(method, (cost.operator,)),
-        )
-        for cost in method.prediction.largest
-    ]
     peak = [_alive(tensor) for tensor in method.memory.tensors[:_TENSORS]] if method.memory is not None else []
     for title, for_the_app, findings in (
         ("What you can do in the model and with options", True, app),
         (f"Rewritten: {rewritten(method)}" if done else "", True, done),
         ("Replaced on the host, where the runtime's own kernel does not run, or not right", True, legal),
-        ("Largest costs on the host", True, costs),
         ("Largest tensors at the peak of memory", True, peak),
         ("For the author of a backend or partitioner", False, author),
     ):
@@ -152,9 +143,7 @@ def rewritten(method: MethodPlan) -> str:
         f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written",
     ]
     if method.unchanged is not None:
-        before, now = method.unchanged, method.prediction.seconds
-        words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
-        words.append(f"predicted {shown.duration(before.seconds)} -> {shown.duration(now)}")
+        words.append(f"partitions {method.unchanged.partitions:,} -> {len(method.partitions):,}")
     return ", ".join(words)
 
 

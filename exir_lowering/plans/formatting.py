@@ -20,14 +20,6 @@ def operations(count: int) -> str:
     return _scale(count, ("", "k", "M", "G", "T", "P")).rstrip()
 
 
-def duration(seconds: float) -> str:
-    """Write a time: 0 s, 17.0 us, 4.1 ms, 2.0 s."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 0.9995:
-            return f"{seconds * factor:,.1f} {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
-
-
 def many(count: int, noun: str) -> str:
     """Write a count and its noun: 1 operator, 2,000 operators."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

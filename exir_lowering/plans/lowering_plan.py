@@ -42,12 +42,7 @@ class LoweringPlan(Shown):
         return replace(
             self,
             methods=tuple(
-                replace(
-                    method,
-                    unchanged=Unchanged(
-                        len(other.nodes), len(other.host), len(other.partitions), other.prediction.seconds
-                    ),
-                )
+                replace(method, unchanged=Unchanged(len(other.nodes), len(other.host), len(other.partitions)))
                 for method, other in pairs
             ),
         )
@@ -130,7 +125,6 @@ def require_memory(planned: Mapping[str, PlannedMemory], most: int | None) -> No
     if lines:
         lines.append(
             "What backends allocate themselves, such as XNNPACK's workspace, is not counted. What to do: change these "
-            "lines of the model, let a partitioner take the operators around them, try "
-            'LoweringOptions(memory_planner="smallest"), or relax require_memory.'
+            "lines of the model, let a partitioner take the operators around them, or relax require_memory."
         )
         raise MemoryRequirementError("\n".join(lines), memory=planned)

@@ -67,7 +67,7 @@ def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
         "plan": method,
         "shares": views.coverages(method),
         "destinations": views.destinations(method),
-        "predicted": views.predicted(method),
+        "memory": None if method.memory is None else views.describe_memory(method.memory),
         "sections": list(find(method, named=named)),
         "vertices": drawn.vertices,
         "operators": [shown.count_operators(vertex.nodes) for vertex in drawn.vertices],

@@ -129,44 +129,6 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class HostCost:
-    """What the operators of one kind cost on the host, as predicted.
-
-    Attributes:
-        operator: The operator.
-        count: How many of them are on the host.
-        seconds: How long they take together.
-        would_remove: Why the one that takes longest is on the host, and what would remove it; "" if that is not known.
-    """
-
-    operator: str
-    count: int
-    seconds: float
-    would_remove: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a call of a method takes, as predicted from a model of costs.
-
-    Attributes:
-        seconds: How long it takes.
-        host_seconds: The share of operators on the host.
-        delegate_seconds: The share of operators in delegates, and of calling those.
-        crossing_seconds: The share of moving values between the host and delegates.
-        largest: The host operators that cost most, by kind.
-        guessed: How many operators have no cost in the given model, so that the default model's was used.
-    """
-
-    seconds: float
-    host_seconds: float
-    delegate_seconds: float
-    crossing_seconds: float
-    largest: tuple[HostCost, ...]
-    guessed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Unchanged:
     """A method without rewrites.
 
@@ -174,13 +136,11 @@ class Unchanged:
         operators: How many operators it has.
         on_host: How many of them stay on the host.
         partitions: How many partitions it has.
-        seconds: How long a call takes, as predicted.
     """
 
     operators: int
     on_host: int
     partitions: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +172,11 @@ class PlannedMemory:
         bytes: How much it allocates.
         peak: How much of that is in use at most: less, if tensors leave gaps.
         tensors: What is in use then, the largest first.
-        greedy_bytes: What ExecuTorch's planner takes for the calls in their given order, before "smallest" tried more.
     """
 
     bytes: int
     peak: int
     tensors: tuple[LiveTensor, ...]
-    greedy_bytes: int
 
 
 class LaterMemory:
@@ -253,7 +211,6 @@ class MethodPlan:
         advice: What would reduce the number of partitions, the most helpful first.
         weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
         delegated_weight_bytes: Bytes of those that partitions read.
-        prediction: How long a call takes, as predicted.
         rewritings: What rewrites changed before the partitioners saw the method.
         refused_rewrites: What they did not change although it has the right form, and why.
         unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
@@ -271,7 +228,6 @@ class MethodPlan:
     advice: tuple[Advice, ...]
     weight_bytes: int
     delegated_weight_bytes: int
-    prediction: Prediction
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
     unchanged: Unchanged | None = None

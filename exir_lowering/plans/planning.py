@@ -17,9 +17,7 @@ from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
 from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
-from exir_lowering.plans.prediction import predict
 from exir_lowering.plugins.backend import Partitioner
-from exir_lowering.plugins.costs import CostModel
 
 _ADVICE = 10
 """How many pieces of advice a method gets."""
@@ -35,9 +33,8 @@ def plan_method(
     edge: EdgeMethod,  # as it was before the first partitioner
     tagged: Sequence[TaggedMethod],  # the result of each partitioner, in their order
     extracted: ExtractedMethod,
-    costs: CostModel | None = None,  # None: the default model
 ) -> MethodPlan:
-    """Describe one method in a plan that holds no node and no tensor; InputError if the costs are wrong."""
+    """Describe one method in a plan that holds no node and no tensor."""
     program = edge.program
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
@@ -45,8 +42,6 @@ def plan_method(
     between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
     host = tuple(_host(placed.planned, tagged, extracted))
     advice = tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE])
-    host_of = {found.node: found for found in host}
-    on_host = {node: host_of[name] for node, name in placed.name_of.items() if name in host_of}
     return MethodPlan(
         name=extracted.name,
         nodes=tuple(placed.planned),
@@ -59,7 +54,6 @@ def plan_method(
         delegated_weight_bytes=sum(
             measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
         ),
-        prediction=predict(edge, placed.partition_of, backend_of, on_host, advice, costs),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
         legalized=edge.legalized,
@@ -87,7 +81,6 @@ class _Placed:
     planned: list[PlannedNode] = field(default_factory=list)  # nested graphs included
     # getitems and the nodes of moved nested graphs included
     partition_of: dict[Node, str] = field(default_factory=dict)
-    name_of: dict[Node, str] = field(default_factory=dict)  # the names of the operators' nodes
 
     def __post_init__(self) -> None:
         named = {name: partition.id for partition in self.partitions for name in partition.nodes}
@@ -104,7 +97,6 @@ class _Placed:
                 self.partition_of[node] = partition
             if graphs.is_operator(node):
                 self.planned.append(_planned(module, node, path, partition))
-                self.name_of[node] = self.planned[-1].name
             for nested in graphs.nested_graphs(module, node):
                 if nested.name not in seen:
                     seen.add(nested.name)

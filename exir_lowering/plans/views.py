@@ -151,25 +151,11 @@ def destinations(method: MethodPlan) -> str:
     return ", ".join(f"{count:,} x {backend}" for backend, count in backends.items()) or "no partition"
 
 
-def predicted(method: MethodPlan) -> str:
-    """Return the predicted latency, what it consists of, and the planned memory."""
-    each = method.prediction
-    parts = (("host", each.host_seconds), ("delegates", each.delegate_seconds))
-    shares = [f"{name} {shown.duration(seconds)}" for name, seconds in parts]
-    shares.append(f"data between them {shown.duration(each.crossing_seconds)}")
-    if each.guessed:
-        shares.append(f"{shown.many(each.guessed, 'operator')} without a cost, taken from the default model")
-    planned = "" if method.memory is None else f"; planned memory {describe_memory(method.memory)}"
-    return f"Predicted latency {shown.duration(each.seconds)}: {', '.join(shares)}{planned}"
-
-
 def describe_memory(memory: PlannedMemory | None) -> str:
-    """Return how much a method takes, with what was saved, in short."""
+    """Return how much a method takes, in short."""
     if memory is None:
         return "not known"
-    saved = memory.greedy_bytes - memory.bytes
-    before = f", {shown.size(memory.greedy_bytes)} with ExecuTorch's planner" if saved > 0 else ""
-    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak{before})"
+    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak)"
 
 
 def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
@@ -182,6 +168,10 @@ def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _memory(method: MethodPlan, width: int) -> list[str]:
+    return [] if method.memory is None else _wrap(f"Planned memory {describe_memory(method.memory)}", width, 2)
 
 
 def _head(plan: LoweringPlan) -> str:
@@ -209,7 +199,7 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
         lines += [line for state in plan.states[:_FEW] for line in _wrap(str(state), width, 2)][: 2 * _FEW]
     heads = [_wrap(_method(method), width) for method in plan.methods]
     if len(heads) <= _FEW:
-        heads = [[*head, *_wrap(predicted(method), width, 2)] for head, method in zip(heads, plan.methods, strict=True)]
+        heads = [[*head, *_memory(method, width)] for head, method in zip(heads, plan.methods, strict=True)]
     room = most - len(lines) - len(end) - 1
     kept = 0
     while kept < len(heads) and sum(map(len, heads[: kept + 1])) <= room:
@@ -257,7 +247,7 @@ def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
     for method in plan.methods:
         yield ""
         yield from _wrap(_method(method), width)
-        yield from _wrap(predicted(method), width, 2)
+        yield from _memory(method, width)
         for section in find(method, named=len(plan.methods) > 1):
             yield from ("", *_wrap(f"{section.title} ({len(section.findings):,})", width, 2))
             for finding in section.findings:

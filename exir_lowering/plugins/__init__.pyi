@@ -4,6 +4,7 @@ from .backend import (
     BackendContext as BackendContext,
     CompileSpec as CompileSpec,
     DelegationSpec as DelegationSpec,
+    ExecutorchBackend as ExecutorchBackend,
     ExplainedResult as ExplainedResult,
     Partitioner as Partitioner,
     PartitionerLike as PartitionerLike,
@@ -11,7 +12,6 @@ from .backend import (
     PlacedResult as PlacedResult,
     PreprocessResult as PreprocessResult,
 )
-from .costs import HOST as HOST, CostModel as CostModel, DefaultCosts as DefaultCosts
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
 from .guards import conversion_lock as conversion_lock, let_through as let_through
 from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks

@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, let_through
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
@@ -180,7 +181,9 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend
 
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
-        return ExecutorchBackend(candidate)
+        checks = find_checks_of(candidate)
+        own = checks.find_backend() if checks is not None else None
+        return (own or ExecutorchBackend)(candidate)
     backend = candidate
     if isinstance(candidate, type) and issubclass(candidate, Backend):
         backend = note_made(_make(f"Backend {backend_id!r}", candidate))
@@ -232,9 +235,26 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     return delegate
 
 
-def find_payload_checks(backend_id: str) -> PayloadChecks | None:
-    """Find what checks the payloads of a backend, by the id in a file; None when no plug-in does."""
+NEEDED = frozenset({"XnnpackBackend"})
+"""The backends that a file cannot use in the runtime when nothing checks their payloads: known to trust them.
+
+Entry points are found by what an installation says of itself. One that is incomplete must not turn the checks off.
+"""
+
+
+def find_checks(backend_id: str) -> PayloadChecks | None:
+    """Find what checks the payloads of a backend; its id, from a file, only selects among installed plug-ins.
+
+    Returns None if no plug-in has any, and the backend is not known to need them. Raises PluginLoadError if they cannot
+    be loaded, or are missing for a backend that needs them in the runtime of this machine.
+    """
     if backend_id not in known_ids(PAYLOADS):
+        if backend_id in NEEDED and backend_id in installed.own_backends():
+            raise PluginLoadError(
+                f"Payloads of {backend_id!r} are not given to the ExecuTorch runtime unchecked, and no entry point of "
+                f"group {PAYLOADS!r} has that name: the installation of exir-lowering is incomplete, or older than its "
+                "source. Install it again."
+            )
         return None
     from exir_lowering.pte.payloads import PayloadChecks
 
@@ -245,6 +265,12 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
             f"Correct the entry point in group {PAYLOADS!r}."
         )
     return _make(f"Payload checks {backend_id!r}", kind)
+
+
+def find_checks_of(details: type) -> PayloadChecks | None:
+    """Find what checks the payloads of a class of ExecuTorch, if it was written for just this class."""
+    checks = find_checks(details.__name__)
+    return checks if checks is not None and checks.made_by == f"{details.__module__}.{details.__qualname__}" else None
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from exir_lowering.graphs.operators.budget import free_memory
 from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.flatbuffer import CorruptError, Table
@@ -43,13 +42,6 @@ class Storage:
     content: memoryview | None = None  # in the file; the initial one when it lies in planned memory; None for none
     name: str | None = None  # of the content in a data file; None when it is in none
     label: str | None = None  # what the model calls it, where the file says so; of what a data file has: its name
-
-
-def check_memory(arenas: Sequence[int]) -> None:
-    """Raise a CorruptError for planned memory that is more than there is: taking it kills the process."""
-    free = free_memory()
-    if free is not None and sum(arenas) > free:
-        raise CorruptError(f"it plans {sum(arenas)} bytes of memory, but this process can have {free}")
 
 
 def _allocation(tensor: Table) -> Allocation | None:

@@ -16,11 +16,10 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering.pte import instructions, payloads, provenance, signatures
-from exir_lowering.pte.code import Allocation, Code, Storage, check_memory, read_methods
+from exir_lowering.pte.code import Allocation, Code, Storage, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.inference import check_kernels
-from exir_lowering.pte.instructions import Body, check_calls, check_flow
+from exir_lowering.pte.instructions import Body, check_calls
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import FindChecks, PayloadMemory
 from exir_lowering.pte.provenance import Provenance
@@ -66,13 +65,11 @@ class MethodSpec:
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
-    return {name: spec for name, (_, spec) in read_checked(file, find_checks, to_run=True)[0].items()}
+    return {name: spec for name, (_, spec) in read_checked(file, find_checks)[0].items()}
 
 
-def read_checked(
-    file: memoryview, find_checks: FindChecks, *, to_run: bool = False
-) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
-    """Read methods with their code, and the data; if `to_run`, check free memory too, and what kernels make."""
+def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+    """Read methods with their code, and the data; a CorruptError if they are damaged."""
     known: list[Provenance | None] = []
     memory = PayloadMemory(find_checks)
 
@@ -80,9 +77,7 @@ def read_checked(
         if not known:
             known.append(provenance.read(data.named))
         made = known[0].methods.get(code.name) if known[0] is not None else None
-        if to_run:
-            check_memory(code.arenas)
-        return code, _checked_method(memory, code, data, made, to_run)
+        return code, _checked_method(memory, code, data, made)
 
     return read_methods(file, check)
 
@@ -110,7 +105,7 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
 
 
 def _checked_method(
-    memory: PayloadMemory, code: Code, data: Data, known: provenance.MethodProvenance | None, to_run: bool
+    memory: PayloadMemory, code: Code, data: Data, known: provenance.MethodProvenance | None
 ) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
@@ -127,13 +122,6 @@ def _checked_method(
     ends = frozenset(inputs), frozenset(code.outputs)
     body = Body(code.chains, values, code.operators, schemas, len(checked), *ends)
     read = check_calls(body)
-    check_flow(body)
-    if to_run:
-        check_kernels(body)
-    for kind, target, arguments in body.instructions():
-        payload = checked[target] if kind == instructions.DELEGATE else None
-        if payload is not None:
-            payloads.check_call(code.payloads[target].backend, payload, [values[index] for index in arguments])
     lost = {position for position, index in enumerate(inputs) if values[index].kind == K.NULL and index in read}
     state = signatures.find_state(code, body)
     return MethodSpec(

@@ -1,4 +1,4 @@
-"""The instructions of a method, checked: what they are called with and write to, in which order, and loops.
+"""The instructions of a method, checked: what they refer to is there, and of the kinds that kernels take.
 
 A file does not say which of the values of a delegate call are outputs. A call names inputs and outputs in one list,
 outputs last. Each value is written once, before it is read, so no instruction names an output before its call.
@@ -11,8 +11,6 @@ outputs it returns.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -77,9 +75,6 @@ def _counts(new: Sequence[int], memory: Sequence[Hashable], reads: Mapping[Hasha
     likely = len(new) - 1 - surely[-1] if surely else len(new)
     return tuple(dict.fromkeys((likely, len(new), *(len(new) - 1 - position for position in views))))
 
-
-_MOST_ITEMS = 10_000_000
-"""How many values the lists may have that a method's instructions name, each as often as it is named."""
 
 _ITEMS: Mapping[int, int] = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
 """Kinds of lists whose items are values themselves, with the kind of the items."""
@@ -182,7 +177,6 @@ def check_calls(body: Body) -> frozenset[int]:
                 check_index(target, body.delegates, "a delegate call", "delegates")
             elif code == JUMP:
                 check_index(target, len(chain) + 1, "a jump", "instructions")
-    _check_size(body)
     _find_results(body)
     read: set[int] = set()
     for number in range(len(body.values)):
@@ -190,22 +184,9 @@ def check_calls(body: Body) -> frozenset[int]:
     for code, target, arguments in body.instructions():
         if code == KERNEL:
             _check_call(body, target, arguments, read)
-        elif code == MOVE:
-            _check_move(body, *arguments)
         elif code == JUMP and body.kinds(arguments[0]) - {K.BOOL, K.TENSOR}:
             raise CorruptError(f"a jump depends on value {arguments[0]}, which is not a bool")
-        elif code == FREE:
-            _check_free(body, *arguments)
     return frozenset(read)
-
-
-def _check_size(body: Body) -> None:
-    """Refuse instructions that name long lists again and again: a small file would take hours to check."""
-    lists = {number: value.content for number, value in enumerate(body.values) if value.kind in _ITEMS}
-    sizes = {number: len(content) for number, content in lists.items() if isinstance(content, tuple)}
-    count = sum(sizes.get(index, 0) for _, _, arguments in body.instructions() for index in arguments)
-    if count > _MOST_ITEMS:
-        raise CorruptError(f"its instructions name lists of {count} values in all, expected at most {_MOST_ITEMS}")
 
 
 def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:
@@ -218,18 +199,12 @@ def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:
 
 def _find_results(body: Body) -> None:
     """Find the kinds of the values that instructions make, in rounds: they may depend on what later ones make."""
-    instructions, readers = [*body.instructions()], defaultdict[int, list[int]](list)
-    for number, (code, target, arguments) in enumerate(instructions):
-        called = body.signatures[target] if code == KERNEL else None
-        for index in arguments[: 1 if code == MOVE else len(called.types) if called else 0]:
-            readers[index].append(number)
-    count = len(instructions)
-    waiting = [*range(count)]  # a heap; in each round only those that read what changed
-    while waiting:
-        turn, number = divmod(heapq.heappop(waiting), count)
-        for index, kinds in _results(body, *instructions[number]):
-            for reader in readers[index] if _add(body, index, kinds) else ():
-                heapq.heappush(waiting, reader + count * (turn + (reader <= number)))
+    changed = True
+    while changed:
+        changed = False
+        for instruction in body.instructions():
+            for index, kinds in _results(body, *instruction):
+                changed |= _add(body, index, kinds)
 
 
 def _results(body: Body, code: int, target: int, arguments: Sequence[int]) -> Iterator[tuple[int, Kinds]]:
@@ -301,145 +276,3 @@ def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int
                 content = body.values[item].content
                 if isinstance(content, Tensor) and content.constant:
                     raise CorruptError(f"{body.name(target)} writes into value {item}, which is a constant")
-
-
-def _check_move(body: Body, source: int, target: int) -> None:
-    """Check that a moved value has the kind and the layout of its destination."""
-    kind = body.values[target].kind
-    if kind == K.NULL:
-        return
-    wrong = body.kinds(source) - {kind}
-    if wrong:
-        raise CorruptError(f"value {source}, {KINDS[min(wrong)]}, is moved to value {target}, {KINDS[kind]}")
-    moved, into = body.values[source].content, body.values[target].content
-    if isinstance(moved, Tensor) and isinstance(into, Tensor):
-        same = moved.dtype == into.dtype and len(moved.sizes) == len(into.sizes)
-        fixed = not moved.dynamic and not into.dynamic
-        if not same or (fixed and moved.sizes != into.sizes):
-            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {into}")
-
-
-def _check_free(body: Body, index: int) -> None:
-    content = body.values[index].content
-    if not isinstance(content, Tensor):
-        raise CorruptError(f"value {index} is freed, but is not a tensor")
-    if content.planned or content.stored or index in body.inputs:
-        raise CorruptError(f"value {index} is freed, but its memory is needed in the next run too")
-
-
-# -- in which order ---------------------------------------------------------------------------------------------------
-
-_VIEW = ("executorch_prim::et_view", "default")
-
-
-def check_flow(body: Body) -> None:
-    """Refuse what the runtime does not survive: values read too early, tensors without memory, endless loops."""
-    for chain in body.chains:
-        _check_loops(body, chain)
-    waiting = {index: 1 << number for number, index in enumerate(_find_waiting(body))}
-    if not waiting:
-        return
-    ready = 0
-    for chain in body.chains:
-        ready = _check_chain(body, chain, waiting, ready)
-    for index in body.outputs & waiting.keys():
-        if not waiting[index] & ready and isinstance(body.values[index].content, Tensor):
-            raise CorruptError(f"output value {index} has no memory")
-
-
-def _find_waiting(body: Body) -> Iterator[int]:
-    """Return the values that do not exist before an instruction makes them: numbers, and tensors without memory."""
-    given = body.inputs | body.outputs
-    for index, value in enumerate(body.values):
-        tensor = value.content
-        if isinstance(tensor, Tensor):
-            if not (tensor.planned or tensor.stored or index in given) and 0 not in tensor.sizes:
-                yield index
-        elif index in body.results and index not in body.inputs and (value.kind == K.NULL or body.redeclared(index)):
-            yield index
-
-
-def _check_chain(body: Body, chain: Sequence[PlanInstruction], waiting: dict[int, int], ready: int) -> int:
-    """Check the instructions of a chain; return which values are made at its end, given those at its start."""
-    states: list[int | None] = [None] * (len(chain) + 1)
-    states[0], again = ready, True
-    while again:
-        again = False
-        for position, instruction in enumerate(chain):
-            state = states[position]
-            if state is None:
-                continue
-            for index in _list_made(body, instruction):
-                state |= waiting.get(index, 0)
-            for following in (position + 1, instruction[1]) if instruction[0] == JUMP else (position + 1,):
-                old = states[following]
-                new = state if old is None else old & state
-                if new != old:
-                    states[following] = new
-                    again = again or following <= position
-    for state, instruction in zip(states, chain, strict=False):
-        if state is not None:
-            _check_read(body, instruction, waiting, state)
-    end = states[len(chain)]
-    return ready if end is None else end
-
-
-def _list_made(body: Body, instruction: PlanInstruction) -> Collection[int]:
-    """Return the values that are made by an instruction."""
-    code, target, arguments = instruction
-    if code == MOVE:
-        return arguments[1:]
-    if code == DELEGATE:
-        return arguments
-    if code != KERNEL:
-        return ()
-    called = body.signatures[target]
-    if called is None:
-        return arguments
-    return arguments[2:3] if body.operators[target] == _VIEW else arguments[len(called.types) :]
-
-
-def _check_read(body: Body, instruction: PlanInstruction, waiting: dict[int, int], ready: int) -> None:
-    for index in _list_read(body, instruction):
-        if index in waiting and not waiting[index] & ready:
-            what = "has no memory" if isinstance(body.values[index].content, Tensor) else "is not made before"
-            raise CorruptError(f"an instruction takes value {index}, which {what}")
-
-
-def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
-    """Return the values that have to exist before an instruction."""
-    code, target, arguments = instruction
-    if code in (JUMP, FREE, MOVE):
-        yield from arguments[:1] if code != FREE else ()
-    elif code == DELEGATE:
-        yield from (index for index in arguments if isinstance(body.values[index].content, Tensor))
-    else:
-        called = body.signatures[target]
-        if called is None:
-            return
-        view = body.operators[target] == _VIEW
-        for position, (index, allowed) in enumerate(zip(arguments, called.accepted, strict=False)):
-            if not (view and position == 2) and not (body.values[index].kind == K.NULL and K.NULL in allowed):
-                yield from body.items(index)
-
-
-def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
-    """Refuse a loop without a jump that depends on what the loop makes: once entered, it is never left."""
-    jumps = [(position, target) for position, (code, target, _) in enumerate(chain) if code == JUMP]
-    loops = [(position, target) for position, target in jumps if target <= position]
-    # For each position, where the first stretch from there on ends that has a jump and what makes its condition.
-    ends = [len(chain)] * (len(chain) + 1)
-    for step in (1, -1) if loops else ():
-        made: dict[int, int] = {}
-        for position in range(len(chain))[::step]:
-            code, _, arguments = one = chain[position]
-            if code == JUMP and arguments[0] in made:
-                begin, end = sorted((position, made[arguments[0]]))
-                ends[begin] = min(ends[begin], end)
-            written = (item for index in body.written(one) for item in body.items(index))
-            made.update(dict.fromkeys([*_list_made(body, one), *written], position))
-    for position in reversed(range(len(chain))):
-        ends[position] = min(ends[position], ends[position + 1])
-    for position, target in loops:
-        if ends[target] > position:
-            raise CorruptError(f"instruction {position} jumps back to {target} forever")

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from exir_lowering.pte.code import check_memory
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
@@ -174,5 +173,4 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
 def _sizes(value: ValueSpec) -> tuple[int, ...]:
     if not isinstance(value.content, Tensor):
         return ()
-    check_memory([value.content.size])  # that padding takes
     return value.content.sizes

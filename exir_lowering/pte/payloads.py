@@ -1,4 +1,4 @@
-"""The payloads of backends in a file, checked by the plug-in that knows the backend."""
+"""The payloads of backends in a file, read by the plug-in that knows the backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from exir_lowering.errors import BackendFailure, LoweringError, let_through
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
+from exir_lowering.pte.value_kinds import MemoryLayout
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
+    from exir_lowering.plugins.backend import ExecutorchBackend
 
 _Result = TypeVar("_Result")
 
@@ -42,7 +42,7 @@ class PayloadOperator:
 
 
 class CheckedPayload(ABC):
-    """A payload that is valid, as far as that is known without its calls."""
+    """A payload whose tables were read."""
 
     @property
     @abstractmethod
@@ -53,27 +53,16 @@ class CheckedPayload(ABC):
         """Return the operators in the payload, in their order, for people to read; () where that is not known."""
         return ()
 
-    @abstractmethod
-    def check_call(self, arguments: Sequence[ValueSpec]) -> None:
-        """Check what the payload is called with.
-
-        Args:
-            arguments: What the file says about the values that it is called with: inputs, then outputs.
-
-        Raises:
-            CorruptError: It would read or write anything but these.
-        """
-
 
 class PayloadChecks(ABC):
-    """Checks the payloads of one backend, and knows the class of ExecuTorch that makes them.
+    """Reads the payloads of one backend, and knows the class of ExecuTorch that makes them.
 
     Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
 
     Attributes:
         backend_id: The id of the backend, as it is in the file.
-        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` and `prepare` are about this
-            class, and the cache of lowered partitions uses both.
+        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, for
+            the cache of lowered partitions.
         unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
         replaces_handles: Whether `replace_handles` can be called.
     """
@@ -85,25 +74,21 @@ class PayloadChecks(ABC):
 
     @abstractmethod
     def check(self, payload: memoryview) -> CheckedPayload:
-        """Check a payload.
+        """Read a payload.
 
         Args:
             payload: The payload, which is not to be copied or written to.
 
         Returns:
-            What remains to be checked of it.
+            What it needs and has.
 
         Raises:
             CorruptError: The payload is damaged.
         """
 
-    def prepare(self, program: ExportedProgram) -> None:
-        """Change a partition that the class `made_by` would lower wrong into an equal one that it lowers right.
-
-        Args:
-            program: A copy of the partition in Edge dialect, to be changed in place. Its tensors are read-only.
-        """
-        return  # as it is
+    def find_backend(self) -> type[ExecutorchBackend] | None:
+        """Return the backend that lowers with the class `made_by`; None if the class needs nothing beside."""
+        return None
 
     def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
         """Return the payload that the backend makes of the same partition with other debug handles, byte for byte.
@@ -123,7 +108,7 @@ FindChecks = Callable[[str], PayloadChecks | None]
 
 
 def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
-    """Check a payload without its calls; return what remains to be checked, None when no plug-in knows the backend."""
+    """Read a payload; return what it needs and has, None when no plug-in knows the backend."""
     checks = find_checks(backend)
     if checks is None:
         return None
@@ -158,11 +143,6 @@ class PayloadMemory:
 def describe(backend: str, payload: CheckedPayload) -> tuple[PayloadOperator, ...]:
     """Return the operators in a payload, as its backend has them; a BackendFailure when what reads it fails."""
     return _guard(backend, payload, lambda: tuple(payload.describe()))
-
-
-def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueSpec]) -> None:
-    """Check what a payload is called with; raise a CorruptError, or a BackendFailure when what checks it fails."""
-    _guard(backend, payload, lambda: payload.check_call(arguments))
 
 
 def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:

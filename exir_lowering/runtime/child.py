@@ -1,14 +1,19 @@
 """The process in which a program with limits runs: it opens one file, and runs its methods.
 
-It serves a process that it trusts: it imports the delegates that this process names. The file is data. The server of
-`plugins.processes` imports this module, so that what is forked from it has the runtime.
+It serves a process that it trusts: it imports the delegates that this process names. The file is data.
 """
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import os
 import re
 import resource
+import select
+import signal
+import socket
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,22 +26,61 @@ import torch
 from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, LimitError, LoweringError
 from exir_lowering.plugins.addresses import load_class
-from exir_lowering.plugins.processes.messages import Message, describe_error
+from exir_lowering.plugins.worker_errors import describe_error
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import transfer
+from exir_lowering.runtime.apart.process import Message, read_message, send_message
 from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import read_file
-
-installed.runtime_failure()  # imports the runtime, once for all that is forked
-
 
 _engine: Engine | None = None
 """The file that this process has open."""
 _memory: int | None = None
 
 
-def work(message: Message) -> Message:
+def main(file: str, modules: str) -> None:
+    """Do what comes over a socket, one after the other; end when the other end is gone, also in the middle of work."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
+    connection = socket.socket(fileno=int(file))
+    installed.runtime_failure()  # imports the runtime
+    importlib.import_module("sympy")  # torch does that when it computes shapes: it is no part of opening a file
+    with suppress(ImportError):  # opening the file will say so
+        for name in filter(None, modules.split(",")):
+            importlib.import_module(name)
+    try:
+        send_message(connection, ({}, ()))
+        while True:
+            task = read_message(connection)
+            _end_with(connection, True)
+            try:
+                reply = _work(task)
+            except OSError as error:  # not of the connection
+                raise RuntimeError(f"the work failed: {error}") from error
+            _end_with(connection, False)
+            send_message(connection, reply)
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _end_with(connection: socket.socket, ends: bool) -> None:
+    """Let the system end this process when the other end is gone, or no longer."""
+    # A thread that waits for it would not get to run while native code keeps Python's lock. The other end sends nothing
+    # while it waits for a reply: whatever happens on the socket then, SIGIO, is its end.
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if ends else flags & ~os.O_ASYNC)
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    if ends and waiting.poll(0):
+        os._exit(0)
+
+
+def _work(message: Message) -> Message:
     """Do what a message says; return what came of it, with the warnings."""
     header, given = message
     contents: Sequence[Any] = ()

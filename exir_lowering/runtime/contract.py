@@ -143,7 +143,7 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
     for count in handle.counts:
         try:
             execute(count)
-        except LoweringError as failure:  # noqa: PERF203
+        except LoweringError as failure:
             failures.append(failure)
         else:
             handle.counts = (count,)

@@ -143,7 +143,13 @@ class ProgramFile:
 
     def open(self, *, profiled: bool = False) -> Any:
         """Open the file and its data in ExecuTorch's runtime, which may raise a RuntimeError; see `open_program`."""
-        program = open_program(self.file.source, self.data.path(), profiled=profiled)
+        try:
+            program = open_program(self.file.source, self.data.path(), profiled=profiled)
+        except MemoryError as error:
+            raise InputError(
+                f"{self.name} cannot be loaded: it plans more memory than this process can have, or is damaged. Make "
+                "or copy it again, or run it where there is more."
+            ) from error
         # The runtime opens paths. What it has open is what was checked if it is there still.
         self.file.check()
         self.data.check()

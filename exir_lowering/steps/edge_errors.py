@@ -17,10 +17,9 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import lacks_out_variant
 from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering.errors import InputError, few, let_through
+from exir_lowering.graphs.walking import writes
 
 Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it
-
-_ROLES = {"__ret": "result", "__ret_0": "result"}
 
 _LISTED = 20  # how many operators a message lists before it only counts the rest
 _NAMES = 3  # how many nodes of one operator a message names
@@ -58,43 +57,59 @@ def _where(nodes: Sequence[Found]) -> list[str]:
     return lines
 
 
+def list_written(program: ExportedProgram) -> dict[Node, list[Node]]:
+    """Return the lifted inputs that a program writes, with what writes them."""
+    names, found = graphs.written_state(program), dict[Node, list[Node]]()
+    lifted = graphs.lifted_inputs(program)
+    for node in program.graph.nodes:
+        if graphs.is_mutating(node):
+            operands = [graphs.argument(node, name) for name in written_arguments(node.target)]
+        else:
+            inside = graphs.nested_graphs(program.graph_module, node)
+            operands = [*node.all_input_nodes] if any(writes(nested.module) for nested in inside) else []
+        for operand in operands:
+            base = base_of(operand)
+            if base in lifted:
+                found.setdefault(base, []).append(node)
+    return found | {node: [] for node, spec in lifted.items() if spec.target in names and node not in found}
+
+
 def _written_constants(name: str, program: ExportedProgram) -> InputError | None:
     """Describe which constants a program writes that are not state: those of which it has no content."""
-    constants = {
-        node: spec.target or ""
-        for node, spec in graphs.lifted_inputs(program).items()
-        if spec.kind is InputKind.CONSTANT_TENSOR
+    lifted = graphs.lifted_inputs(program)
+    written = {
+        str(lifted[base].target): nodes
+        for base, nodes in list_written(program).items()
+        if nodes and lifted[base].kind is InputKind.CONSTANT_TENSOR
     }
-    written: dict[str, list[Found]] = {}
-    for node in filter(graphs.is_mutating, program.graph.nodes):
-        for argument in written_arguments(node.target):
-            base = base_of(graphs.argument(node, argument))
-            if base in constants:
-                written.setdefault(constants[base], []).append(((), node))
     if not written:
         return None
-    lines = [f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:"]
-    for target, nodes in written.items():
-        lines += [f"    {target}", *_where(nodes)]
-    lines.append(
+    head = f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:"
+    return _explain_written(
+        head,
+        written,
         "What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor), and write into that, "
-        "not into its `data`."
+        "not into its `data`.",
     )
-    return InputError("\n".join(lines))
+
+
+def _explain_written(head: str, written: Mapping[str, Sequence[Node]], advice: str) -> InputError:
+    lines = [head]
+    for target, nodes in written.items():
+        lines += [f"    {target}", *_where([((), node) for node in nodes])]
+    return InputError("\n".join([*lines, advice]))
 
 
 def explain_touched(name: str, written: Mapping[str, Sequence[Node]]) -> InputError:
     """Return why the tensors behind inputs cannot be state, given what writes them."""
-    lines = [f"Method {name!r} writes into tensors that torch.export has changed while it ran the model:"]
-    for target, nodes in written.items():
-        lines += [f"    {target}", *_where([((), node) for node in nodes])]
-    lines.append(
+    return _explain_written(
+        f"Method {name!r} writes into tensors that torch.export has changed while it ran the model:",
+        written,
         "It does so with a tensor that is reached through an object that is not a module, as in transformers' "
         "StaticCache, and written without an input of the method. What to do: export with "
         "torch.export.export(model, inputs, strict=True), from a new model; or make the tensor a buffer of its module, "
-        "self.register_buffer(name, tensor), and write into that."
+        "self.register_buffer(name, tensor), and write into that.",
     )
-    return InputError("\n".join(lines))
 
 
 def explain_overlap(name: str, targets: Sequence[str], writers: Sequence[Node]) -> InputError:

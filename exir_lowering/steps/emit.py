@@ -24,7 +24,7 @@ from exir_lowering._upstream.emission import EmittedCall, data_file_contents, em
 from exir_lowering._upstream.fakes import ranges_in_file
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError, InvariantError, LoweringError, let_through
+from exir_lowering.errors import InputError, LoweringError, let_through
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition
@@ -44,7 +44,7 @@ from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.emittable import make_emittable
 from exir_lowering.steps.host_memory import check_inputs, copy_where_misread, plan_as_written
 from exir_lowering.steps.legalizing.plain import compute_plainly
-from exir_lowering.steps.memory_planning import Planned, Planning, configure, plans_results
+from exir_lowering.steps.memory_planning import Planning, configure, plans_results
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import complete, narrowed_further
@@ -187,10 +187,10 @@ def plan_memory(
         fast=options.fast,
         in_place=any(method.rewrites for method in methods),
         memory_planner=options.memory_planner,
+        require_memory=read_size(options.require_memory),
     )
     if options.require_memory is not None:
         known = _plan_memory(lowered)
-        require_memory(known, read_size(options.require_memory))
         return replace(planned, methods=_with_memory(planned, lambda: known))
 
     def find() -> dict[str, PlannedMemory]:
@@ -207,13 +207,10 @@ def _with_memory(planned: LoweringPlan, plan: Callable[[], Mapping[str, PlannedM
 
 
 def _plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
+    """Emit copies of partitioned programs, without payloads, for what is planned on the way."""
     with _emitting(lowered):
-        try:
-            _emit(lowered, EmitOptions(), only_plan=True)
-        except Planned as error:
-            planning: Planning = error.args[0]
-            return planning.describe()
-    raise InvariantError("ExecuTorch did not plan the memory of the methods. Please report this program.")
+        report = _emit(lowered, EmitOptions(provenance=False)).report
+    return {method.name: method.memory for method in report.methods if method.memory is not None}
 
 
 @contextmanager
@@ -224,12 +221,12 @@ def _emitting(lowered: Lowered) -> Iterator[None]:
         yield
 
 
-def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) -> Artifact:
+def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     programs, constant_methods = lowered.programs, _constant_methods(lowered, options)
     config = configure(options.config or ExecutorchBackendConfig(), lowered.memory_planner)
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
-    for name, program in () if only_plan else programs.items():
+    for name, program in programs.items():
         check_inputs(name, program)
         check_emitted(name, program)
     copies = {name: _copy(name, program, config, in_place=lowered.in_place) for name, program in programs.items()}
@@ -242,15 +239,13 @@ def _emit(lowered: Lowered, options: EmitOptions, *, only_plan: bool = False) ->
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(make_emittable(plan_as_written(config.to_out_var_pass)))
-    planning = Planning(config, list(copies), only=only_plan)
+    planning = Planning(config, list(copies))
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
                 manager = edge.to_executorch(own)
-    except Planned:
-        raise
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, variants) from error

@@ -6,15 +6,12 @@ partitioners are asked again, as they may take what was made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
-from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -29,18 +26,24 @@ from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
 from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
+from exir_lowering.steps.legalizing.layouts import lay_out_again
+from exir_lowering.steps.legalizing.linear import drop_checks
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
 
 ROUNDS = 3  # how often partitioners may give back other operators than before
 
-_Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its graph, and why it does not run
+Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its graph, and why it does not run
 
 
-def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session) -> EdgeMethod | None:
+def list_refused(program: ExportedProgram, target: Target) -> list[Refused]:
+    """List the operators of a partitioned method that do not run where they are."""
+    nodes = [(path, node) for path, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
+    return [(path, node, why) for path, node in nodes if (why := runs_not(node, target)) is not None]
+
+
+def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> EdgeMethod | None:
     """Return a method with other operators for those on its host that do not run; None if nothing is to be changed."""
-    target = session.target
-    refused = _list_refused(partitioned.program, target)
     found = {graphs.qualified_name(path, node): why for path, node, why in refused}
     if not found:
         return None
@@ -48,9 +51,9 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
     mode = fake_mode_of(program.graph_module)
     if mode is None:
         return None
-    _drop_checks(program)
+    drop_checks(program)
     editor = Editor(program, mode, {}, ())
-    fragments = Fragments(mode, _UNCHECKED, target, relaid=_is_flat(program))
+    fragments = Fragments(mode, target, relaid=not any(path for path, _ in graphs.every_node(program.graph_module)))
     done: list[Legalization] = []
     moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
     for path, node in list(graphs.every_node(program.graph_module)):
@@ -70,70 +73,23 @@ def legalize(method: EdgeMethod, partitioned: ExtractedMethod, session: Session)
         done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
-    _lay_out_again(editor, moved)
+    lay_out_again(editor, moved)
     editor.finish()
     invariants.check_program(f"method {method.name}, legalized", program)
     return replace(method, program=program, legalized=(*method.legalized, *done))
 
 
-def _drop_checks(program: ExportedProgram) -> None:
-    """Remove what raises an error for singular matrices in eager mode: a file has their infinities and NaN instead."""
-    graph, signature = program.graph, program.graph_signature
-    for node in list(graph.nodes):
-        if graphs.operator_name(node) != "with_effects" or str(node.args[1]) != "aten._linalg_check_errors.default":
-            continue
-        for token in list(node.users):
-            token.replace_all_uses_with(cast(Node, node.args[0]))
-            graph.erase_node(token)
-        graph.erase_node(node)
-    output = graph.output_node()
-    for token in [node for node in graph.nodes if node.op == "placeholder" and [*node.users] == [output]]:
-        if any(spec.kind is InputKind.TOKEN and spec.arg.name == token.name for spec in signature.input_specs):
-            kept = [number for number, value in enumerate(output.args[0]) if value is not token]
-            output.args = (tuple(output.args[0][number] for number in kept),)
-            signature.output_specs = [signature.output_specs[number] for number in kept]
-            signature.input_specs = [spec for spec in signature.input_specs if spec.arg.name != token.name]
-            graph.erase_node(token)
-
-
-def _is_flat(program: ExportedProgram) -> bool:
-    """Return whether a program has only one graph."""
-    return all(not path for path, _ in graphs.every_node(program.graph_module))
-
-
-def _lay_out_again(editor: Editor, moved: set[Node]) -> None:
-    """Find out again in which order values lie in memory that are computed of what may lie in another one now."""
-    for node in editor.graph.nodes:
-        if node.op != "call_function" or node in moved or moved.isdisjoint(node.all_input_nodes):
-            continue
-        if "dim_order" in node.kwargs and isinstance(operand := node.args[0], Node):  # as its operand's was
-            order = tuple(cast(Sequence[int], node.kwargs["dim_order"]))
-            if order not in ((0, 2, 3, 1), tuple(range(len(order)))):
-                node.update_kwarg("dim_order", list(dim_order(operand.meta["val"])))
-        if graphs.is_getitem(node):
-            source, number = node.args
-            value = cast(Node, source).meta["val"][number]
-        elif any(True for _ in tensors(node.meta.get("val"))):
-            value = editor.compute(node)
-        else:
-            continue
-        before = [dim_order(one) for one in tensors(node.meta["val"])]
-        node.meta["val"] = value
-        if before != [dim_order(one) for one in tensors(value)]:
-            moved.add(node)
-
-
-def require_legal(methods: Sequence[ExtractedMethod], session: Session) -> None:
+def require_legal(methods: Iterable[tuple[ExtractedMethod, Sequence[Refused]]], session: Session) -> None:
     """Raise an InputError for operators that stay on the host and do not run there, unless the options allow them."""
     options = session.options
     if options.unsupported == "allow":
         return
     allowed = set(map(operator_name, allowed_operators(options.edge_compile_config)))
     lines: list[str] = []
-    for method in methods:
+    for method, refused in methods:
         _check_form(method.name, method.program)
         found: dict[str, list[tuple[tuple[str, ...], Node]]] = {}
-        for path, node, why in _list_refused(method.program, session.target):
+        for path, node, why in refused:
             if (name := graphs.operator_name(node)) not in allowed:
                 reasons = filter(None, (why, _why_not_replaced(node, session.target)))
                 found.setdefault(f"{name}: {'; '.join(reasons)}", []).append((path, node))
@@ -170,29 +126,17 @@ def _why_not_replaced(node: Node, target: Target) -> str:
     """Return why no other operators take the place of one, as a clause; "" if none are known."""
     mode = next(iter(tensors(node.meta["val"]))).fake_mode  # type: ignore[attr-defined]
     try:
-        Fragments(mode, _UNCHECKED, target).find(node)
+        Fragments(mode, target).find(node)
     except Failed as failed:
         return str(failed)
     return ""
 
-
-_UNCHECKED = EdgeCompileConfig(_check_ir_validity=False)
 
 _HELP = (
     "What to do: write these lines of the model with other operators, or let a partitioner take them (`plan` says why "
     'none did). For a runtime that has more kernels: LoweringOptions(unsupported="allow"), or target="targets.json" '
     "with what it has, as for `check`."
 )
-
-
-def _list_refused(program: ExportedProgram, target: Target) -> list[_Refused]:
-    """List the operators of a partitioned method that do not run where they are."""
-    found = []
-    for path, node in graphs.every_node(program.graph_module):
-        why = runs_not(node, target) if node.op == "call_function" else None
-        if why is not None:
-            found.append((path, node, why))
-    return found
 
 
 def _erase(editor: Editor | None, node: Node) -> None:

@@ -19,10 +19,8 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensor
-from exir_lowering._upstream.operators import written_arguments
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.graphs.copies import memory_key, private_copy
-from exir_lowering.graphs.walking import writes
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge
 
@@ -46,7 +44,7 @@ def unite(methods: Iterable[RequestedMethod]) -> tuple[RequestedMethod, ...]:
     """Return methods in which each memory that one of them writes has one name; InputError if that is impossible."""
     methods = tuple(methods)
     given = {each.name: _members(each.program) for each in methods if not is_edge(each.program)}
-    written = {each.name: _list_written(each.program) for each in methods if each.name in given}
+    written = {each.name: edge_errors.list_written(each.program) for each in methods if each.name in given}
     for each in methods:
         _check_untouched(each, written.get(each.name, {}))
     spans = [one.span for name, members in given.items() for one in members if one.node in written[name]]
@@ -72,22 +70,6 @@ def _members(program: ExportedProgram) -> list[_Member]:
     return found
 
 
-def _list_written(program: ExportedProgram) -> dict[Node, list[Node]]:
-    """Return the lifted inputs that a program writes, with what writes them."""
-    names, found = graphs.written_state(program), dict[Node, list[Node]]()
-    lifted = graphs.lifted_inputs(program)
-    for node in program.graph.nodes:
-        if graphs.is_mutating(node):
-            operands = [graphs.argument(node, name) for name in written_arguments(node.target)]
-        else:
-            operands = [*node.all_input_nodes] if _writes_inside(program, node) else []
-        for operand in operands:
-            base = edge_errors.base_of(operand)
-            if base in lifted:
-                found.setdefault(base, []).append(node)
-    return found | {node: [] for node, spec in lifted.items() if spec.target in names and node not in found}
-
-
 def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -> None:
     """Refuse what `torch.export` has executed: operators on nothing but tensors that it does not know, if not strict.
 
@@ -111,10 +93,6 @@ def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -
         raise edge_errors.explain_touched(method.name, touched)
 
 
-def _writes_inside(program: ExportedProgram, node: Node) -> bool:
-    return any(writes(nested.module) for nested in graphs.nested_graphs(program.graph_module, node))
-
-
 def _groups(members: Iterable[_Member], written: Sequence[_Span]) -> Iterator[list[_Member]]:
     """Yield the members that overlap each other, if any method writes a part of what they cover."""
     group: list[_Member] = []
@@ -136,7 +114,7 @@ def _is_several(group: Sequence[_Member], written: dict[Node, list[Node]]) -> bo
 
 def _unite(method: RequestedMethod, spans: Sequence[_Span]) -> ExportedProgram:
     program = private_copy(method.program)
-    written = _list_written(program)
+    written = edge_errors.list_written(program)
     for group in _groups(_members(program), spans):
         own = [node for one in group for node in written.get(one.node, ())]
         is_written = any(one.node in written for one in group)

@@ -28,7 +28,6 @@ from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, PlacedResult, context_argument
-from exir_lowering.plugins.payload import find_checks_of
 from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
 
@@ -167,7 +166,7 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
             copied = private_copy(partition.program, unbacked=True) if own is None else own
             if isinstance(backend, ExecutorchBackend) and isinstance(copied, ExportedProgram):
                 _separate_memory(copied)
-                prepare(backend.details, copied)
+                backend.prepare(copied)
     except Exception as error:
         let_through(error)
         raise describe_failure(backend_id, backend, [partition], error) from error
@@ -177,13 +176,6 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
             f"an ExportedProgram."
         )
     return copied, specs
-
-
-def prepare(details: type, program: ExportedProgram) -> None:
-    """Change a copy of a partition that a class of ExecuTorch would lower wrong, where a plug-in knows better."""
-    checks = find_checks_of(details)
-    if checks is not None:
-        checks.prepare(program)
 
 
 def _separate_memory(program: ExportedProgram) -> None:

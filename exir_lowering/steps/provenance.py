@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,15 @@ if TYPE_CHECKING:
     from exir_lowering.steps.emit import EmitOptions
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
-_OPTIONS = ("non_convex", "on_backend_error", "assume", "edge_compile_config", "costs", "memory_planner")
+_OPTIONS = (
+    "non_convex",
+    "on_backend_error",
+    "assume",
+    "edge_compile_config",
+    "memory_planner",
+    "unsupported",
+    "target",
+)
 """The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
 
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))  # in which other orders of dimensions backends keep a weight of four
@@ -57,7 +66,9 @@ def describe(
     methods: Sequence[EdgeMethod], backends: Mapping[str, Any], planned: LoweringPlan, options: LoweringOptions
 ) -> Provenance:
     """Return what is known of a lowering before it is emitted; the backends are those that were called, by id."""
-    made = {}
+    made, chosen = {}, _differing(options, LoweringOptions(), _OPTIONS)
+    if options.target is not None:
+        chosen["target"] = Path(options.target).name  # where it lies differs from machine to machine
     for method in methods:
         names = tuple(_qualified(type(one)) for one in method.partitioners)
         counts = Counter(one.rewrite for one in method.rewritings)
@@ -68,7 +79,7 @@ def describe(
         made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), inputs, outputs)
     return Provenance(
         dict(planned.versions),
-        _differing(options, LoweringOptions(), _OPTIONS),
+        chosen,
         {backend_id: str(backend.version) for backend_id, backend in sorted(backends.items())},
         {},
         _digest(planned),

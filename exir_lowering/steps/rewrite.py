@@ -18,7 +18,6 @@ from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
-from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
 from exir_lowering.steps.rewriting.editor import Editor
@@ -40,7 +39,7 @@ def rewrite(
     with session.timed("rewrite"), collector.paused():
         editors = _open(methods, assumed, shareable(states))
         each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, editors.get(method.name), rewrites, session.options.costs) for method in each)
+        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -72,9 +71,7 @@ def _open(
     return editors
 
 
-def _rewrite(
-    method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite], costs: CostModel | None
-) -> EdgeMethod:
+def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite]) -> EdgeMethod:
     """Rewrite a method, then replace operators by forms that its partitioners take and that cost less."""
     if editor is None:
         return method
@@ -84,7 +81,7 @@ def _rewrite(
     walk.run(list(editor.graph.nodes))
     candidates = forms.propose_forms() if taken and method.partitioners else []
     if candidates:
-        chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners, costs)
+        chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners)
         walk.run(forms.accept(candidates, chosen))
     done, refused = (*walk.done, *forms.done), {**walk.refused, **forms.refused}
     names = tuple(one.name for one in rewrites)

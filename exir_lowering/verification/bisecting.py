@@ -22,7 +22,7 @@ from exir_lowering.pipeline import lower_in
 from exir_lowering.plans.planned import MethodPlan, PlannedNode
 from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.plugins.processes.workers import WorkerDiedError
+from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
 from exir_lowering.runtime.apart.engine import open_apart
 from exir_lowering.runtime.engine import missing_kernels

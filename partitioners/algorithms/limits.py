@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import networkx as nx
 from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
 from exir_lowering.graphs import collector, measures, quotient
 from exir_lowering.graphs.together import Together
-from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.support import GraphScope
-from exir_lowering.plugins import HOST
-from exir_lowering.plugins.costs import planned_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +24,8 @@ class Limits:
         min_nodes: A partition with fewer operators is dropped, unless it is the whole graph.
         min_flops: A partition with fewer floating-point operations is dropped, unless it is the whole graph.
         max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
-        max_nodes: A partition with more operators is cut where the fewest bytes cross.
+        max_nodes: A partition with more operators is cut: each piece takes the next operators while they fit.
         max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
-        min_gain: A partition is kept only if it saves at least so many seconds of each call of the method, as a plan
-            predicts it, also if it is the whole graph: what its operators take on the host, less what they and a call
-            take in the backend, and what bringing data there takes. The costs are those of `LoweringOptions(costs=)`.
 
     Raises:
         InputError: A limit is not a number, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
@@ -43,7 +36,6 @@ class Limits:
     max_partitions: int | None = None
     max_nodes: int | None = None
     max_weight_bytes: int | None = None
-    min_gain: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -51,17 +43,14 @@ class Limits:
             if not (value is None and optional) and (not _is_integer(value) or value < least):
                 none = ", or None for no limit" if optional else ""
                 raise InputError(f"Limits({name}={value!r}): expected an integer, {least} or more{none}.")
-        number = _is_integer(self.min_gain) or isinstance(self.min_gain, float)
-        if self.min_gain is not None and not (number and 0 <= self.min_gain < math.inf):
-            raise InputError(
-                f"Limits(min_gain={self.min_gain!r}): expected a number of seconds, 0 or more, or None for no limit."
-            )
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
             raise InputError(
                 f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
                 f"min_nodes and at most max_nodes operators. Expected min_nodes of at most {self.max_nodes}."
             )
 
+
+_END = -1  # stands for who reads what is read by no vertex of a proposal
 
 _LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "max_weight_bytes": 1}
 
@@ -85,7 +74,6 @@ def apply(
     with collector.paused():
         kept = [piece for proposal in proposals for piece in work.cut(proposal)]
         kept = work.drop_small(kept)
-        kept = work.drop_losses(kept)
         kept = work.drop_surplus(kept)
     return kept, work.rejections, work.adjustments
 
@@ -138,16 +126,35 @@ class _Work:
         return " and ".join(found)
 
     def _cut_whole(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
-        """Cut a proposal none of whose units exceeds a limit."""
+        """Cut a proposal none of whose units exceeds a limit: each piece takes what comes next, while that fits.
+
+        What a result needs comes together, just before it.
+        """
         if not self._describe_excess(proposal.nodes):
             return [proposal]
-        inside = set(proposal.nodes)
+        inside, limits = set(proposal.nodes), self.limits
         vertices = [unit for unit in units if unit[0] in inside]
-        piece_of = _make_problem(proposal.nodes, vertices, self.limits, self.scope).cut()
-        number = {node: piece for unit, piece in zip(vertices, piece_of, strict=True) for node in unit}
-        members: list[list[Node]] = [[] for _ in range(max(piece_of) + 1)]
+        vertex_of = {node: vertex for vertex, unit in enumerate(vertices) for node in unit}
+        needs = nx.DiGraph()
+        for vertex, unit in enumerate(vertices):
+            readers = {vertex_of[user] for node in unit for user in node.users if user in vertex_of} - {vertex}
+            needs.add_edges_from((reader, vertex) for reader in readers or (_END,))
+        piece_of: dict[Node, int] = {}
+        read: set[Node] = set()
+        piece = size = held = 0
+        for unit in (vertices[vertex] for vertex in list(nx.dfs_postorder_nodes(needs, _END))[:-1]):
+            operators, constants = len(_list_operators(unit)), _list_constants(unit, self.scope)
+            more = sum(measures.value_bytes(constant) for constant in constants if constant not in read)
+            over = limits.max_nodes is not None and size + operators > limits.max_nodes
+            if over or (limits.max_weight_bytes is not None and held + more > limits.max_weight_bytes):
+                piece, size, held, read = piece + 1, 0, 0, set()
+                more = sum(map(measures.value_bytes, constants))
+            size, held = size + operators, held + more
+            read.update(constants)
+            piece_of.update(dict.fromkeys(unit, piece))
+        members: list[list[Node]] = [[] for _ in range(piece + 1)]
         for node in proposal.nodes:
-            members[number[node]].append(node)
+            members[piece_of[node]].append(node)
         return [Proposal(proposal.backend, tuple(nodes)) for nodes in members]
 
     # -- too small, too many -------------------------------------------------------------------------------------------
@@ -166,23 +173,6 @@ class _Work:
                 self._drop(proposal.nodes, " and ".join(found), "dropped")
             else:
                 kept.append(proposal)
-        return kept
-
-    def drop_losses(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """Drop what saves too little, in topological order: values that it shares with others move then."""
-        least, kept = self.limits.min_gain, []
-        if least is None:
-            return list(proposals)
-        gains = Gains(self.scope, proposals)
-        for proposal in proposals:
-            here, there = gains.compare(proposal)
-            if here - there >= least:
-                kept.append(proposal)
-                continue
-            gains.drop(proposal)
-            seconds = f"{here * 1e6:,.2f} us on the host, {there * 1e6:,.2f} us in {proposal.backend} with its call"
-            reason = f"{seconds} and its data, as predicted; min_gain={least * 1e6:,.2f} us"
-            self._drop(proposal.nodes, reason, "cost")
         return kept
 
     def drop_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -247,8 +237,13 @@ def _format_count(number: int, what: str) -> str:
 def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
     """Return the bytes that cross, of values from outside from the second piece on; each piece has its constants."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
-    makers = {node: piece_of.get(node, len(pieces)) for node in nodes}
-    return cuts.count_crossing(_list_nets(piece_of, makers, scope), range(len(pieces) + 1))
+    inside, touched = set(nodes), dict[Node, set[int]]()
+    for node, piece in piece_of.items():
+        for source in node.all_input_nodes:
+            if source not in scope.constants:
+                made = {piece_of.get(source, len(pieces))} if source in inside else set[int]()
+                touched.setdefault(source, made).add(piece)
+    return sum(measures.value_bytes(source) * (len(found) - 1) for source, found in touched.items())
 
 
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
@@ -262,100 +257,3 @@ def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequenc
         together.close()
     tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
     return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
-
-
-def _list_nets(
-    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: GraphScope
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Return each value that is read, with its bytes and the vertices that make or read it."""
-    pins: dict[Node, dict[int, None]] = {}
-    for node, vertex in readers.items():
-        for source in node.all_input_nodes:
-            if source not in scope.constants:
-                found = pins.setdefault(source, {makers[source]: None} if source in makers else {})
-                found[vertex] = None
-    return [(measures.value_bytes(node), tuple(found)) for node, found in pins.items()]
-
-
-def _make_problem(
-    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: GraphScope
-) -> cuts.CutProblem:
-    vertex_of = {node: vertex for vertex, members in enumerate(vertices) for node in members}
-    following: list[dict[int, None]] = [{} for _ in vertices]
-    for node in nodes:
-        for user in node.users:
-            if user in vertex_of and vertex_of[user] != vertex_of[node]:
-                following[vertex_of[node]][vertex_of[user]] = None
-    number = {constant: i for i, constant in enumerate(_list_constants(nodes, scope))}
-    return cuts.CutProblem(
-        successors=[tuple(after) for after in following],
-        sizes=[len(_list_operators(members)) for members in vertices],
-        weights=[tuple(number[constant] for constant in _list_constants(members, scope)) for members in vertices],
-        weight_bytes=[measures.value_bytes(constant) for constant in number],
-        nets=_list_nets(vertex_of, vertex_of, scope),
-        max_size=limits.max_nodes,
-        max_weight_bytes=limits.max_weight_bytes,
-    )
-
-
-# -- what a partition saves, as a plan would predict it ----------------------------------------------------------------
-
-_OTHER = "a delegate of another partitioner"
-
-
-class Gains:
-    """The places of a graph's nodes and of the readers of each value, while proposals go back to the host."""
-
-    def __init__(self, scope: GraphScope, proposals: Sequence[Proposal]) -> None:
-        self._scope, self._costs = scope, planned_costs()
-        computing = list_computing(scope.graph_module)
-        self._place_of = {node: _OTHER for node in computing if _is_of_delegate(node)}
-        self._place_of.update((node, each.backend) for each in proposals for node in each.nodes)
-        self._places_of_readers = {
-            node: Counter(self._place(user) for user in node.users)
-            for node in scope.graph_module.graph.nodes
-            if node not in scope.constants
-        }
-
-    def _place(self, node: Node) -> str:
-        return self._place_of.get(node, HOST)
-
-    def compare(self, proposal: Proposal) -> tuple[float, float]:
-        """Return the seconds of a proposal on the host, and in its backend with the call; both with moving data."""
-        module, costs, backend = self._scope.graph_module, self._costs, proposal.backend
-        here = costs.nodes(module, proposal.nodes, HOST)
-        there = costs.nodes(module, proposal.nodes, backend) + costs.call(backend)
-        inside = set(proposal.nodes)
-        for value, readers in self._count_readers(proposal).items():
-            moved = measures.value_bytes(value) * costs.per_byte
-            known = self._places_of_readers[value]
-            hosted = known + Counter({HOST: readers})
-            hosted[backend] -= readers
-            there += moved * _count_other(known, self._place(value))
-            here += moved * _count_other(hosted, HOST if value in inside else self._place(value))
-        return here, there
-
-    def drop(self, proposal: Proposal) -> None:
-        """Leave a proposal on the host."""
-        for value, readers in self._count_readers(proposal).items():
-            self._places_of_readers[value].update({HOST: readers, proposal.backend: -readers})
-        for node in proposal.nodes:
-            del self._place_of[node]
-
-    def _count_readers(self, proposal: Proposal) -> dict[Node, int]:
-        """Return how many nodes of a proposal read each value that the proposal makes or reads, without constants."""
-        found = dict.fromkeys(proposal.nodes, 0)
-        for node in proposal.nodes:
-            for source in node.all_input_nodes:
-                if source in self._places_of_readers:
-                    found[source] = found.get(source, 0) + 1
-        return found
-
-
-def _is_of_delegate(node: Node) -> bool:
-    made = node.args[0] if graphs.is_getitem(node) else node
-    return isinstance(made, Node) and graphs.is_delegate_call(made)
-
-
-def _count_other(readers: Counter[str], own: str) -> int:
-    return sum(count > 0 and place != own for place, count in readers.items())

@@ -32,7 +32,7 @@ from exir_lowering import InvariantError, cli, lower
 from exir_lowering._upstream import stderr
 from exir_lowering.cli import output
 from exir_lowering.errors import BackendFailure
-from exir_lowering.partitioners import CostTable, SupportPartitioner, everything
+from exir_lowering.partitioners import SupportPartitioner, everything
 from exir_lowering.plugins.registry import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
@@ -518,7 +518,7 @@ def test_plan_and_lower_bound_the_memory(main: Main, models: Path, tmp_path: Pat
         assert code != 0 and "ExecuTorch's runtime allocates" in err and "at most 16 B" in err and not file.exists()
         refused(main(*words, models / "net.pt2", "--require-memory", "16 XB"), "'8 MB' or '512 KiB'")
     code, out, _ = main(
-        *("lower", models / "net.pt2", "-o", file, "--memory-planner", "smallest", "--require-memory", "1MiB")
+        *("lower", models / "net.pt2", "-o", file, "--memory-planner", "naive", "--require-memory", "1MiB")
     )
     assert code == 0 and file.exists() and "forward: planned memory " in out
 
@@ -528,25 +528,6 @@ def test_plans_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
     refused(main("plan", models / "no.pt2"), "There is no file")
     refused(main("plan", models / "net.pt2", "--html", tmp_path / "x.htm"), "ends in .html")
     refused(main("plan", models / "net.pt2", "--dot", tmp_path / "no" / "x.dot"), "there is no directory")
-
-
-def test_plan_and_lower_predict_from_a_table_of_costs(main: Main, models: Path, tmp_path: Path) -> None:
-    table = CostTable({"host": {}, "XnnpackBackend": {}}, 0.0, default={"host": 0.5, "XnnpackBackend": 0.25})
-    costs = table.save(tmp_path / "device.json")
-    planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--costs", costs, "--json")[1])
-    (method,) = planned["methods"]
-    host = len(method["host"])
-    assert method["prediction"]["host_seconds"] == 0.5 * host
-    assert method["prediction"]["delegate_seconds"] == 0.25 * (len(method["nodes"]) - host)
-    assert "Predicted latency" in main("plan", models / "mixed.pt2", "--costs", costs)[1]
-    target = tmp_path / "m.pte"
-    argv = ("lower", models / "mixed.pt2", "-p", "xnnpack", "--costs", costs, "-o", target, "--json")
-    assert _without_comparison(json.loads(main(*argv)[1])) == _without_comparison(planned)
-    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "no.json"), "There is no file")
-    (tmp_path / "bad.json").write_text("{}")
-    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "bad.json"), "CostTable.save writes it")
-    CostTable({"host": {}}, 0.0, unit="cycles").save(tmp_path / "cycles.json")
-    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "cycles.json"), "expected 'seconds'")
 
 
 # ---- run

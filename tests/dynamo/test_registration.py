@@ -1,6 +1,6 @@
 """The backends' names in torch's registry: as entry points, or registered in a process that finds none."""
 
-import sys
+import tomllib
 from pathlib import Path
 
 import forked
@@ -8,11 +8,6 @@ import pytest
 from folders import ROOT
 
 from exir_lowering.dynamo import backend
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
 

@@ -3,18 +3,13 @@
 import re
 import shlex
 import shutil
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from folders import ROOT
 from fresh_environment import FreshEnvironment, build_wheel, copy_tracked
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 EXAMPLE = ROOT / "docs" / "examples" / "tinyvec"
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()

@@ -5,17 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from folders import ROOT
 from fresh_environment import FreshEnvironment, build_sdist, build_wheel, copy_tracked
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

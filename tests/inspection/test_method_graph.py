@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from executorch.exir._serialize._program import PTEFile, deserialize_pte_binary, serialize_pte_binary
-from executorch.exir.schema import Bool, EValue, Instruction, JumpFalseCall, MoveCall, Null, TensorList
+from executorch.exir.schema import Bool, EValue, Instruction, JumpFalseCall, MoveCall
 from pte_files import Net, made
 from torch import nn
 
@@ -75,25 +75,13 @@ def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
     assert content.count(old) == 1
     content = content.replace(old, struct.pack("<Iqq", 2, 0, 1 << 60))
     assert inspect(content).methods[0].memory.heap["planned memory"] == 1 << 60
-    with pytest.raises(InputError, match="bytes of memory"):
+    with pytest.raises(InputError, match="plans more memory than"):
         load(content, verify=False)
 
 
 class Cat(nn.Module):
     def forward(self, x):
         return torch.cat([x, x])
-
-
-def test_a_list_that_is_named_again_and_again_is_refused() -> None:
-    file = deserialize_pte_binary(lower(torch.export.export(Cat(), (torch.ones(2),))).emit().buffer)
-    (plan,) = file.program.execution_plan
-    (listed,) = (value.val for value in plan.values if isinstance(value.val, TensorList))
-    listed.items *= 5_000
-    plan.chains[0].instructions *= 2_000
-    plan.chains[0].stacktrace = None
-    content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
-    with pytest.raises(InputError, match="lists of 20000000 values in all, expected at most"):
-        inspect(content)
 
 
 def test_thousands_of_loops_values_and_delegates_take_no_time() -> None:
@@ -112,20 +100,6 @@ def test_thousands_of_loops_values_and_delegates_take_no_time() -> None:
     (found,) = inspect(content).methods
     assert len(found.delegates) == 5_000
     assert time.process_time() - before < 6
-
-
-def test_what_thousands_of_moves_in_reverse_order_make_is_found_in_no_time() -> None:
-    file = deserialize_pte_binary(lower(torch.export.export(Cat(), (torch.ones(2),))).emit().buffer)
-    (plan,) = file.program.execution_plan
-    first = len(plan.values)
-    plan.values += [EValue(Bool(True)), *[EValue(Null())] * 4_000]
-    plan.chains[0].instructions += [Instruction(MoveCall(n, n + 1)) for n in reversed(range(first, first + 4_000))]
-    plan.chains[0].stacktrace = None
-    content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
-    before = time.process_time()
-    with pytest.raises(InputError, match="which is not made before"):
-        inspect(content)
-    assert time.process_time() - before < 3
 
 
 def test_the_modules_of_a_delegate_that_is_called_often_are_found_once() -> None:

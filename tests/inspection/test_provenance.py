@@ -49,6 +49,14 @@ def test_it_says_what_made_the_file_and_the_models_names() -> None:
     assert {one.name for one in outside.stored if one.start is None} == set(found.weights.values())
 
 
+def test_the_runtime_that_a_file_is_for_is_told_without_its_folder(tmp_path: Path) -> None:
+    target = tmp_path / "watch.json"
+    target.write_text('{"name": "watch", "runtime": "1.5.1"}')
+    options = LoweringOptions(target=target, unsupported="allow")
+    found = known(lower(programs()["head"], "xnnpack", options=options).emit().buffer)
+    assert found.options == {"target": "watch.json", "unsupported": "allow"}
+
+
 def test_it_can_be_left_out(tmp_path: Path) -> None:
     without = lower(programs()["head"], "xnnpack").emit(provenance=False).buffer
     assert provenance.KEY.encode() not in without and inspect(without).provenance is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,7 @@ from exir_lowering import (
     register_backend,
     register_delegate,
 )
-from exir_lowering.plugins.processes.messages import describe_error, raise_error
+from exir_lowering.plugins.worker_errors import describe_error, raise_error
 
 
 class Function(torch.nn.Module):
@@ -255,7 +254,6 @@ def pages_in(error: BaseException) -> list[str]:
     return [line for line in lines if line.startswith("See docs/errors/")]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tracebacks print notes from Python 3.11 on")
 def test_a_traceback_has_the_page_of_each_error_once() -> None:
     given = program(lambda m, x: x + x, torch.ones(3))
     with pytest.raises(BackendFailure) as caught:

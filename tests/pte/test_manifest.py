@@ -78,12 +78,3 @@ def test_a_method_of_this_name_that_is_no_manifest_of_ours_is_only_a_method(meth
 def test_a_text_that_does_not_describe_the_file_is_refused(methods, line, why):
     with pytest.raises(CorruptError, match=why):
         manifest.read(with_text(methods, f"exir-lowering methods 1\n{line}\n"))
-
-
-def test_padding_to_more_memory_than_there_is_is_refused(methods):
-    method = methods["forward@n=4"]
-    (value,) = method.inputs
-    huge = replace(method, inputs=(ValueSpec(value.kind, replace(value.content, sizes=(1 << 50, 8))),))
-    text = f"exir-lowering methods 1\nforward@n=4\tXnnpackBackend\t0.0={1 << 50}\t\n"
-    with pytest.raises(CorruptError, match="bytes of memory, but this process can have"):
-        manifest.read(with_text({**methods, "forward@n=4": huge}, text))

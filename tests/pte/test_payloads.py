@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from torch.export import export
 
 from exir_lowering import load, lower
 from exir_lowering._upstream import installed
-from exir_lowering.errors import BackendFailure, InputError, PluginLoadError
+from exir_lowering.errors import BackendFailure, PluginLoadError
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
+from exir_lowering.plugins.payload import CheckedPayload, PayloadChecks, find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import read_program
 
@@ -38,9 +38,6 @@ class Checked(CheckedPayload):
     @property
     def weights(self) -> Mapping[str, int]:
         return {}
-
-    def check_call(self, arguments: Sequence[ValueSpec]) -> None:
-        raise CorruptError(f"it is called with {len(arguments)} values")
 
 
 class Checks(PayloadChecks):
@@ -68,10 +65,10 @@ class TestTheOneOfXnnpack:
     def test_is_an_entry_point_of_the_project(self) -> None:
         tomllib = pytest.importorskip("tomllib")
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-        assert set(project["entry-points"][registry.PAYLOADS]) >= NEEDED
+        assert set(project["entry-points"][registry.PAYLOADS]) >= registry.NEEDED
 
     def test_is_found_and_listed(self) -> None:
-        found = registry.find_payload_checks(XNNPACK)
+        found = registry.find_checks(XNNPACK)
         assert found is not None and found.backend_id == XNNPACK
         (listed,) = [one for one in registry.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
         assert not listed.error
@@ -120,12 +117,6 @@ class TestTheOneOfXnnpack:
         provide(monkeypatch, registered=checks)
         with pytest.raises(BackendFailure, match=message):
             load(content)
-
-
-def test_calls_are_checked_by_the_plug_in(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    provide(monkeypatch, registered=Checks)
-    with pytest.raises(InputError, match="it is called with 2 values"):
-        load(content)
 
 
 @pytest.mark.parametrize("backend", ["", "os", "os:system", "exir_lowering.backends.xnnpack.payload", "Xnnpack", "\0"])

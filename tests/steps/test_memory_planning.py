@@ -87,7 +87,7 @@ PROGRAMS: dict[str, Any] = {
 def test_the_plan_says_what_the_runtime_allocates(name: str, partitioner: str | None, allocated: Any) -> None:
     program = PROGRAMS[name]()
     lowered = lower(program, partitioner)
-    for planner in ("greedy",) if name == "mobilenet_v2" else ("greedy", "smallest"):
+    for planner in ("greedy",) if name == "mobilenet_v2" else ("greedy", "naive"):
         (planned,) = exir_lowering.plan(program, partitioner, options=LoweringOptions(memory_planner=planner)).methods  # type: ignore[arg-type]
         artifact = replace(lowered, memory_planner=planner).emit()  # type: ignore[arg-type]
         (report,) = inspect(artifact.buffer).methods
@@ -140,7 +140,7 @@ def test_a_bound_fails_before_a_backend_is_called_with_lines() -> None:
 
 def test_emit_checks_the_bound_for_what_it_plans() -> None:
     lowered = lower(_experts(), options=LoweringOptions(require_memory="400 KB"))
-    replace(lowered, memory_planner="smallest").emit()
+    lowered.emit()
     with pytest.raises(MemoryRequirementError, match="required: at most 400,000 B"):
         replace(lowered, memory_planner="naive").emit()
 
@@ -154,35 +154,33 @@ def test_a_size_that_is_none(given: Any) -> None:
 def test_planners_by_name() -> None:
     lowered = lower(_experts())
     found = {}
-    for name in ("naive", "greedy", "smallest"):
+    for name in ("naive", "greedy"):
         artifact = replace(lowered, memory_planner=name).emit()  # type: ignore[arg-type]
         (method,) = inspect(artifact.buffer).methods
         found[name] = sum(arena.bytes for arena in method.memory.arenas)
     theirs = MemoryPlanningPass(memory_planning_algo=MemoryPlanningAlgorithmSuite([naive]))
     config = ExecutorchBackendConfig(memory_planning_pass=theirs)
-    kept = replace(lowered, memory_planner="smallest").emit(config).report.methods[0].memory
-    assert found["smallest"] < found["greedy"] < found["naive"] == kept.bytes
+    kept = lowered.emit(config).report.methods[0].memory
+    assert found["greedy"] < found["naive"] == kept.bytes
     with pytest.raises(InputError, match=r"memory_planner='best'\): expected one of .'greedy', 'naive'"):
         LoweringOptions(memory_planner="best")  # type: ignore[arg-type]
 
 
-def test_inputs_that_the_caller_owns_are_not_planned_by_smallest_either() -> None:
-    lowered = lower(_experts())
+@pytest.mark.parametrize("planner", ["greedy", "naive"])
+def test_inputs_that_the_caller_owns_are_not_planned_by_any(planner: Any) -> None:
+    lowered = replace(lower(_experts()), memory_planner=planner)
     config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
-    greedy, smallest = (replace(lowered, memory_planner=one).emit(config) for one in ("greedy", "smallest"))  # type: ignore[arg-type]
-    (before,), (after,) = greedy.report.methods, smallest.report.methods
-    assert after.memory.bytes < after.memory.greedy_bytes == before.memory.bytes
-    assert not any(tensor.made_by == "input" for tensor in after.memory.tensors)
+    (usual,), (other,) = lowered.emit().report.methods, lowered.emit(config).report.methods
+    assert other.memory.bytes <= usual.memory.bytes and any(one.made_by == "input" for one in usual.memory.tensors)
+    assert not any(tensor.made_by == "input" for tensor in other.memory.tensors)
 
 
 def test_views_show_memory(tmp_path: Path) -> None:
-    plan = exir_lowering.plan(_experts(), options=LoweringOptions(memory_planner="smallest"))
+    plan = exir_lowering.plan(_experts())
     memory = plan.methods[0].memory
     for text in (str(plan), plan.to_html()):
-        assert (
-            "planned memory" in text and "with ExecuTorch" in text and "Largest tensors at the peak of memory" in text
-        )
-    assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"greedy_bytes": {memory.greedy_bytes}' in plan.to_json()
+        assert "Planned memory" in text and "Largest tensors at the peak of memory" in text
+    assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"peak": {memory.peak}' in plan.to_json()
     assert lower(_experts()).report.methods[0].memory is None  # it costs time, and nobody asked
     load(lower(_experts()).emit().buffer)
 

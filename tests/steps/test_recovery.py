@@ -33,7 +33,7 @@ from exir_lowering import (
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.processes.messages import describe_error, raise_error
+from exir_lowering.plugins.worker_errors import describe_error, raise_error
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
 

@@ -11,12 +11,10 @@ from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planned import (
     Advice,
-    HostCost,
     HostNode,
     MethodPlan,
     PlannedNode,
     PlannedPartition,
-    Prediction,
     RefusedMerge,
 )
 
@@ -99,17 +97,7 @@ def method(
         advice=tuple(advice),
         weight_bytes=delegated + host_weights,
         delegated_weight_bytes=delegated,
-        prediction=_prediction(nodes, host),
     )
-
-
-def _prediction(nodes: Sequence[PlannedNode], host: Sequence[HostNode]) -> Prediction:
-    """Predict a microsecond for each operator, and that data costs nothing."""
-    counts = Counter(n.operator for n in host)
-    reason = {n.operator: n.reason for n in host}
-    largest = tuple(HostCost(name, count, count * 1e-6, reason[name]) for name, count in counts.most_common(3))
-    delegated = len(nodes) - len(host)
-    return Prediction(len(nodes) * 1e-6, len(host) * 1e-6, delegated * 1e-6, 0.0, largest)
 
 
 def small() -> LoweringPlan:

@@ -76,6 +76,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     wrong: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # seeds that ended the process, or would have taken too much
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -356,6 +357,8 @@ def attempt(kind: Kind, seed: int, folder: Path, expected: Mapping[int, Any], ve
         if len(str(error)) < 40:
             return f"foreign: a message of {str(error)!r}"
         return "unsealed" if "digest" in str(error) else "refused"
+    except MemoryError:
+        return "memory"
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"foreign: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]}"
@@ -478,6 +481,8 @@ def fuzz(
             report.counts[what] += 1
             if what == "wrong":
                 report.wrong.append((kind.name, seed))
+            elif what in ("death", "hang", "memory"):
+                report.ended.append(seed)
             elif what not in ("same", "refused", "unsealed"):
                 report.failures.append(f"{kind.name}: seed {seed}: {outcome}")
         rest = [seed for seed in rest if seed not in outcomes]

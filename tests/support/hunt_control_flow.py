@@ -45,7 +45,7 @@ def run_random(seed: int, many: bool = False) -> str:
         program = export(copy.deepcopy(model), (calls[0].clone(),), dynamic_shapes=shapes)
     except Exception as error:  # torch raises what it likes
         raise NotExportable(str(error)) from error
-    options = LoweringOptions(memory_planner=("greedy", "smallest", "naive", "greedy")[seed % 4])  # type: ignore[arg-type]
+    options = LoweringOptions(memory_planner=("greedy", "naive")[seed % 2])  # type: ignore[arg-type]
     file = exir_lowering.lower(program, "xnnpack" if seed % 2 else None, options=options).emit().buffer
     ours, theirs = exir_lowering.load(file), Runtime.get().load_program(file)
     stock = theirs.load_method("forward")

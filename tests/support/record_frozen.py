@@ -20,7 +20,7 @@ from fingerprinted import CACHE, Call, X, cache_programs, exported
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from exir_lowering import LoweringOptions, buckets, lower
+from exir_lowering import buckets, lower
 from exir_lowering.backends.reference import reference_partitioner
 from exir_lowering.partitioners import SupportPartitioner, ops
 
@@ -95,7 +95,6 @@ def main() -> None:
     sized = buckets(exported(relu, X, dynamic=True), {"n": [2, 4, 8]})
     record("buckets", lower(sized, "xnnpack").emit(), [("forward", Call(relu), (X[:size],)) for size in (4, 2)])
     once = [("forward", Call(relu), (X,))]
-    record("refit", lower(program, "xnnpack", options=LoweringOptions(refit=True)).emit(), once)
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     image = (torch.linspace(-1, 1, 108).view(1, 3, 6, 6),)

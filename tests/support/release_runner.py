@@ -23,7 +23,7 @@ def runtime() -> Any:
     for name in ("_C", "_portable_lib"):
         try:
             return importlib.import_module(f"executorch.extension.pybindings.{name}")
-        except ModuleNotFoundError as error:  # noqa: PERF203
+        except ModuleNotFoundError as error:
             if not str(error.name).endswith(name):
                 raise
     raise SystemExit("there is no runtime")

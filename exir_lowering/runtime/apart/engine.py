@@ -20,15 +20,12 @@ from exir_lowering.errors import InputError, LimitError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
 from exir_lowering.plugins.availability import Missing
-from exir_lowering.plugins.processes.messages import Message, TooLateError, raise_error
-from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
+from exir_lowering.plugins.worker_errors import WorkerDiedError, raise_error
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import transfer
+from exir_lowering.runtime.apart.process import Message, Process, TooLateError, current_folder
 from exir_lowering.runtime.profiling import TraceEvent
 from exir_lowering.runtime.source import ProgramFile, Unavailable
-
-WORKERS = Workers("exir_lowering.runtime.child")
-"""The processes that programs with limits run in."""
 
 _FRESH = "What its methods had written into their buffers is lost: the next run begins in a new process."
 
@@ -71,7 +68,7 @@ class Apart:
         self._modules = modules
         self._lock, self._calling = threading.RLock(), False
         self._process = os.getpid()
-        self._worker: Worker | None = None
+        self._worker: Process | None = None
         self.missing: Mapping[str, Missing] = {}  # the backends that nothing executes there
         self._finalizer: Any = None
 
@@ -109,10 +106,10 @@ class Apart:
             finally:
                 self._calling = False
 
-    def start(self) -> Worker:
+    def start(self) -> Process:
         """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
         try:
-            worker = WORKERS.start(self._modules)
+            worker = Process(self._modules)
         except OSError as error:
             raise InputError(
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
@@ -136,7 +133,7 @@ class Apart:
         else:
             self._ask(self._file.name, self._worker, self._opening)
 
-    def _ask(self, where: str, worker: Worker, message: Message) -> Message:
+    def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False
         try:
@@ -172,8 +169,8 @@ class Apart:
 
 def open_apart(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits) -> Apart:
     """Open a file in a separate process; raise what `load` raises, or an InputError if that is impossible."""
-    if not SUPPORTED:
-        raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
+    if not hasattr(os, "fork"):
+        raise InputError(f"{file.name} cannot be loaded with limits: this system is not POSIX.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
     addresses = _addresses(file, given)
     modules = [address.partition(":")[0] for address in addresses.values()]

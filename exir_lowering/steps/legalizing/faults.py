@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,6 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.graphs.operators.calls import tensors
-from exir_lowering.steps.legalizing.registry import widened
 from exir_lowering.steps.legalizing.rules import RULES
 from exir_lowering.steps.legalizing.widening import in_dtype
 
@@ -30,7 +29,7 @@ class Fault:
     """What is wrong in some kernels."""
 
     name: str
-    operators: tuple[str, ...]  # without "aten."
+    operators: str  # without "aten."
     says: str  # a clause about the kernel
     applies: Callable[[Node], bool]
     cure: Callable[[Node], Callable[..., Any]]
@@ -85,12 +84,28 @@ def _pools_nan(node: Node) -> bool:
     return _of_floats(node) and not (name.startswith("dim_order_ops.") and read[0].meta["val"].dtype is torch.bool)
 
 
+def _is_complex(node: Node) -> bool:
+    return any(dtype.is_complex for dtype in _dtypes(node))
+
+
+def _need_not_wait(node: Node) -> bool:
+    return bool(graphs.argument(node, "non_blocking"))
+
+
+def _by(function: Callable[..., Any]) -> Callable[[Node], Callable[..., Any]]:
+    return lambda _: function
+
+
 def _by_rule(node: Node) -> Callable[..., Any]:
     return RULES[graphs.operator_name(node)]
 
 
 def _in_float32(node: Node) -> Callable[..., Any]:
-    return in_dtype(node.target, _HALF, torch.float32, node)
+    return in_dtype(wrapped_operator(node.target), _HALF, torch.float32, node)
+
+
+def _by_wide(function: Callable[..., Any]) -> Callable[[Node], Callable[..., Any]]:
+    return lambda node: in_dtype(function, _HALF, torch.float32, node)
 
 
 def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,30 +120,29 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, inner: int = 0) -> Tensor:
     """Apply a weight and a bias, which lack so many inner dimensions; files have no views of weights in data files."""
-
-    def fit(each: Tensor) -> Tensor:
-        each = each if each.dtype is x.dtype else each.to(x.dtype)
-        return each[(..., *[None] * inner)] if inner else each
-
-    x = x if weight is None else x * fit(weight)
-    return x if bias is None else x + fit(bias)
-
-
-def _as(found: Tensor, like: Tensor) -> Tensor:
-    return found if found.dtype is like.dtype else found.to(like.dtype)
+    weight, bias = (each[(..., *[None] * inner)] if inner and each is not None else each for each in (weight, bias))
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    found, mean, rstd = _moments(widened(x), list(range(-len(shape), 0)), eps)
-    return _as(_scaled(found, weight, bias), x), mean, rstd
+    found, mean, rstd = _moments(x, list(range(-len(shape), 0)), eps)
+    return _scaled(found, weight, bias), mean, rstd
 
 
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> Any:
-    found, mean, rstd = _moments(widened(x).reshape(n, group, -1), [-1], eps)
+    found, mean, rstd = _moments(x.reshape(n, group, -1), [-1], eps)
     affine = _scaled(found.reshape(x.shape), weight, bias, x.dim() - 2)
-    return _as(affine, x), _as(mean.reshape(n, group), x), _as(rstd.reshape(n, group), x)
+    return affine, mean.reshape(n, group), rstd.reshape(n, group)
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    found, mean, rstd = _moments(x, [0, *range(2, x.dim())], eps)
+    return _scaled(found, weight, bias, x.dim() - 2), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -136,13 +150,6 @@ def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     found, places = pool(torch.where(nan, float("-inf"), x), *args, **kwargs)
     inside, first = pool(nan.to(torch.float32), *args, **kwargs)
     return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
-
-
-def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> Any:
-    found, mean, rstd = _moments(widened(x), [0, *range(2, x.dim())], eps)
-    return _as(_scaled(found, weight, bias, x.dim() - 2), x), mean.reshape(-1), rstd.reshape(-1)
 
 
 def _broadcasts(node: Node) -> bool:
@@ -154,18 +161,14 @@ def _copied(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     return x.to(dtype or x.dtype, copy=True)
 
 
-_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-
-
 def _becomes_complex(node: Node) -> bool:
     """Return whether a copy is complex, and what is copied is no float that has as many digits."""
-    (read,) = {value.dtype for value in tensors([operand.meta.get("val") for operand in node.all_input_nodes])}
-    made = node.meta["val"].dtype
-    return made in _REAL and read not in (*_REAL, *_REAL.values())
+    read, made = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
+    return made.is_complex and not read.is_complex and read is not made.to_real()
 
 
 def _to_complex(x: Tensor, *, dtype: torch.dtype, **_: Any) -> Tensor:
-    return x.to(_REAL[dtype]).to(dtype)
+    return x.to(dtype.to_real()).to(dtype)
 
 
 def _pool_backward(grad: Tensor, x: Tensor, *given: Any) -> Tensor:
@@ -196,144 +199,54 @@ def _refused(*_: Any, **__: Any) -> Any:
 
 
 _ACCUMULATING = (
-    "var.correction var_mean.correction cumsum.default convolution.default "
-    "addmm.default linear.default avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
+    "var.correction var_mean.correction cumsum.default convolution.default addmm.default linear.default "
+    "avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
     "_native_batch_norm_legit.default native_batch_norm.default"
 )
+_REMAINDERS = "remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar"
+_POWERS = "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar"
+_ROUNDINGS = "floor.default ceil.default trunc.default round.default"
+_SHIFTS = "bitwise_left_shift.Tensor bitwise_right_shift.Tensor"
+_COPY, _POOL = "_to_dim_order_copy.default", "max_pool2d_with_indices"
+_SQUARES = "its variance is a difference of squares, which loses its digits for large means"
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "half",
-        tuple(_ACCUMULATING.split()),
-        "it accumulates in half precision, or overflows in it",
-        _in_half,
-        _in_float32,
-    ),
-    Fault(
-        "half index",
-        ("index_put.default",),
-        "it accumulates in half precision",
-        _accumulates_in_half,
-        _in_float32,
-    ),
-    Fault(
-        "layer norm",
-        ("native_layer_norm.default",),
-        "its variance is a difference of squares, which loses its digits for large means, or in half precision",
-        _norms_badly,
-        lambda _: _layer_norm,
-    ),
-    Fault(
-        "group norm",
-        ("native_group_norm.default",),
-        "its variance is a difference of squares, which loses its digits for large means",
-        _of_floats,
-        lambda _: _group_norm,
-    ),
-    Fault(
-        "batch norm",
-        ("_native_batch_norm_legit.no_stats",),
-        "its variance is a difference of squares, which loses its digits for large means",
-        _of_floats,
-        lambda _: _batch_norm,
-    ),
-    Fault(
-        "remainder",
-        ("remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "fmod.Scalar"),
-        "it computes remainders of integers in floats, and with the sign of the dividend",
-        _of_integers,
-        _by_rule,
-    ),
-    Fault(
-        "division",
-        ("div.Tensor_mode", "div.Scalar_mode"),
-        "it divides integers in floats, and zero by zero to infinity",
-        _divides,
-        _by_rule,
-    ),
-    Fault(
-        "power",
-        ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"),
-        "it computes powers of integers in floats",
-        _of_integers,
-        _by_rule,
-    ),
-    Fault(
-        "whole",
-        ("floor.default", "ceil.default", "trunc.default", "round.default"),
-        "it rounds integers in floats",
-        _of_integers,
-        _by_rule,
-    ),
-    Fault(
-        "shift",
-        ("bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor"),
-        "it shifts by the remainder of what is negative or too large",
-        _of_integers,
-        _by_rule,
-    ),
-    Fault(
-        "mask",
-        ("masked_select.default",),
-        "its result has room for as many elements as its first operand has",
-        _broadcasts,
-        _by_rule,
-    ),
-    Fault(
-        "copy",
-        ("_to_dim_order_copy.default",),
-        "it refuses a copy that need not wait",
-        lambda node: bool(graphs.argument(node, "non_blocking")),
-        lambda _: _copied,
-    ),
-    Fault(
-        "pool backward",
-        ("max_pool2d_with_indices_backward.default",),
-        "it leaves what no window chose as it was in memory",
-        _of_floats,
-        lambda _: _pool_backward,
-    ),
-    Fault(
-        "transform",
-        ("_fft_r2c.default", "_fft_c2r.default"),
-        "it transforms only what lies in memory as its result does",
-        _lies_otherwise,
-        _of_last,
-    ),
-    Fault(
-        "copy to complex",
-        ("_to_dim_order_copy.default",),
-        "it converts only some types of floats to complex numbers",
-        _becomes_complex,
-        lambda _: _to_complex,
-    ),
-    Fault(
-        "complex",
-        ("full.default", "full_like.default"),
-        "it makes no complex numbers",
-        lambda node: any(dtype.is_complex for dtype in _dtypes(node)),
-        lambda _: _refused,
-    ),
-    Fault("sign", ("sign.default",), "the sign of NaN is NaN for it", _of_floats, _by_rule),
-    Fault("clamp", ("clamp.default",), "it refuses negative bounds for uint8", _below_zero, _by_rule),
-    Fault(
-        "max pool",
-        ("max_pool2d_with_indices.default",),
-        "it takes NaN for less than any number",
-        _pools_nan,
-        lambda _: _max_pool,
-    ),
-)
+FAULTS = (
+    Fault("half", _ACCUMULATING, "it accumulates in half precision, or overflows in it", _in_half, _in_float32),
+    Fault("half index", "index_put.default", "it accumulates in half precision", _accumulates_in_half, _in_float32),
+    Fault("layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision",
+          _norms_badly, _by_wide(_layer_norm)),
+    Fault("group norm", "native_group_norm.default", _SQUARES, _of_floats, _by_wide(_group_norm)),
+    Fault("batch norm", "_native_batch_norm_legit.no_stats", _SQUARES, _of_floats, _by_wide(_batch_norm)),
+    Fault("remainder", _REMAINDERS, "it computes remainders of integers in floats, and with the sign of the dividend",
+          _of_integers, _by_rule),
+    Fault("division", "div.Tensor_mode div.Scalar_mode", "it divides integers in floats, and zero by zero to infinity",
+          _divides, _by_rule),
+    Fault("power", _POWERS, "it computes powers of integers in floats", _of_integers, _by_rule),
+    Fault("whole", _ROUNDINGS, "it rounds integers in floats", _of_integers, _by_rule),
+    Fault("shift", _SHIFTS, "it shifts by the remainder of what is negative or too large", _of_integers, _by_rule),
+    Fault("mask", "masked_select.default", "its result has room for as many elements as its first operand has",
+          _broadcasts, _by_rule),
+    Fault("copy", _COPY, "it refuses a copy that need not wait", _need_not_wait, _by(_copied)),
+    Fault("pool backward", f"{_POOL}_backward.default", "it leaves what no window chose as it was in memory",
+          _of_floats, _by(_pool_backward)),
+    Fault("transform", "_fft_r2c.default _fft_c2r.default", "it transforms only what lies in memory as its result does",
+          _lies_otherwise, _of_last),
+    Fault("copy to complex", _COPY, "it converts only some types of floats to complex numbers",
+          _becomes_complex, _by(_to_complex)),
+    Fault("complex", "full.default full_like.default", "it makes no complex numbers", _is_complex, _by(_refused)),
+    Fault("sign", "sign.default", "the sign of NaN is NaN for it", _of_floats, _by_rule),
+    Fault("clamp", "clamp.default", "it refuses negative bounds for uint8", _below_zero, _by_rule),
+    Fault("max pool", f"{_POOL}.default", "it takes NaN for less than any number", _pools_nan, _by(_max_pool)),
+)  # fmt: skip
 
-_BY_OPERATOR: Mapping[str, tuple[Fault, ...]] = {
-    f"{'dim_order_ops' if 'dim_order' in name else 'aten'}.{name}": tuple(
-        fault for fault in FAULTS if name in fault.operators
-    )
-    for name in {name for fault in FAULTS for name in fault.operators}
-}
+_BY_OPERATOR: dict[str, list[Fault]] = {}
+for _fault in FAULTS:
+    for _name in _fault.operators.split():
+        _BY_OPERATOR.setdefault(_name, []).append(_fault)
 
 
 def find_fault(node: Node) -> Fault | None:
     """Return what is wrong in the kernel of a call; None if nothing is known."""
-    found = _BY_OPERATOR.get(graphs.operator_name(node), ())
+    namespace, _, name = graphs.operator_name(node).partition(".")
+    found = _BY_OPERATOR.get(name, ()) if namespace in ("aten", "dim_order_ops") else ()
     return next((fault for fault in found if fault.applies(node)), None)

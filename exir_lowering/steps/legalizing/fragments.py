@@ -16,7 +16,7 @@ from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size, undecide
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.operators import draws_numbers
+from exir_lowering._upstream.operators import draws_numbers, wrapped_operator
 from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.calls import tensors
@@ -29,6 +29,7 @@ from exir_lowering.steps.legalizing.widening import in_dtype
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
 _DEPTH = 4  # how often what a fragment consists of is replaced again
+UNCHECKED = EdgeCompileConfig(_check_ir_validity=False)
 _WIDER = (
     ((torch.float16, torch.bfloat16), torch.float32),
     ((torch.uint8, torch.int8, torch.int16, torch.int32), torch.int64),  # equal modulo the width of the narrow type
@@ -44,22 +45,18 @@ class Fragments:
     """The fragments of one method, each traced once for equal calls."""
 
     mode: FakeTensorMode
-    config: EdgeCompileConfig
     target: Target
     relaid: bool = False  # whether results may lie in memory in another order, which is up to the caller then
     _known: dict[Any, GraphModule | Failed] = field(default_factory=dict)
 
     def find(self, node: Node, depth: int = 0) -> GraphModule:
         """Return a graph that computes what a call does, and runs; Failed if there is none."""
-        key = self._key(node)
-        if key is None or key not in self._known:
+        key = self._key(node, depth == 0)
+        if key not in self._known:
             try:
-                found: GraphModule | Failed = self._make(node, depth)
+                self._known[key] = self._make(node, depth)
             except Failed as failed:
-                found = failed
-            if key is None:
-                key = node
-            self._known[key] = found
+                self._known[key] = failed
         made = self._known[key]
         if isinstance(made, Failed):
             raise made
@@ -72,42 +69,30 @@ class Fragments:
             raise Failed("other operators would draw other random numbers")
         why = ""
         for function in _candidates(node):
-            made = self._attempt(node, function, depth)
-            if isinstance(made, GraphModule):
-                return made
-            why = made
+            try:
+                return self._try(node, function, depth)
+            except Failed as failed:
+                why = str(failed)
+            except Exception as error:  # of a decomposition, for these arguments
+                let_through(error)
+                why = f"its decomposition failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise Failed(why)
 
-    def _attempt(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule | str:
-        """Return a fragment, or why there is none."""
-        try:
-            return self._try(node, function, depth)
-        except Failed as failed:
-            return str(failed)
-        except Exception as error:  # of torch's decomposition, for these arguments
-            let_through(error)
-            return f"its decomposition failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
     def _try(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule:
-        operands = node.all_input_nodes
         wanted = list(tensors(node.meta["val"]))
         if any(known_size(size) is None for value in wanted for size in value.shape):
             raise Failed("the size of its result depends on data")
+        free, values = self.relaid and depth == 0, [operand.meta["val"] for operand in node.all_input_nodes]
 
         def compute(*values: Any) -> tuple[Any, ...]:
-            given = dict(zip(operands, values, strict=True))
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
-            made = function(*args, **kwargs)
-            if made is NotImplemented:
+            made = calling(node, function)(*values)
+            if made[0] is NotImplemented:
                 raise Failed("its rule does not cover these arguments")
-            listed = made if isinstance(made, (list, tuple)) else [made]
-            free = self.relaid and depth == 0
-            return tuple(_laid_out(one, like, values, free) for one, like in zip(listed, wanted, strict=True))
+            return tuple(_laid_out(one, like, values, free) for one, like in zip(made, wanted, strict=True))
 
-        values = [operand.meta["val"] for operand in operands]
         before = decided(self.mode.shape_env)
         try:
-            graph_module = trace(compute, values, self.mode, self.config)
+            graph_module = trace(compute, values, self.mode, UNCHECKED)
         finally:
             narrowed = undecide(self.mode.shape_env, before)
         if narrowed:
@@ -121,15 +106,15 @@ class Fragments:
         graph_module.graph.eliminate_dead_code()
         return graph_module
 
-    def _key(self, node: Node) -> Any:
-        """Return what equal calls have in common; None where that is not known, or sizes are symbolic."""
+    def _key(self, node: Node, outside: bool) -> Any:
+        """Return what equal calls have in common; the call itself where that is not known, or sizes are symbolic."""
         likeness = Likeness(Uncovered)
         try:
             known = describe_arguments((node.args, node.kwargs), node.all_input_nodes.index)
             values = likeness.describe([operand.meta["val"] for operand in node.all_input_nodes])
         except Uncovered:
-            return None
-        return None if likeness.symbolic else (node.target, known, values, switches())
+            return node
+        return node if likeness.symbolic else (node.target, known, values, switches(), outside)
 
 
 def runs_not(node: Node, target: Target) -> str | None:
@@ -159,7 +144,19 @@ def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
     read = set(_read_types(node))
     for narrow, wide in _WIDER:
         if read.intersection(narrow):
-            yield in_dtype(node.target, narrow, wide, node)
+            yield in_dtype(wrapped_operator(node.target), narrow, wide, node)
+
+
+def calling(node: Node, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Return a function of a call's operands that gives another function its arguments, and returns a tuple."""
+
+    def compute(*values: Any) -> tuple[Any, ...]:
+        given = dict(zip(node.all_input_nodes, values, strict=True))
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
+        made = function(*args, **kwargs)
+        return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+
+    return compute
 
 
 def _laid_out(value: torch.Tensor, like: torch.Tensor, given: Any, free: bool) -> torch.Tensor:

@@ -2,51 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.nn import functional as F
 
-from exir_lowering.steps.legalizing.registry import UNROLLED, rule
+from exir_lowering import graphs
+from exir_lowering.steps.legalizing.registry import Rule, require, rule
+
+UNROLLED = 32
+"""How many rows or columns may be eliminated one after the other."""
 
 
-def _large(*matrices: Tensor) -> bool:
-    sizes = [size for each in matrices for size in each.shape[-2:]]
-    return not all(isinstance(size, int) and 0 < size <= UNROLLED for size in sizes)
+def _of_small(*names: str, place: int = 0) -> Callable[[Rule], Rule]:
+    """Make a function the rule of operators whose matrix at a place among the arguments is small."""
+
+    def add(function: Rule) -> Rule:
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            require(all(isinstance(size, int) and size <= UNROLLED for size in args[place].shape[-2:]))
+            return function(*args, **kwargs)
+
+        rule(*names, wide=torch.float64)(compute)
+        return function
+
+    return add
 
 
-def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both factors in one matrix, the rows that were chosen, and where each row was before."""
-    a = a.to(torch.float64)
+def drop_checks(program: ExportedProgram) -> None:
+    """Remove what raises an error for singular matrices in eager mode: a file has their infinities and NaN instead."""
+    graph, signature = program.graph, program.graph_signature
+    for node in list(graph.nodes):
+        if graphs.operator_name(node) != "with_effects" or str(node.args[1]) != "aten._linalg_check_errors.default":
+            continue
+        for token in list(node.users):
+            token.replace_all_uses_with(cast(Node, node.args[0]))
+            graph.erase_node(token)
+        graph.erase_node(node)
+    output = graph.output_node()
+    for token in [node for node in graph.nodes if node.op == "placeholder" and [*node.users] == [output]]:
+        if any(spec.kind is InputKind.TOKEN and spec.arg.name == token.name for spec in signature.input_specs):
+            kept = [number for number, value in enumerate(output.args[0]) if value is not token]
+            output.args = (tuple(output.args[0][number] for number in kept),)
+            signature.output_specs = [signature.output_specs[number] for number in kept]
+            signature.input_specs = [spec for spec in signature.input_specs if spec.arg.name != token.name]
+            graph.erase_node(token)
+
+
+def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both factors in one matrix, and with which row each was exchanged, from 1."""
     high, width = a.shape[-2:]
-    rows, columns, chosen = torch.arange(high), torch.arange(width), []
-    order = rows.expand(a.shape[:-1])
+    rows, columns = torch.arange(high), torch.arange(width)
+    chosen = [torch.zeros(*a.shape[:-2], 0, dtype=torch.int64)]
     for k in range(min(high, width)):
         pivot = torch.where(rows < k, -1.0, a[..., k].abs()).argmax(-1, keepdim=True)
-        place = torch.where(rows == k, pivot, torch.where(rows == pivot, k, rows))
-        a = a.gather(-2, place.unsqueeze(-1).expand(a.shape).contiguous())
-        order = order.gather(-1, place)
+        a = a.gather(-2, _exchanged(rows, k, pivot).unsqueeze(-1).expand(a.shape).contiguous())
         head, below = a[..., k : k + 1, k : k + 1], (rows > k).unsqueeze(-1)
         factor = torch.where(below, a[..., k : k + 1] / torch.where(head == 0, 1.0, head), 0.0)
         rest = a - factor * torch.where(columns > k, a[..., k : k + 1, :], 0.0)
         a = torch.where(below & (columns == k), factor, rest)
         chosen.append(pivot)
-    return a, torch.cat(chosen, -1), order
+    return a, (torch.cat(chosen, -1) + 1).to(torch.int32)
+
+
+def _exchanged(rows: Tensor, k: int, pivot: Tensor) -> Tensor:
+    return torch.where(rows == k, pivot, torch.where(rows == pivot, k, rows))
+
+
+def _order(pivots: Tensor, high: int) -> Tensor:
+    """Return where each row was before rows were exchanged."""
+    rows = torch.arange(high)
+    order = rows.expand(*pivots.shape[:-1], high)
+    for k in range(pivots.shape[-1]):
+        order = order.gather(-1, _exchanged(rows, k, pivots[..., k : k + 1].to(torch.int64) - 1))
+    return order
 
 
 def _info(diagonal: Tensor) -> Tensor:
     """Return the number of the first column that could not be eliminated, from 1; 0 if there is none."""
-    numbers = torch.where(diagonal == 0, torch.arange(1, diagonal.shape[-1] + 1), diagonal.shape[-1] + 1).amin(-1)
-    return torch.where(numbers > diagonal.shape[-1], 0, numbers).to(torch.int32)
+    size = diagonal.shape[-1]
+    first = F.pad(torch.where(diagonal == 0, torch.arange(size), size), [0, 1], value=size).amin(-1)
+    return torch.where(first == size, 0, first + 1).to(torch.int32)
 
 
-def _pivots(chosen: Tensor) -> Tensor:
-    return (chosen + 1).to(torch.int32)
-
-
-def _sign(chosen: Tensor) -> Tensor:
-    swaps = (chosen != torch.arange(chosen.shape[-1])).sum(-1)
-    return 1 - 2 * (swaps & 1)
+def _sign(pivots: Tensor) -> Tensor:
+    return 1 - 2 * ((pivots != torch.arange(1, pivots.shape[-1] + 1)).sum(-1) & 1)
 
 
 def _diagonal(a: Tensor) -> Tensor:
@@ -67,148 +111,122 @@ def _substituted(triangle: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor
     return b
 
 
-def _solved(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the solution of a system, and the factors and rows by which it was found."""
-    factors, chosen, order = _factored(a)
-    shape = torch.broadcast_shapes(factors.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
-    b, order = b.to(torch.float64).expand(*shape, *b.shape[-2:]), order.expand(*shape, order.shape[-1])
-    b = b.gather(-2, order.unsqueeze(-1).expand(b.shape).contiguous())
-    return _substituted(factors, _substituted(factors, b, False, True), True, False), factors, chosen
-
-
-@rule("_linalg_det.default")
+@_of_small("_linalg_det")
 def _det(a: Tensor) -> Any:
-    if _large(a):
-        return NotImplemented
-    factors, chosen, _ = _factored(a)
-    found = _diagonal(factors).prod(-1) * _sign(chosen)
-    return found.to(a.dtype), factors.to(a.dtype), _pivots(chosen)
+    factors, pivots = _factored(a)
+    return _diagonal(factors).prod(-1) * _sign(pivots), factors, pivots
 
 
-@rule("_linalg_slogdet.default")
+@_of_small("_linalg_slogdet")
 def _slogdet(a: Tensor) -> Any:
-    if _large(a):
-        return NotImplemented
-    factors, chosen, _ = _factored(a)
+    factors, pivots = _factored(a)
     diagonal = _diagonal(factors)
     signs = (diagonal > 0).to(torch.float64) - (diagonal < 0).to(torch.float64)
-    sign, logarithm = signs.prod(-1) * _sign(chosen), torch.log(diagonal.abs()).sum(-1)
-    return sign.to(a.dtype), logarithm.to(a.dtype), factors.to(a.dtype), _pivots(chosen)
+    return signs.prod(-1) * _sign(pivots), torch.log(diagonal.abs()).sum(-1), factors, pivots
 
 
-@rule("linalg_lu_factor_ex.default")
+@_of_small("linalg_lu_factor_ex")
 def _lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    if _large(a) or not pivot:
-        return NotImplemented
-    factors, chosen, _ = _factored(a)
-    return factors.to(a.dtype), _pivots(chosen), _info(_diagonal(factors))
+    factors, pivots = _factored(a)
+    return (factors, pivots, _info(_diagonal(factors))) if pivot else NotImplemented
 
 
-@rule("linalg_lu.default")
-def _lu(a: Tensor, *, pivot: bool = True) -> Any:
-    if _large(a) or not pivot:
-        return NotImplemented
-    factors, _, order = _factored(a)
+@_of_small("lu_unpack")
+def _lu_unpack(a: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     high, width = a.shape[-2:]
     rows, columns, least = torch.arange(high).unsqueeze(-1), torch.arange(width), min(high, width)
-    lower = torch.where(rows > columns, factors, (rows == columns).to(factors.dtype))[..., :least]
-    upper = torch.where(rows <= columns, factors, 0.0)[..., :least, :]
-    return tuple(each.to(a.dtype) for each in ((order.unsqueeze(-2) == rows), lower, upper))
+    nothing = torch.zeros(0, dtype=a.dtype)
+    places = (_order(pivots, high).unsqueeze(-2) == rows).to(a.dtype) if unpack_pivots else nothing
+    if not unpack_data:
+        return places, nothing, nothing
+    lower = torch.where(rows > columns, a, (rows == columns).to(a.dtype))[..., :least]
+    return places, lower, torch.where(rows <= columns, a, 0.0)[..., :least, :]
 
 
-@rule("linalg_inv_ex.default")
-def _inverse(a: Tensor, *, check_errors: bool = False) -> Any:
-    if _large(a):
-        return NotImplemented
-    found, factors, _ = _solved(a, torch.eye(a.shape[-1], dtype=torch.float64))
-    return found.to(a.dtype), _info(_diagonal(factors))
+@_of_small("linalg_lu")
+def _lu(a: Tensor, *, pivot: bool = True) -> Any:
+    return _lu_unpack(*_factored(a)) if pivot else NotImplemented
 
 
-@rule("_linalg_solve_ex.default")
+@_of_small("linalg_lu_solve")
+def _lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
+    if not left:
+        return _lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
+    shape = torch.broadcast_shapes(factors.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    b = b.expand(*shape, *b.shape[-2:])
+    order = _order(pivots, factors.shape[-1]).unsqueeze(-1).expand(b.shape).contiguous()
+    if adjoint:
+        found = _substituted(factors.mT, _substituted(factors.mT, b, False, False), True, True)
+        return torch.zeros_like(b).scatter(-2, order, found)
+    return _substituted(factors, _substituted(factors, b.gather(-2, order), False, True), True, False)
+
+
+@_of_small("_linalg_solve_ex")
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
-    if _large(a):
-        return NotImplemented
     vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
-    wide = b.unsqueeze(-1) if vector else b
-    if left:
-        found, factors, chosen = _solved(a, wide)
-    else:
-        found = _solved(a.mT, wide.mT)[0].mT
-        factors, chosen, _ = _factored(a)
-    found = found.squeeze(-1) if vector else found
-    return found.to(a.dtype), factors.to(a.dtype), _pivots(chosen), _info(_diagonal(factors))
+    factors, pivots = _factored(a)
+    found = _lu_solve(factors, pivots, b.unsqueeze(-1) if vector else b, left=left)
+    return found.squeeze(-1) if vector else found, factors, pivots, _info(_diagonal(factors))
 
 
-@rule("linalg_solve_triangular.default")
+@_of_small("linalg_inv_ex")
+def _inverse(a: Tensor, *, check_errors: bool = False) -> Any:
+    factors, pivots = _factored(a)
+    return _lu_solve(factors, pivots, torch.eye(a.shape[-1], dtype=a.dtype)), _info(_diagonal(factors))
+
+
+@_of_small("linalg_solve_triangular")
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    if _large(a):
-        return NotImplemented
-    wide, given = a.to(torch.float64), b.to(torch.float64)
     if left:
-        return _substituted(wide, given, upper, unitriangular).to(a.dtype)
-    return _substituted(wide.mT, given.mT, not upper, unitriangular).mT.to(a.dtype)
+        return _substituted(a, b, upper, unitriangular)
+    return _substituted(a.mT, b.mT, not upper, unitriangular).mT
 
 
-@rule("triangular_solve.default")
+@_of_small("triangular_solve", place=1)
 def _old_solve_triangular(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
-    wide = a.mT if transpose else a
-    found = _solve_triangular(wide, b, upper=upper != transpose, unitriangular=unitriangular)
-    return found if found is NotImplemented else (found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone())
+    found = _substituted(a.mT if transpose else a, b, upper != transpose, unitriangular)
+    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
 
 
-def _lower_root(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower Cholesky factor, and the number of the first column that has none."""
-    a = a.to(torch.float64)
-    size = a.shape[-1]
-    rows, columns, heads = torch.arange(size).unsqueeze(-1), torch.arange(size), []
-    found = torch.zeros_like(a)
+@_of_small("linalg_cholesky_ex")
+def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """Return the Cholesky factor, and the number of the first column that has none."""
+    a, size = a.mT if upper else a, a.shape[-1]
+    rows, columns = torch.arange(size).unsqueeze(-1), torch.arange(size)
+    found, heads = torch.zeros_like(a), [torch.zeros(*a.shape[:-2], 0, dtype=a.dtype)]
     for k in range(size):
         head = a[..., k : k + 1, k : k + 1]
         column = torch.where(rows >= k, a[..., k : k + 1] / torch.sqrt(head), 0.0)
         found = torch.where(columns == k, column, found)
         a = a - column * column.mT
         heads.append(head.reshape(*a.shape[:-2], 1))
-    return found, _info((torch.cat(heads, -1) > 0).to(torch.int64))
+    return found.mT if upper else found, _info((torch.cat(heads, -1) > 0).to(torch.int64))
 
 
-@rule("linalg_cholesky_ex.default")
-def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
-    if _large(a):
-        return NotImplemented
-    found, info = _lower_root(a.mT if upper else a)
-    return (found.mT if upper else found).to(a.dtype), info
-
-
-@rule("cholesky.default")
+@_of_small("cholesky")
 def _cholesky(a: Tensor, upper: bool = False) -> Any:
-    found = _cholesky_ex(a, upper=upper)
-    return found if found is NotImplemented else found[0]
+    return _cholesky_ex(a, upper=upper)[0]
 
 
-@rule("cholesky_solve.default")
+@_of_small("cholesky_solve", place=1)
 def _cholesky_solve(b: Tensor, root: Tensor, upper: bool = False) -> Any:
-    if _large(root):
-        return NotImplemented
-    lower = (root.mT if upper else root).to(torch.float64)
-    found = _substituted(lower, b.to(torch.float64), False, False)
-    return _substituted(lower.mT, found, True, False).to(b.dtype)
+    lower = root.mT if upper else root
+    return _substituted(lower.mT, _substituted(lower, b, False, False), True, False)
 
 
-@rule("cholesky_inverse.default")
+@_of_small("cholesky_inverse")
 def _cholesky_inverse(root: Tensor, upper: bool = False) -> Any:
     return _cholesky_solve(torch.eye(root.shape[-1], dtype=root.dtype), root, upper)
 
 
-@rule("linalg_qr.default")
+@_of_small("linalg_qr")
 def _qr(a: Tensor, mode: str = "reduced") -> Any:
     """By reflections, with LAPACK's signs."""
-    if _large(a):
-        return NotImplemented
     high, width = a.shape[-2:]
-    r, rows = a.to(torch.float64), torch.arange(high).unsqueeze(-1)
-    q = torch.eye(high, dtype=torch.float64).expand(*a.shape[:-2], high, high)
+    r, rows = a, torch.arange(high).unsqueeze(-1)
+    q = torch.eye(high, dtype=a.dtype).expand(*a.shape[:-2], high, high)
     for k in range(min(high, width)):
         column, head = r[..., k : k + 1], r[..., k : k + 1, k : k + 1]
         below = torch.where(rows > k, column, 0.0)
@@ -220,39 +238,15 @@ def _qr(a: Tensor, mode: str = "reduced") -> Any:
         r = r - tau * vector * (vector * r).sum(-2, keepdim=True)
         q = q - tau * (q * vector.mT).sum(-1, keepdim=True) * vector.mT
     least = high if mode == "complete" else min(high, width)
-    r = torch.where(rows <= torch.arange(width), r, 0.0)[..., :least, :].to(a.dtype)
-    return (q[..., :least].to(a.dtype) if mode != "r" else torch.zeros(0, dtype=a.dtype)), r
+    r = torch.where(rows <= torch.arange(width), r, 0.0)[..., :least, :]
+    return (q[..., :least] if mode != "r" else torch.zeros(0, dtype=a.dtype)), r
 
 
-@rule("lu_unpack.default")
-def _lu_unpack(a: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
-    if _large(a):
-        return NotImplemented
-    high, width = a.shape[-2:]
-    rows, columns, least = torch.arange(high), torch.arange(width), min(high, width)
-    order = rows.expand(*pivots.shape[:-1], high)
-    for k in range(pivots.shape[-1] if unpack_pivots else 0):
-        pivot = pivots[..., k : k + 1].to(torch.int64) - 1
-        place = torch.where(rows == k, pivot, torch.where(rows == pivot, k, rows))
-        order = order.gather(-1, place)
-    nothing = torch.zeros(0, dtype=a.dtype)
-    places = (order.unsqueeze(-2) == rows.unsqueeze(-1)).to(a.dtype) if unpack_pivots else nothing
-    if not unpack_data:
-        return places, nothing, nothing
-    down, across = rows.unsqueeze(-1), columns
-    lower = torch.where(down > across, a, (down == across).to(a.dtype))[..., :least]
-    return places, lower, torch.where(down <= across, a, 0)[..., :least, :]
-
-
-@rule("linalg_householder_product.default")
+@_of_small("linalg_householder_product")
 def _householder_product(a: Tensor, tau: Tensor) -> Any:
-    if _large(a):
-        return NotImplemented
-    high, width = a.shape[-2:]
-    wide, rows, columns = a.to(torch.float64), torch.arange(high).unsqueeze(-1), torch.arange(width)
-    found = (rows == columns).to(torch.float64).expand(a.shape)
+    rows, columns = torch.arange(a.shape[-2]).unsqueeze(-1), torch.arange(a.shape[-1])
+    found = (rows == columns).to(a.dtype).expand(a.shape)
     for k in reversed(range(tau.shape[-1])):
-        vector = torch.where(rows > k, wide[..., k : k + 1], (rows == k).to(torch.float64))
-        scaled = tau[..., k : k + 1].unsqueeze(-1).to(torch.float64) * vector
-        found = found - scaled * (vector * found).sum(-2, keepdim=True)
-    return found.to(a.dtype)
+        vector = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
+        found = found - tau[..., k : k + 1].unsqueeze(-1) * vector * (vector * found).sum(-2, keepdim=True)
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exir_lowering.steps.legalizing.registry import rule, widened, within
+from exir_lowering.steps.legalizing.registry import require, require_small, rule
 
 
 def _nan(x: Tensor) -> Tensor:
@@ -26,36 +27,23 @@ def _back(x: Tensor, dim: int, like: Tensor, keepdim: bool = True) -> Tensor:
     return x.movedim(-1, dim) if keepdim else x.squeeze(-1)
 
 
-def _ascending(x: Tensor, descending: bool = False) -> Tensor:
-    """Return the places of the elements in their order in the last dimension: stable, NaN last."""
-    size = x.shape[-1]
-    one, other = x.unsqueeze(-1), x.unsqueeze(-2)
-    place = torch.arange(size)
-    earlier = place.unsqueeze(-1) > place
-    if descending:
-        before, same = other > one, other == one
-    else:
-        before, same = other < one, other == one
+def _sorted(x: Tensor, dim: int, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the values in their order, stable with NaN last, and their places, with the dimension at the end."""
+    x = _at_end(x, dim)
+    require_small(*x.shape, x.shape[-1])
+    one, other, place = x.unsqueeze(-1), x.unsqueeze(-2), torch.arange(x.shape[-1])
+    before, same = other > one if descending else other < one, other == one
     if x.is_floating_point():
         first, second = (_nan(other), _nan(one)) if descending else (_nan(one), _nan(other))
         before, same = before | (first & ~second), same | (first & second)
-    rank = (before | (same & earlier)).sum(-1)
-    return torch.zeros_like(rank).scatter(-1, rank, place.expand(rank.shape).contiguous())
-
-
-def _sorted(x: Tensor, dim: int, descending: bool = False) -> Any:
-    """Return the values in their order and their places, with the dimension at the end."""
-    x = _at_end(x, dim)
-    if not within(*x.shape, x.shape[-1]):
-        return None
-    places = _ascending(x, descending)
+    rank = (before | (same & (place.unsqueeze(-1) > place))).sum(-1)
+    places = torch.zeros_like(rank).scatter(-1, rank, place.expand(rank.shape).contiguous())
     return x.gather(-1, places), places
 
 
-@rule("sort.default")
+@rule("sort")
 def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
-    found = _sorted(x, dim, descending)
-    return NotImplemented if found is None else tuple(_back(one, dim, x) for one in found)
+    return tuple(_back(one, dim, x) for one in _sorted(x, dim, descending))
 
 
 @rule("sort.stable")
@@ -63,58 +51,37 @@ def _stable_sort(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
     return _sort(x, dim, descending)
 
 
-@rule("topk.default")
+@rule("topk")
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
-    found = _sorted(x, dim, largest)
-    return NotImplemented if found is None else tuple(_back(one[..., :k], dim, x) for one in found)
+    return tuple(_back(one[..., :k], dim, x) for one in _sorted(x, dim, largest))
 
 
-@rule("kthvalue.default")
+@rule("kthvalue")
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    found = _sorted(x, dim)
-    return NotImplemented if found is None else tuple(_back(one[..., k - 1 : k], dim, x, keepdim) for one in found)
+    return tuple(_back(one[..., k - 1 : k], dim, x, keepdim) for one in _sorted(x, dim))
 
 
-def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> Any:
-    found = _sorted(x, dim)
-    if found is None:
-        return NotImplemented
-    values = found[0]
+def _middle(x: Tensor, dim: int = -1, keepdim: bool = False, *, skip_nan: bool) -> Any:
+    values, places = _sorted(x, dim)
     last = (~_nan(values)).sum(-1, keepdim=True) - 1
     middle = torch.div(torch.clamp(last, min=0), 2, rounding_mode="floor")
     if not skip_nan and x.is_floating_point():  # the first NaN, if there is one
         middle = torch.where(last + 1 < values.shape[-1], last + 1, middle)
-    return tuple(_back(one.gather(-1, middle), dim, x, keepdim) for one in found)
+    return tuple(_back(one.gather(-1, middle), dim, x, keepdim) for one in (values, places))
 
 
-@rule("median.dim")
-def _median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    return _middle(x, dim, keepdim, skip_nan=False)
+def _middle_of_all(x: Tensor, *, skip_nan: bool) -> Any:
+    return _middle(x.reshape(-1), skip_nan=skip_nan)[0]
 
 
-@rule("nanmedian.dim")
-def _nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    return _middle(x, dim, keepdim, skip_nan=True)
+for _name in ("median", "nanmedian"):
+    rule(f"{_name}.dim")(partial(_middle, skip_nan=_name != "median"))
+    rule(_name)(partial(_middle_of_all, skip_nan=_name != "median"))
 
 
-@rule("median.default")
-def _median_of_all(x: Tensor) -> Any:
-    found = _middle(x.reshape(-1), 0, False, skip_nan=False)
-    return found if found is NotImplemented else found[0]
-
-
-@rule("nanmedian.default")
-def _nanmedian_of_all(x: Tensor) -> Any:
-    found = _middle(x.reshape(-1), 0, False, skip_nan=True)
-    return found if found is NotImplemented else found[0]
-
-
-@rule("mode.default")
+@rule("mode")
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    found = _sorted(x, dim)
-    if found is None:
-        return NotImplemented
-    values, places = found
+    values, places = _sorted(x, dim)
     same = values.unsqueeze(-1) == values.unsqueeze(-2)
     count = torch.clamp(same.sum(-1), min=1)  # a NaN equals nothing
     first = (count == count.amax(-1, keepdim=True)).to(torch.int64).argmax(-1, keepdim=True)
@@ -122,15 +89,13 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     return _back(values.gather(-1, first), dim, x, keepdim), _back(places.gather(-1, last), dim, x, keepdim)
 
 
-def _running(x: Tensor, dim: int, largest: bool) -> Any:
+def _running(x: Tensor, dim: int, *, largest: bool) -> Any:
     """Return the largest or smallest of what comes so far, NaN before all, and its last place."""
     if x.dim() == 0:
         return x.clone(), torch.zeros((), dtype=torch.int64)
     rows = _at_end(x, dim)
-    size = rows.shape[-1]
-    if not within(*rows.shape, size):
-        return NotImplemented
-    place = torch.arange(size)
+    require_small(*rows.shape, rows.shape[-1])
+    place = torch.arange(rows.shape[-1])
     given, seen = rows.unsqueeze(-2), place.unsqueeze(-1) >= place
     other = torch.where(seen, given, rows.unsqueeze(-1))  # its own value for what comes later
     best = other.amax(-1, keepdim=True) if largest else other.amin(-1, keepdim=True)
@@ -139,32 +104,25 @@ def _running(x: Tensor, dim: int, largest: bool) -> Any:
     return _back(best.squeeze(-1), dim, x), _back(last, dim, x)
 
 
-@rule("cummax.default")
-def _cummax(x: Tensor, dim: int) -> Any:
-    return _running(x, dim, True)
+rule("cummax")(partial(_running, largest=True))
+rule("cummin")(partial(_running, largest=False))
 
 
-@rule("cummin.default")
-def _cummin(x: Tensor, dim: int) -> Any:
-    return _running(x, dim, False)
-
-
-@rule("logcumsumexp.default")
+@rule("logcumsumexp", wide=torch.float32)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if x.dim() == 0:
         return x.clone()
-    rows = widened(_at_end(x, dim))
-    if not within(*rows.shape, rows.shape[-1]):
-        return NotImplemented
+    rows = _at_end(x, dim)
+    require_small(*rows.shape, rows.shape[-1])
     place = torch.arange(rows.shape[-1])
     seen = torch.where(place.unsqueeze(-1) >= place, rows.unsqueeze(-2), -math.inf)
-    return _back(torch.logsumexp(seen, -1), dim, x).to(x.dtype)
+    return _back(torch.logsumexp(seen, -1), dim, x)
 
 
-@rule("searchsorted.Tensor")
+@rule("searchsorted.Tensor", "searchsorted.Scalar")
 def _searchsorted(
     ordered: Tensor,
-    values: Tensor,
+    values: Any,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -172,36 +130,26 @@ def _searchsorted(
     sorter: Tensor | None = None,
 ) -> Any:
     ordered = ordered if sorter is None else ordered.gather(-1, sorter)
+    values = values if isinstance(values, Tensor) else torch.full((), values, dtype=ordered.dtype)
     dtype = torch.promote_types(ordered.dtype, values.dtype)
     ordered, given = ordered.to(dtype), values.to(dtype).unsqueeze(-1)
-    if not within(*values.shape, ordered.shape[-1]):
-        return NotImplemented
+    require_small(*values.shape, ordered.shape[-1])
     ordered = ordered.unsqueeze(-2) if ordered.dim() > 1 else ordered
     before = ~(ordered > given) if right or side == "right" else ~(ordered >= given)
     return before.sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
-@rule("searchsorted.Scalar")
-def _searchsorted_scalar(ordered: Tensor, value: float, **kwargs: Any) -> Any:
-    return _searchsorted(ordered, torch.full((), value, dtype=ordered.dtype), **kwargs)
-
-
-@rule("bucketize.Tensor")
-def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+@rule("bucketize.Tensor", "bucketize.Scalar")
+def _bucketize(values: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
     return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
 
 
-@rule("bucketize.Scalar")
-def _bucketize_scalar(value: float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    return _searchsorted_scalar(boundaries, value, out_int32=out_int32, right=right)
-
-
-@rule("histc.default")
+@rule("histc")
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    if not within(x.numel(), bins) or (min == max and x.numel() == 0):
-        return NotImplemented
+    require_small(x.numel(), bins)
     flat = x.reshape(-1)
     if min == max:
+        require(x.numel() != 0)
         low, high = flat.amin(), flat.amax()
         low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
     else:

@@ -1,4 +1,4 @@
-"""Where rules are listed, and how much they may make."""
+"""Where rules are listed, how much they may make, and in which types they compute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.graphs.ranges.transfers import product
 
 Rule = Callable[..., Any]
@@ -17,23 +18,63 @@ RULES: dict[str, Rule] = {}
 
 MASK = 2**24
 """How many elements what compares all pairs may have."""
-UNROLLED = 32
-"""How many rows or columns may be eliminated one after the other."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make a function the rule of some operators; it takes what they take."""
+class NotCovered(Exception):
+    """A rule does not cover its arguments."""
+
+
+def rule(*names: str, wide: torch.dtype | None = None) -> Callable[[Rule], Rule]:
+    """Make a function the rule of some operators; it takes what they take, in a wider type if one is given."""
 
     def add(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys((f"aten.{name}" for name in names), function))
+        inner = function if wide is None else widening(function, wide)
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner(*args, **kwargs)
+            except NotCovered:
+                return NotImplemented
+
+        named = (f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names)
+        RULES.update(dict.fromkeys(named, computed))
         return function
 
     return add
 
 
-def within(*sizes: Any) -> bool:
-    """Return whether a tensor of these sizes is small enough for a mask."""
-    return product(sizes) <= MASK
+def widening(function: Rule, wide: torch.dtype) -> Rule:
+    """Compute with floats of a wider type, and give the results the type of the first of them, or the default one."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        require(not any(each.is_complex() for each in given))
+        floats = [each.dtype for each in given if each.is_floating_point()]
+
+        def widen(value: Any) -> Any:
+            if not isinstance(value, Tensor) or (floats and not value.is_floating_point()):
+                return value
+            return value.to(wide) if wide is torch.float64 else widened(value)
+
+        def narrow(value: Any) -> Any:
+            floating = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(floats[0] if floats else torch.get_default_dtype()) if floating else value
+
+        given = pytree.tree_map(widen, (args, kwargs))
+        return pytree.tree_map(narrow, function(*given[0], **given[1]))
+
+    return computed
+
+
+def require(covered: bool) -> None:
+    """Let a rule cover only some arguments."""
+    if not covered:
+        raise NotCovered
+
+
+def require_small(*sizes: Any) -> None:
+    """Let a rule cover only what makes tensors of these sizes that are small enough for a mask."""
+    require(product(sizes) <= MASK)
 
 
 def widened(x: Tensor) -> Tensor:

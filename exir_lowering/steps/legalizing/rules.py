@@ -6,7 +6,6 @@ from exir_lowering.steps.legalizing import (  # noqa: F401  each adds its rules
     linear,
     order,
     special,
-    torchao_rules,
     windows,
 )
 from exir_lowering.steps.legalizing.registry import RULES as RULES

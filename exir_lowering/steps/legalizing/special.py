@@ -1,6 +1,6 @@
-"""Rules for special functions, by integrals that the trapezoidal rule finds to the last place, and by their tails.
+"""Rules for special functions, by series, and by integrals that the trapezoidal rule finds to the last place.
 
-All are computed in float64 and are right in narrower types; float64 itself is left out.
+All are computed in float64. Where float64 itself is left out, they are right in narrower types.
 """
 
 from __future__ import annotations
@@ -12,148 +12,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exir_lowering.steps.legalizing.arithmetic import erfc_tail, erfc_wide
-from exir_lowering.steps.legalizing.registry import Rule, rule, within
+from exir_lowering.steps.legalizing.registry import require, require_small, rule, widening
 
-_POINTS = 401
-_NEAR = 32.0
-"""Up to here functions of Bessel are integrals, beyond it series of powers of 1/x."""
+_POINTS = 201
 
 
-def _narrow(*names: str) -> Callable[[Callable[[Tensor], Tensor]], Rule]:
-    """Make a function of float64 the rule of some operators."""
+def _narrow(*names: str) -> Callable[[Callable[[Tensor], Tensor]], None]:
+    """Make a function of float64 the rule of operators in narrower types, of what is not NaN."""
 
-    def add(function: Callable[[Tensor], Tensor]) -> Rule:
-        def compute(x: Tensor) -> Any:
-            if x.dtype is torch.float64 or not within(*x.shape, _POINTS):
-                return NotImplemented
-            dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-            return function(x.to(torch.float64)).to(dtype)
-
-        rule(*(f"{name}.default" for name in names))(compute)
-        return compute
+    def add(function: Callable[[Tensor], Tensor]) -> None:
+        @rule(*names)
+        def _(x: Tensor) -> Any:
+            require(x.dtype is not torch.float64)
+            require_small(*x.shape, _POINTS)
+            return widening(lambda y: torch.where(y == y, function(y), y), torch.float64)(x)
 
     return add
 
 
-def _coefficients(order: int, count: int) -> list[float]:
-    """Return the coefficients of the series of functions of Bessel for large arguments."""
-    found = [1.0]
-    for k in range(1, count):
-        found.append(found[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
-    return found
+def _modified(order: int, first: bool, scaled: bool) -> Callable[[Tensor], Tensor]:
+    """Return a modified function of Bessel, of the first or second kind: an integral, until nothing is left of it."""
+
+    def function(x: Tensor) -> Tensor:
+        size = torch.clamp(x.abs() if first else x, max=1e300 if scaled else 700.0)
+        place = torch.arange(_POINTS, dtype=torch.float64) / (_POINTS - 1)
+        ratio = 60 / torch.where(size > 0, size, 1.0)
+        end = torch.log1p(ratio + torch.sqrt(ratio * (ratio + 2)))
+        if first:
+            end = torch.clamp(9 / torch.sqrt(size), max=math.pi)
+        half = (torch.sin if first else torch.sinh)(end.unsqueeze(-1) * place / 2)
+        value = torch.exp(-2 * size.unsqueeze(-1) * half * half)
+        value = value * (1 + (-2 if first else 2) * half * half) if order else value
+        found = torch.where((place == 0) | (place == 1), value / 2, value).sum(-1) * end / (_POINTS - 1)
+        if not first:
+            found = torch.where(x > 0, found, torch.where(x == 0, math.inf, math.nan))
+            return found if scaled else found * torch.exp(-size)
+        found = found / math.pi if scaled else found * torch.exp(size) / math.pi
+        if order:
+            found = torch.where(size < 1e-4, torch.exp(-size if scaled else size * 0) * size / 2, found)
+        return torch.where(x < 0, -found, found) if order else found
+
+    return function
 
 
-def _powers(x: Tensor, coefficients: list[float]) -> Tensor:
-    found = torch.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        found = found * x + coefficient
-    return found
+for _order in (0, 1):
+    _k = f"modified_bessel_k{_order}"
+    _narrow(f"special_i{_order}e")(_modified(_order, True, True))
+    _narrow(("i0", "special_i1")[_order], f"special_modified_bessel_i{_order}")(_modified(_order, True, False))
+    _narrow(f"special_scaled_{_k}")(_modified(_order, False, True))
+    _narrow(f"special_{_k}")(_modified(_order, False, False))
 
 
-def _angles(count: int) -> Tensor:
-    return (torch.arange(count, dtype=torch.float64) + 0.5) * (2 * math.pi / count)
+@rule("erfc", wide=torch.float64)
+def _erfc(x: Tensor) -> Tensor:
+    tail = _erfc_tail(torch.clamp(x.abs(), 1.0, 30.0))
+    return torch.where(x.abs() < 1, 1 - torch.erf(x), torch.where(x > 0, tail, 2 - tail))
 
 
-def _scaled_i(x: Tensor, order: int) -> Tensor:
-    """Return exp(-x) times the modified function of the first kind, of what is not negative."""
-    cosine = torch.cos(_angles(48))
-    integrand = torch.exp(torch.clamp(x, max=_NEAR).unsqueeze(-1) * (cosine - 1))
-    near = (integrand * cosine if order else integrand).mean(-1)
-    if order:
-        near = torch.where(x < 1e-4, torch.exp(-x) * x / 2, near)
-    inverse = 1 / torch.clamp(x, min=_NEAR)
-    signed = [(-1) ** k * each for k, each in enumerate(_coefficients(order, 14))]
-    return torch.where(x < _NEAR, near, torch.sqrt(inverse / (2 * math.pi)) * _powers(inverse, signed))
-
-
-def _nan_kept(x: Tensor, found: Tensor) -> Tensor:
-    return torch.where(x == x, found, x)
-
-
-@_narrow("special_i0e")
-def _i0e(x: Tensor) -> Tensor:
-    return _nan_kept(x, _scaled_i(x.abs(), 0))
-
-
-@_narrow("special_i1e")
-def _i1e(x: Tensor) -> Tensor:
-    return _nan_kept(x, torch.where(x < 0, -1.0, 1.0) * _scaled_i(x.abs(), 1))
-
-
-@_narrow("i0", "special_modified_bessel_i0")
-def _i0(x: Tensor) -> Tensor:
-    size = torch.clamp(x.abs(), max=700.0)
-    return _nan_kept(x, _scaled_i(size, 0) * torch.exp(size))
-
-
-@_narrow("special_i1", "special_modified_bessel_i1")
-def _i1(x: Tensor) -> Tensor:
-    size = torch.clamp(x.abs(), max=700.0)
-    return _nan_kept(x, torch.where(x < 0, -1.0, 1.0) * _scaled_i(size, 1) * torch.exp(size))
-
-
-def _scaled_k(x: Tensor, order: int) -> Tensor:
-    """Return exp(x) times the modified function of the second kind."""
-    ratio = 60 / torch.where(x > 0, x, 1.0)
-    end = torch.log1p(ratio + torch.sqrt(ratio * (ratio + 2))).unsqueeze(-1)  # the integrand is exp(-60) there
-    place = torch.arange(_POINTS, dtype=torch.float64)
-    half = torch.sinh(end * place / (2 * (_POINTS - 1)))
-    value = torch.exp(-2 * x.unsqueeze(-1) * half * half)
-    value = value * (1 + 2 * half * half) if order else value
-    found = torch.where(place == 0, value / 2, value).sum(-1) * end.squeeze(-1) / (_POINTS - 1)
-    return torch.where(x > 0, torch.where(x == math.inf, 0.0, found), torch.where(x == 0, math.inf, math.nan))
-
-
-@_narrow("special_scaled_modified_bessel_k0")
-def _k0e(x: Tensor) -> Tensor:
-    return _scaled_k(x, 0)
-
-
-@_narrow("special_scaled_modified_bessel_k1")
-def _k1e(x: Tensor) -> Tensor:
-    return _scaled_k(x, 1)
-
-
-@_narrow("special_modified_bessel_k0")
-def _k0(x: Tensor) -> Tensor:
-    return _scaled_k(x, 0) * torch.exp(-x)
-
-
-@_narrow("special_modified_bessel_k1")
-def _k1(x: Tensor) -> Tensor:
-    return _scaled_k(x, 1) * torch.exp(-x)
-
-
-def _j(x: Tensor, order: int) -> Tensor:
-    """Return the function of the first kind, of what is not negative."""
-    sine = torch.sin(_angles(96))
-    phase = torch.clamp(x, max=_NEAR).unsqueeze(-1) * sine
-    near = (sine * torch.sin(phase) if order else torch.cos(phase)).mean(-1)
-    near = torch.where(x < 1e-4, x / 2, near) if order else near
-    far = torch.clamp(x, min=_NEAR)
-    known = [(-1) ** (k // 2) * each for k, each in enumerate(_coefficients(order, 16))]
-    square = 1 / (far * far)
-    even, odd = _powers(square, known[::2]), _powers(square, known[1::2]) / far
-    phase = far - (2 * order + 1) * math.pi / 4
-    tail = torch.sqrt(2 / (math.pi * far)) * (even * torch.cos(phase) - odd * torch.sin(phase))
-    return torch.where(x == math.inf, 0.0, torch.where(x < _NEAR, near, tail))
-
-
-@_narrow("special_bessel_j0")
-def _j0(x: Tensor) -> Tensor:
-    return _nan_kept(x, _j(x.abs(), 0))
-
-
-@_narrow("special_bessel_j1")
-def _j1(x: Tensor) -> Tensor:
-    return _nan_kept(x, torch.where(x < 0, -1.0, 1.0) * _j(x.abs(), 1))
+def _erfc_tail(z: Tensor, scaled: bool = False) -> Tensor:
+    """Return 1 - erf from 1 on, times exp(z * z) if scaled: an integral of exp(-t * t) / (t * t + z * z), by sums."""
+    step = 0.5
+    total = 0.5 / (z * z)
+    for k in range(1, 14):
+        total = total + math.exp(-((k * step) ** 2)) / (z * z + (k * step) ** 2)
+    sums, near, one = (2 * step / math.pi) * z * total, torch.clamp(z, max=6.0), torch.exp(-z * z)
+    rest = 2 / (1 - torch.exp(near * (2 * math.pi / step))) * (z < 6.0)
+    return sums + rest * torch.exp(near * near) if scaled else sums * one + rest
 
 
 @_narrow("special_erfcx")
 def _erfcx(x: Tensor) -> Tensor:
-    square = torch.exp(x * x)
-    return torch.where(x < 1, square * erfc_wide(x), erfc_tail(torch.clamp(x, 1.0, 1e150), scaled=True))
+    return torch.where(x < 1, torch.exp(x * x) * _erfc(x), _erfc_tail(torch.clamp(x, 1.0, 1e150), scaled=True))
 
 
 def _quantile(tail: Tensor) -> Tensor:
@@ -162,7 +91,7 @@ def _quantile(tail: Tensor) -> Tensor:
     t = torch.sqrt(-2 * torch.log(q))
     y = t - (2.515517 + t * (0.802853 + 0.010328 * t)) / (1 + t * (1.432788 + t * (0.189269 + 0.001308 * t)))
     for _ in range(2):
-        ratio = (erfc_wide(y / math.sqrt(2)) / 2 - q) * math.sqrt(2 * math.pi) * torch.exp(y * y / 2)
+        ratio = (_erfc(y / math.sqrt(2)) / 2 - q) * math.sqrt(2 * math.pi) * torch.exp(y * y / 2)
         y = y + ratio / (1 - ratio * y / 2)
     return torch.where(tail == 0, math.inf, torch.where(tail < 0, math.nan, y))
 
@@ -170,12 +99,69 @@ def _quantile(tail: Tensor) -> Tensor:
 @_narrow("special_ndtri")
 def _ndtri(x: Tensor) -> Tensor:
     found = _quantile(torch.minimum(x, 1 - x))
-    return _nan_kept(x, torch.where(x == 0.5, 0.0, torch.where(x < 0.5, -found, found)))
+    return torch.where(x == 0.5, 0.0, torch.where(x < 0.5, -found, found))
 
 
 @_narrow("erfinv")
 def _erfinv(x: Tensor) -> Tensor:
     size = x.abs()
-    found = _quantile((1 - size) / 2) / math.sqrt(2)
     near = size * (math.sqrt(math.pi) / 2) * (1 + math.pi / 12 * size * size)
-    return _nan_kept(x, torch.where(x < 0, -1.0, 1.0) * torch.where(size < 1e-4, near, found))
+    found = torch.where(size < 1e-4, near, _quantile((1 - size) / 2) / math.sqrt(2))
+    return torch.where(x < 0, -found, found)
+
+
+_BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510]
+
+
+@rule("lgamma", wide=torch.float64)
+def _lgamma(x: Tensor) -> Tensor:
+    found = torch.where((x == 1) | (x == 2), 0.0, _gamma(-1, x))
+    return torch.where((x.abs() == math.inf) | ((x <= 0) & (x == torch.floor(x))), math.inf, found)
+
+
+@rule("digamma", "special_digamma", wide=torch.float64)
+def _digamma(x: Tensor) -> Tensor:
+    found = torch.where((x < 0) & (x == torch.floor(x)), math.nan, _gamma(0, x))
+    return torch.where(x == 0, -torch.reciprocal(x), found)
+
+
+@rule("polygamma", wide=torch.float64)
+def _polygamma(n: int, x: Tensor) -> Any:
+    if n == 0:
+        return _digamma(x)
+    pole = (x <= 0) & (x == torch.floor(x))
+    return torch.where(pole, (-1) ** (n + 1) * math.inf, _gamma(n, x)) if n <= 8 else NotImplemented
+
+
+def _gamma(n: int, x: Tensor) -> Tensor:
+    """Return a derivative of digamma, or its integral for -1: Stirling's series, which recurrence and reflection reach.
+
+    Neither is right where there are poles.
+    """
+    sign, mirrored, least = (-1) ** (n + 1), x < 0.5, 8 if n < 1 else 16
+
+    def step(y: Tensor) -> Tensor:
+        return -torch.log(y) if n < 0 else y ** -(n + 1) * sign * math.factorial(n)
+
+    positive = torch.where(mirrored, 1 - x, x)
+    y = positive + least
+    if n < 0:
+        found = y * torch.log(y) - y + 0.5 * math.log(2 * math.pi)
+    else:
+        found = torch.log(y) if n == 0 else y**-n * sign * math.factorial(n - 1)
+    found = found + step(y) / 2
+    for k, bernoulli in enumerate(_BERNOULLI, 1):
+        found = found + y ** -(2 * k + n) * (sign * bernoulli * math.factorial(2 * k + n - 1) / math.factorial(2 * k))
+    for k in range(least):
+        found = found + step(positive + k)
+    angle = (x - torch.round(x)) * math.pi
+    if n < 0:
+        return torch.where(mirrored, math.log(math.pi) - torch.log(torch.sin(angle).abs()) - found, found)
+    slopes = [0.0, 1.0]  # of the cotangent, as polynomials of it, the constant first
+    for _ in range(n):
+        first = [k * c for k, c in enumerate(slopes)][1:]
+        slopes = [-(u + v) for u, v in zip([*first, 0.0, 0.0], [0.0, 0.0, *first], strict=True)]
+    cotangent, slope = 1 / torch.tan(angle), torch.zeros_like(x)
+    for coefficient in reversed(slopes):
+        slope = slope * cotangent + coefficient
+    return torch.where(mirrored, -(math.pi ** (n + 1)) * slope - sign * found, found)

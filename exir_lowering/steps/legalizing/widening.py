@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import pytree
 from exir_lowering.graphs.operators.calls import tensors
 
 
-def in_dtype(operator: Any, narrow: Sequence[torch.dtype], wide: torch.dtype, node: Node) -> Callable[..., Any]:
-    """Return a function that computes an operator with tensors of some types cast to another one, and back."""
-    run, dtypes = wrapped_operator(operator), [value.dtype for value in tensors(node.meta["val"])]
+def in_dtype(run: Any, narrow: Sequence[torch.dtype], wide: torch.dtype, node: Node) -> Callable[..., Any]:
+    """Return a function that computes with tensors of some types cast to another one, with results as a node's."""
+    dtypes = [value.dtype for value in tensors(node.meta["val"])]
 
     def cast(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype in narrow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,7 @@ from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.addresses import NoAddressError, find_address
 from exir_lowering.plugins.backend import Backend, takes_context
-from exir_lowering.plugins.processes.workers import SUPPORTED
-from exir_lowering.steps.parallel.runners import InExecutor, InProcesses, RefusedError, Runner
+from exir_lowering.steps.parallel.executors import InProcesses, InThreads, RefusedError
 from exir_lowering.steps.preprocess import list_tensors, preprocess
 from exir_lowering.steps.session import Session
 
@@ -29,8 +28,6 @@ MOST_BYTES = 1 << 31
 A backend copies what it packs, so a machine whose workers are all here needs about twice as much memory beside the
 model's.
 """
-
-_MOST_AT_ONCE = 256  # how many tasks a given executor has at once; it does not say how many workers there are
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ def preprocess_parallel(
         return preprocess(group, backend, session, sharing=sharing)
     try:
         runner = _choose_runner(backend, options)
-        if type(runner) is Runner and locks.converts_here():
+        if isinstance(runner, InThreads) and locks.converts_here():
             raise RefusedError("the caller holds the conversion lock, which other threads would wait for")
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
@@ -59,13 +56,10 @@ def preprocess_parallel(
     call = _Call(group, sharing or group, backend, session, runner)
     if takes_context(backend.preprocess) or not backend.one_by_one:
         call.leave_entangled()
-    if isinstance(options.executor, ThreadPoolExecutor):
-        return call.run(options.executor, own=False)
-    at_once = options.jobs if options.executor is None or type(runner) is Runner else _MOST_AT_ONCE
-    return call.run(ThreadPoolExecutor(at_once, "exir-lowering"), own=True)
+    return call.run()
 
 
-def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
+def _choose_runner(backend: Backend, options: LoweringOptions) -> InThreads | InProcesses:
     """Decide who lowers; raise RefusedError if nobody but the caller's thread can."""
     executor = options.executor
     if not (backend.one_by_one or backend.independent):
@@ -74,7 +68,7 @@ def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
         raise RefusedError('it declares parallel = "none"')
     threads = isinstance(executor, ThreadPoolExecutor) or (executor is None and backend.parallel == "thread")
     if threads and backend.parallel != "none":
-        return Runner(backend, options)
+        return InThreads(backend, options)
     if threads:
         raise RefusedError("it can be lowered by several processes, but not by several threads")
     try:
@@ -83,11 +77,7 @@ def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
         if backend.parallel == "none":
             raise RefusedError(str(error)) from error
         _LOG.warning("The partitions for backend %r are lowered in threads: %s.", backend.backend_id, error)
-        return Runner(backend, options)
-    if executor is not None:
-        return InExecutor(backend, address, options, executor)
-    if not SUPPORTED:
-        raise RefusedError("this system cannot fork processes; pass an executor")
+        return InThreads(backend, options)
     return InProcesses(backend, address, options)
 
 
@@ -99,7 +89,7 @@ class _Call:
     sharing: BackendGroup  # the group with whose weights those of this one share pieces
     backend: Backend
     session: Session
-    runner: Runner  # who lowers
+    runner: InThreads | InProcesses  # who lowers
     here: set[str] = field(default_factory=set)  # the ids of partitions that are lowered by this thread
     done: dict[str, PreprocessResult] = field(default_factory=dict)  # the results so far, by partition
 
@@ -127,41 +117,37 @@ class _Call:
         )
         self.here.add(partition.id)
 
-    def run(self, pool: ThreadPoolExecutor, *, own: bool) -> list[LoweredPartition]:
-        """Lower the group; the pool's threads call the runner. `own`: it was made for this call."""
+    def run(self) -> list[LoweredPartition]:
+        """Lower the group."""
         partitions = self.group.partitions
-        begun: deque[tuple[Partition, Future[PreprocessResult], int]] = deque()  # with the bytes of the weights
-        title = f"lower for {self.group.backend_id}"
+        begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
+        title, interrupted = f"lower for {self.group.backend_id}", True
         try:
             with self.session.progress.count(title, len(partitions) - len(self.here)) as advance:
                 for partition in partitions:
-                    if partition.id not in self.here:
-                        size = sum(tensor.nbytes for tensor in _tensors(partition))
-                        while begun and sum(each for _, _, each in begun) + size > MOST_BYTES:
-                            self._finish(*begun.popleft()[:2], advance, own)
-                        begun.append((partition, pool.submit(self.runner.lower, partition), size))
+                    size = sum(tensor.nbytes for tensor in _tensors(partition))
+                    while begun and sum(each for _, _, each in begun) + size > MOST_BYTES:
+                        self._finish(*begun.popleft()[:2], advance)
+                    try:
+                        if partition.id not in self.here:
+                            begun.append((partition, self.runner.begin(partition), size))
+                    except RefusedError as reason:
+                        self._leave(partition, reason)
                 while begun:
-                    self._finish(*begun.popleft()[:2], advance, own)
+                    self._finish(*begun.popleft()[:2], advance)
+            interrupted = False
             self._lower_here(partitions)
-        except BaseException:
-            self.runner.interrupt()
+        except LoweringError:
+            interrupted = False
             raise
-        finally:  # what has not begun is cancelled, and the rest waited for: it uses the caller's tensors
-            if own:
-                pool.shutdown(wait=True, cancel_futures=True)
-            else:
-                wait([future for _, future, _ in begun if not future.cancel()])
-            self.runner.close()
+        finally:
+            self.runner.end([future for _, future, _ in begun], interrupted=interrupted)
         return [LoweredPartition(partition, self.done[partition.id]) for partition in partitions]
 
-    def _finish(
-        self, partition: Partition, future: Future[PreprocessResult], advance: Callable[[], None], own: bool
-    ) -> None:
+    def _finish(self, partition: Partition, future: Future[Any], advance: Callable[[], None]) -> None:
         """Wait for a partition. Partitions are waited for in their order, so the first failure is that of a loop."""
         try:
-            # A task that waits in a given pool is done here: the pool may be waiting for this very call.
-            stolen = not own and future.cancel()
-            self.done[partition.id] = self.runner.lower(partition) if stolen else future.result()
+            self.done[partition.id] = self.runner.finish(partition, future)
         except RefusedError as reason:
             self._leave(partition, reason)
         except LoweringError:

@@ -23,8 +23,8 @@ from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins.asking import asked_of_forms
-from exir_lowering.plugins.costs import HOST, CostModel, cost_of
 from exir_lowering.plugins.rewrite import Rewrite
+from exir_lowering.steps.rewriting import gains
 from exir_lowering.steps.tag import make_fake_state, tag
 
 
@@ -48,12 +48,11 @@ def choose(
     lifted: Mapping[Node, InputSpec],
     candidates: Sequence[Candidate],
     partitioners: Sequence[Partitioner],
-    costs: CostModel | None,
 ) -> list[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
     Program and lifted inputs have what the candidates added. Those candidates with operands that are not tensors, such
-    as symbolic sizes, are not chosen. Partitioners are in priority order; without costs, the default model is used.
+    as symbolic sizes, are not chosen. Partitioners are in priority order.
     """
     candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
     if not candidates:
@@ -67,11 +66,11 @@ def choose(
             places = _ask(method, probe, partitioners)
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
         return []
-    chosen = {key for key, example in examples.items() if _is_better(copies, places, example, costs)}
+    chosen = {key for key, example in examples.items() if _is_better(copies, places, example)}
     return [candidate for key, candidate in zip(keys, candidates, strict=True) if key in chosen]
 
 
-def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
+def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate) -> bool:
     old, new = (
         [copies[candidate, node] for node in filter(graphs.is_operator, nodes)]
         for nodes in (candidate.old, candidate.made)
@@ -79,8 +78,8 @@ def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate,
     backends = {places.get(node.name) for node in new}
     if len(backends) != 1 or None in backends:
         return False
-    before, after = (sum(cost_of([node], places.get(node.name) or HOST, costs) for node in form) for form in (old, new))
-    return after < before
+    before = sum(gains.in_delegate(node) if places.get(node.name) else gains.on_host(node) for node in old)
+    return sum(map(gains.in_delegate, new)) < before
 
 
 def _make_probe(

@@ -1,11 +1,8 @@
-"""Partitions on a farm: a Dask cluster of two processes, of which one is killed; and workers that share no disk."""
+"""Partitions on a farm: a Dask cluster of two processes, of which one is killed; and one that loses its tasks."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -68,26 +65,6 @@ class TestFarm:
         assert done == payload(chain(6), partitioner)
 
 
-class Elsewhere(Executor):
-    """A worker that does not see the sender's temporary files, and notes what it is sent."""
-
-    def __init__(self, hidden: Path) -> None:
-        self.hidden, self.sizes, self.lock = hidden, [], threading.Lock()
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self.lock:
-            _, parts = args[0]
-            self.sizes.append(sum(map(len, parts)))
-            away = self.hidden.with_name("away")
-            shutil.move(self.hidden, away)
-            self.hidden.mkdir()
-            future.set_result(function(*args))
-            shutil.rmtree(self.hidden)
-            shutil.move(away, self.hidden)
-        return future
-
-
 class Broken(Executor):
     """Loses each task."""
 
@@ -98,21 +75,6 @@ class Broken(Executor):
 
 
 class TestWorkers:
-    def test_that_do_not_see_the_weights_are_sent_them_once(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "here").mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
-        program, partitioner = chain(1, width=300), each_layer("storing")
-        weights, executor = 300 * 301 * 4, Elsewhere(tmp_path / "here")
-        alone = payload(program, partitioner)
-        assert payload(program, partitioner, executor) == alone
-        asked, sent = executor.sizes
-        assert asked < weights < sent
-        assert payload(program, partitioner, executor) == alone
-        assert executor.sizes[2:] == [asked]  # known by its digest
-        assert not list((tmp_path / "here").iterdir())
-
     def test_that_are_lost_twice_are_one_error(self) -> None:
         with pytest.raises(BackendFailure) as caught:
             payload(chain(3), each_layer("storing"), Broken())

@@ -1,0 +1,273 @@
+"""XNNPACK's payloads, read as ExecuTorch's `xnnpack/serialization/schema.fbs` lays them out.
+
+The entry point of the group `exir_lowering.payloads`. The tables are read, not the weights: they say which weights of
+the file or of its data files a payload needs, and which operators it has, for `inspect`, `check` and errors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from exir_lowering.plugins import PROVENANCE
+from exir_lowering.plugins.payload import (
+    CheckedPayload,
+    CorruptError,
+    PayloadChecks,
+    PayloadOperator,
+    Table,
+    check_index,
+    root,
+)
+
+if TYPE_CHECKING:
+    from exir_lowering.plugins import ExecutorchBackend
+
+# A union field takes two slots; the first has the member's number.
+XNNGraph = IntEnum(
+    "XNNGraph",
+    "VERSION XNODES XVALUES NUM_EXTERNS INPUT_IDS OUTPUT_IDS CONSTANT_BUFFER MEM_BUFFER_SIZES CONSTANT_DATA",
+    start=0,
+)
+XNode = IntEnum("XNode", "XNODE_UNION_TYPE XNODE_UNION DEBUG_HANDLE OUTPUT_MIN_MAX", start=0)
+XValue = IntEnum("XValue", "XVALUE_UNION_TYPE XVALUE_UNION", start=0)
+XValueUnion = IntEnum("XValueUnion", "XNN_TENSOR_VALUE XNN_QUANTIZED_TENSOR_VALUE")
+XNNTensorValue = IntEnum(
+    "XNNTensorValue", "DATATYPE NUM_DIMS DIMS CONSTANT_BUFFER_IDX EXTERNAL_ID FLAGS ID_OUT DQ_DATATYPE", start=0
+)
+XNNDatatype = IntEnum(
+    "XNNDatatype",
+    """
+    XNN_DATATYPE_INVALID XNN_DATATYPE_FP32 XNN_DATATYPE_FP16 XNN_DATATYPE_QINT8 XNN_DATATYPE_QUINT8 XNN_DATATYPE_QINT32
+    XNN_DATATYPE_QCINT8 XNN_DATATYPE_QCINT32 XNN_DATATYPE_QCINT4 XNN_DATATYPE_QDINT8 XNN_DATATYPE_QBINT4
+    XNN_DATATYPE_QPINT8 XNN_DATATYPE_INT32 XNN_DATATYPE_PFP32 XNN_DATATYPE_BF16
+    """,
+    start=0,
+)
+XNNQuantizedTensorValue = IntEnum("XNNQuantizedTensorValue", "TENSOR_VALUE QUANT_PARAMS_TYPE QUANT_PARAMS", start=0)
+XNNQuantParams = IntEnum(
+    "XNNQuantParams", "PER_CHANNEL_QUANT PER_TENSOR_QUANT PER_TOKEN_DYNAMIC_QUANT PER_CHANNEL_GROUP_QUANT"
+)
+PerChannelQuant = IntEnum("PerChannelQuant", "SCALE CHANNEL_DIM SCALE_BUFFER_IDX NUM_SCALES", start=0)
+PerChannelGroupQuant = IntEnum(
+    "PerChannelGroupQuant", "SCALE CHANNEL_DIM GROUP_SIZE SCALE_BF16 SCALE_BUFFER_IDX NUM_SCALES", start=0
+)
+ConstantDataOffset = IntEnum("ConstantDataOffset", "OFFSET SIZE NAMED_KEY", start=0)
+
+BACKEND = "XnnpackBackend"
+NO_VALUE = 0xFFFFFFFF
+_BITS = (0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16)
+"""The number of bits of an element of each datatype."""
+
+_OUTPUTS = frozenset({"output", "output_value", "output_index"})
+_WINDOW = ("",) * 10
+_CONVOLUTION = (*_WINDOW, *("",) * 5, "input1", "filter", "bias", "output")
+_CAT = ("", "input1", "input2", "input3", "input4", "output", "", "input5")
+
+
+def _cat(count: int) -> tuple[str, ...]:
+    # The fields for inputs that it does not have exist, but are not read.
+    return tuple("" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
+
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum", "PReLU", "BatchMatrixMultiply"),
+        ("input1", "input2", "output"),
+    ),
+    **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d"), _CONVOLUTION),
+    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), (*_WINDOW, "input", "output")),
+    **dict.fromkeys(("LeakyReLU", "ELU"), ("", "input", "output")),
+    **{f"Concatenate{count}": _cat(count) for count in range(2, 6)},
+    "ArgMaxPooling2d": (*("",) * 6, "input", "output_value", "output_index"),
+    "FullyConnected": ("input1", "filter", "bias", "output"),
+    "ScaledDotProductAttention": (),
+    "StaticConstantPad": ("", "", "", "input", "output"),
+    "StaticReshape": ("", "", "input", "output"),
+    "StaticResizeBilinear2D": ("", "", "input", "output"),
+    "StaticSlice": ("", "", "", "input", "output"),
+    "StaticTranspose": ("", "", "input", "output"),
+}
+"""The fields of nodes that are values, with "" for others; nodes that are not listed have an input and an output."""
+
+_NAMES = """
+    Add FullyConnected Softmax Sigmoid StaticTranspose Clamp Conv2d Div StaticResizeBilinear2D StaticConstantPad
+    AvgPooling2d Minimum DepthwiseConv2d MaxPooling2d Multiply Subtract Floor Convert GlobalAvgPooling2d StaticReshape
+    ArgMaxPooling2d SquareRoot Ceiling Hardswish LeakyReLU Maximum Negate Square ELU Abs PReLU Concatenate2 Concatenate3
+    Concatenate4 StaticSlice ScaledDotProductAttention BatchMatrixMultiply Concatenate5 ConvTranspose2d
+    ReciprocalSquareRoot Log Gelu Tanh Exp Sin Copy Cos
+"""
+NODES = dict(enumerate(_NAMES.split(), 1))
+"""The types of nodes, by their numbers in the schema."""
+
+_HEADER = struct.Struct("<4x4sHIIIQ")
+_MAGIC = b"XH00"
+_VERSIONS = (b"XN00", b"XN01")
+_HANDLE = struct.Struct("<I")
+_OWN = 65535
+"""The handle of nodes that XNNPACK's passes make."""
+
+# ConvertToLinearPass looks for linear layers by the source of a node, and in which module it is.
+_READ = frozenset({"torch_fn", "source_fn_stack", "nn_module_stack"})
+
+
+class XnnpackPayloads(PayloadChecks):
+    """Reads XNNPACK's payloads, and says what ExecuTorch 1.5's `XnnpackBackend` reads."""
+
+    backend_id = BACKEND
+    made_by = "executorch.backends.xnnpack.xnnpack_preprocess.XnnpackBackend"
+    unread = PROVENANCE - _READ if metadata.version("executorch").startswith("1.5.") else frozenset()
+    replaces_handles = True
+
+    def check(self, payload: memoryview) -> CheckedPayload:
+        """Read a payload; see `PayloadChecks`."""
+        with _named():
+            return _read_payload(payload)
+
+    def find_backend(self) -> type[ExecutorchBackend]:
+        """Return the backend that lowers with the class; see `PayloadChecks`."""
+        from exir_lowering.backends.xnnpack.backend import XnnpackBackend  # not to run a file
+
+        return XnnpackBackend
+
+    def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
+        """Replace the debug handles of nodes, in place; see `PayloadChecks`."""
+        # A handle that is not 0 always takes four bytes in its node's table. ExecuTorch's writer leaves out numbers
+        # that are 0, and lays out tables by which fields are present, not by their values.
+        changed = bytearray(payload)
+        tables = _find_tables(memoryview(changed))
+        places: dict[int, int] = {}
+        for node in root(tables).tables(XNNGraph.XNODES):
+            place, handle = node.place(XNode.DEBUG_HANDLE), node.number(XNode.DEBUG_HANDLE, "I")
+            if place is None or (handle == _OWN and handle not in handles):
+                continue
+            if place in places or not 0 < handles.get(handle, 0) < 1 << 32:
+                raise CorruptError(f"a node has the debug handle {handle}, which its partition does not have")
+            places[place] = handles[handle]
+        for place, handle in places.items():
+            _HANDLE.pack_into(tables, place, handle)
+        return bytes(changed)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Name the backend in an error."""
+    try:
+        yield
+    except CorruptError as error:
+        raise CorruptError(f"a payload of {BACKEND!r}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value of a graph, in XNNPACK's order of dimensions."""
+
+    datatype: int
+    dims: tuple[int, ...]
+    constant: bool
+
+    def __str__(self) -> str:
+        kind = XNNDatatype(self.datatype).name.removeprefix("XNN_DATATYPE_").lower()
+        return f"{'constant ' if self.constant else ''}{kind}{list(self.dims)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(CheckedPayload):
+    """A payload whose tables were read."""
+
+    operators: tuple[PayloadOperator, ...]
+    named: Mapping[str, int]
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The named data that it reads, and how many bytes of each."""
+        return self.named
+
+    def describe(self) -> Sequence[PayloadOperator]:
+        """Return its operators; see `CheckedPayload`."""
+        return self.operators
+
+
+def _read_payload(payload: memoryview) -> _Read:
+    tables = _find_tables(payload)
+    if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
+        raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
+    graph = root(tables)
+    names = {
+        number: one.text(ConstantDataOffset.NAMED_KEY)
+        for number, one in enumerate(graph.tables(XNNGraph.CONSTANT_DATA))
+        if one.has(ConstantDataOffset.NAMED_KEY)
+    }
+    count = max(graph.count(XNNGraph.CONSTANT_DATA), graph.count(XNNGraph.CONSTANT_BUFFER))
+    values: dict[int, _Value] = {}
+    read: dict[str, int] = {}
+    for number, one in enumerate(graph.tables(XNNGraph.XVALUES)):
+        id_, value, taken = _read_value(number, one)
+        values[id_] = value
+        for constant, size in taken:
+            check_index(constant, count, f"value {id_}", "constants")
+            if constant in names:
+                read[names[constant]] = max(read.get(names[constant], 0), size)
+    nodes = enumerate(graph.tables(XNNGraph.XNODES))
+    return _Read(tuple(_read_node(number, one, values) for number, one in nodes), read)
+
+
+def _find_tables(payload: memoryview) -> memoryview:
+    """Return the tables of a payload, without the constants that may follow."""
+    if len(payload) < _HEADER.size or bytes(payload[4:8]) != _MAGIC:
+        return payload
+    _, _, start, size, constants, space = _HEADER.unpack_from(payload)
+    if max(start + size, constants + space) > len(payload):
+        raise CorruptError(f"its header says that it has more than its {len(payload)} bytes")
+    return payload[start : start + size]
+
+
+def _read_value(number: int, table: Table) -> tuple[int, _Value, list[tuple[int, int]]]:
+    """Return a value's id, the value, and the constants that it reads with how many bytes of each."""
+    kind, content = table.number(XValue.XVALUE_UNION_TYPE, "B"), table.table(XValue.XVALUE_UNION)
+    quantised = content if kind == XValueUnion.XNN_QUANTIZED_TENSOR_VALUE else None
+    tensor = quantised.table(XNNQuantizedTensorValue.TENSOR_VALUE) if quantised is not None else content
+    if tensor is None:
+        raise CorruptError(f"value {number} has no content")
+    slots = XNNTensorValue
+    datatype, dims = tensor.number(slots.DATATYPE, "h"), tensor.numbers(slots.DIMS, "I")
+    if not 0 <= datatype < len(_BITS):
+        raise CorruptError(f"value {number} has the unknown datatype {datatype}")
+    buffer = tensor.number(slots.CONSTANT_BUFFER_IDX, "I")
+    # With four-bit elements, each row starts at a byte.
+    row = ((dims[-1] if dims else 1) * _BITS[datatype] + 7) // 8
+    taken = [(buffer, math.prod(dims[:-1]) * row)] if buffer else []
+    if quantised is not None:
+        taken += _read_scales(quantised)
+    return tensor.number(slots.ID_OUT, "I"), _Value(datatype, dims, buffer != 0), taken
+
+
+def _read_scales(table: Table) -> Iterator[tuple[int, int]]:
+    """Yield the constant with the scales of channels or groups, if there is one, and how many bytes they are."""
+    kind = table.number(XNNQuantizedTensorValue.QUANT_PARAMS_TYPE, "B")
+    content = table.table(XNNQuantizedTensorValue.QUANT_PARAMS)
+    channels, groups = XNNQuantParams.PER_CHANNEL_QUANT, XNNQuantParams.PER_CHANNEL_GROUP_QUANT
+    slots: Any = {channels: PerChannelQuant, groups: PerChannelGroupQuant}.get(kind)  # type: ignore[call-overload]
+    if content is not None and slots is not None and (index := content.number(slots.SCALE_BUFFER_IDX, "I")):
+        yield index, content.number(slots.NUM_SCALES, "I") * (4 if slots is PerChannelQuant else 2)
+
+
+def _read_node(number: int, table: Table, values: Mapping[int, _Value]) -> PayloadOperator:
+    kind, content = table.number(XNode.XNODE_UNION_TYPE, "B"), table.table(XNode.XNODE_UNION)
+    if kind not in NODES or content is None:
+        raise CorruptError(f"node {number} is of the unknown type {kind}, or has no content")
+    shown: dict[bool, list[str]] = {True: [], False: []}
+    for position, name in enumerate(FIELDS.get(NODES[kind], ("input", "output"))):
+        if name:
+            id_ = content.number(position, "I")
+            if id_ not in values and not (id_ == NO_VALUE and name == "bias"):
+                raise CorruptError(f"node {number}, {NODES[kind]}, refers to value {id_}, which is not there")
+            if id_ != NO_VALUE:
+                shown[name in _OUTPUTS].append(str(values[id_]))
+    return PayloadOperator(NODES[kind], tuple(shown[False]), tuple(shown[True]))

@@ -1,1 +1,0 @@
-from .checks import XnnpackPayloads as XnnpackPayloads

@@ -1,0 +1,54 @@
+"""Errors that another process reports: as data, with its traceback there as the cause here."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from exir_lowering import errors
+
+
+class WorkerDiedError(Exception):
+    """The process that worked for this one ended; the message says how."""
+
+
+class InWorkerError(Exception):
+    """The cause of an error that a worker reported: its traceback there, as text."""
+
+
+def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
+    """Return the header that reports an error, with the traceback of what was raised."""
+    too_large = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
+    return {
+        "kind": "error",
+        "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
+        "text": str(error),
+        "trace": "".join(traceback.format_exception(raised)),
+        "debug_handle": getattr(error, "debug_handle", None),
+        "limit": getattr(error, "limit", None),
+        "too_large": too_large and [str(too_large), too_large.operators, too_large.bytes],
+    }
+
+
+_MORE = {"BackendFailure": ("debug_handle",), "LimitError": ("limit",)}
+"""What the errors that a worker may report take besides a text."""
+
+_PLAIN = ("BackendContractError", "BackendUnavailableError", "InputError", "InvariantError", "PluginLoadError")
+
+
+def raise_error(header: dict[str, Any]) -> None:
+    """Raise the error that a worker reported, if this is the header of one."""
+    if header["kind"] != "error":
+        return
+    name = header["type"]
+    kind: Any = errors.LoweringError
+    if name in _MORE or name in _PLAIN:
+        kind = getattr(errors, name)
+    elif name == "MemoryError":
+        kind = MemoryError
+    more = {each: header[each] for each in _MORE.get(name, ())}
+    cause: Exception = InWorkerError(f"in the worker:\n{header['trace']}")
+    if header["too_large"] is not None:
+        text, operators, size = header["too_large"]
+        cause, cause.__cause__ = errors.PartitionTooLargeError(text, operators=operators, bytes=size), cause
+    raise kind(header["text"], **more) from cause
