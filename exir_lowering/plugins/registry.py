@@ -13,7 +13,6 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, let_through
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
@@ -249,6 +248,8 @@ def find_checks(backend_id: str) -> PayloadChecks | None:
     be loaded, or are missing for a backend that needs them in the runtime of this machine.
     """
     if backend_id not in known_ids(PAYLOADS):
+        from exir_lowering._upstream import installed  # with torch, which listing plug-ins does not need
+
         if backend_id in NEEDED and backend_id in installed.own_backends():
             raise PluginLoadError(
                 f"Payloads of {backend_id!r} are not given to the ExecuTorch runtime unchecked, and no entry point of "
