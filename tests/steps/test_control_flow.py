@@ -258,12 +258,12 @@ MADE_AND_LOOPS: Models = {
 }
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("partitioner", [None, "xnnpack"])
 @pytest.mark.parametrize("name", MADE_AND_LOOPS)
-def test_tensors_made_in_branches_and_loops(name: str, partitioner: str | None, edge: str) -> None:
+def test_tensors_made_in_branches_and_loops(name: str, partitioner: str | None, fast: bool) -> None:
     model = Model(MADE_AND_LOOPS[name])
-    check(model, export(model, (X,)), [(x,) for x in INPUTS], partitioner=partitioner, edge=edge)
+    check(model, export(model, (X,)), [(x,) for x in INPUTS], partitioner=partitioner, fast=fast)
 
 
 def test_a_loop_carries_what_has_a_dynamic_size() -> None:
