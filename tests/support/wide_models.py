@@ -1,4 +1,4 @@
-"""Models with many branches, and others whose memory is planned; with inputs. The net of fingerprints has some of them."""
+"""Models with many branches, and others whose memory is planned; with inputs. The net has some of them."""
 
 from __future__ import annotations
 
