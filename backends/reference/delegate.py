@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
-from exir_lowering.graphs.operators import budget, calls as checked_calls, functions, pure as pure_operators
+from exir_lowering.graphs.operators import functions, pure as pure_operators
 from exir_lowering.graphs.serialized.plain import Container, PlainReader, pick
 from exir_lowering.plugins import let_through
 
@@ -102,7 +102,8 @@ def resolve(name: str) -> Callable[..., Any]:
         return own
     found = pure_operators.find(name)
     if found is not None:
-        return checked_calls.CheckedCall(name.split(".")[1], found)
+        call: Callable[..., Any] = found.call
+        return call
     raise InputError(
         f"Operator {pure_operators.why_not(name)}, so a reference payload cannot call it. Lower the model again with "
         f"this version of exir-lowering and of torch ({torch.__version__}): what the backend cannot call stays on the "
@@ -159,16 +160,8 @@ class Graph:
     results: Any
     depth: int  # how deep the graphs that it calls are nested
     context: DelegateContext
-    spending: budget.Budget
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it from another graph; its results count at full size: the caller may stack them, even if views."""
-        self.spending.step()
-        results = self.run(*arguments)
-        self.spending.take(checked_calls.size_of(results))
-        return results
-
-    def run(self, *arguments: Any) -> Any:
         """Execute its code; BackendFailure if an operator fails, with its debug handle."""
         if len(arguments) != self.inputs:
             raise InputError(f"A graph of a reference payload takes {self.inputs} values, got {len(arguments)}.")
@@ -176,9 +169,6 @@ class Graph:
         for step in self.code:
             args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
             try:
-                self.spending.step()
-                if isinstance(step.function, checked_calls.CheckedCall):
-                    self.spending.take(step.function.needs(args, kwargs))
                 with self.context.event(step.event):
                     values.append(step.function(*args, **kwargs))
             except BackendFailure:  # from a nested graph: it already names the innermost operator
@@ -222,7 +212,6 @@ class Reader(PlainReader):
         self, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext
     ) -> None:
         super().__init__()
-        self.spending = budget.Budget()
         self._context = context
         self._graphs: dict[int, Graph] = {}
         # Of the graph that is being read:
@@ -259,7 +248,7 @@ class Reader(PlainReader):
             Instruction(name, event, handle, function, args, kwargs, tuple(dying))
             for (name, handle, function, args, kwargs), event, dying in zip(read, events, dead[:-1], strict=True)
         ]
-        return Graph(inputs, instructions, returned, self._depth, self._context, self.spending)
+        return Graph(inputs, instructions, returned, self._depth, self._context)
 
     def _instruction(self, step: int, name: Any, args: Any, kwargs: Any, handle: Any) -> tuple[Any, ...]:
         if type(name) is not str or type(handle) is not int or type(kwargs) is not dict:
@@ -346,9 +335,8 @@ class ReferenceDelegate(Delegate):
         program = handle.program
         if len(inputs) != program.inputs:
             raise InputError(f"A reference payload takes {program.inputs} inputs, got {len(inputs)}.")
-        program.spending.start()
         with torch.no_grad():
-            return _return(handle, program.run(*inputs))
+            return _return(handle, program(*inputs))
 
 
 def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:

@@ -11,10 +11,16 @@ import torch
 
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.operators.budget import check_memory, extent_of
 from exir_lowering.graphs.operators.pure import DTYPES
 
 _ALIGNMENT = 16
+
+
+def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,12 @@ class WeightRef:
         extent = extent_of(self.shape, self.strides) * self.dtype.itemsize
         if not self.key:
             try:
-                check_memory(extent)
-            except InputError as error:
+                zeros = torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype)
+            except (RuntimeError, MemoryError) as error:
                 raise InputError(
                     f"A weight of zeros, {self.dtype}{list(self.shape)}, cannot be made: {error}."
                 ) from None
-            return torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype).as_strided(self.shape, self.strides)
+            return zeros.as_strided(self.shape, self.strides)
         data = named_data(self.key)
         if data is None:
             raise InputError(

@@ -310,15 +310,6 @@ def test_a_file_that_is_no_program(
     assert not (tmp_path / "x.pte").exists()
 
 
-def test_a_file_of_weights_is_named_as_that(main: Main, tmp_path: Path) -> None:
-    torch.save(Net().state_dict(), tmp_path / "weights.pt")
-    refused(
-        main("lower", tmp_path / "weights.pt", "-o", tmp_path / "x.pte"),
-        "a torch.save file",
-        "no exported graph",
-    )
-
-
 def test_a_damaged_archive(main: Main, models: Path, tmp_path: Path) -> None:
     content = bytearray((models / "net.pt2").read_bytes())
     content[len(content) // 3 : len(content) // 3 + 200] = bytes(200)

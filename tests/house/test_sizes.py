@@ -12,23 +12,23 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1316,
-    "exir_lowering/_upstream": 4212,
+    "exir_lowering/_upstream": 4129,
     "exir_lowering/_upstream/acceleration": 916,
     "exir_lowering/cli": 2583,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 2737,
     "exir_lowering/errors": 298,
-    "exir_lowering/graphs": 2830,
+    "exir_lowering/graphs": 2520,
     "exir_lowering/graphs/ranges": 2175,
     "exir_lowering/graphs/serialized": 1552,
     "exir_lowering/inspection": 1366,
     "exir_lowering/lowered_module": 1428,
     "exir_lowering/plans": 1751,
     "exir_lowering/plugins": 1593,
-    "exir_lowering/pte": 4047,
+    "exir_lowering/pte": 3877,
     "exir_lowering/quantization": 587,
     "exir_lowering/rewrites": 1096,
-    "exir_lowering/runtime": 3008,
+    "exir_lowering/runtime": 2893,
     "exir_lowering/steps": 6171,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
@@ -37,7 +37,7 @@ BUDGETS = {
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2143,
     "partitioners": 3321,
-    "backends": 2253,
+    "backends": 2241,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 

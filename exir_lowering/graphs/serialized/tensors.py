@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering.graphs.operators.budget import extent_of
 from exir_lowering.graphs.serialized.plain import NotSerialisableError
+from exir_lowering.graphs.weights import extent_of
 
 DTYPES = {
     str(value).removeprefix("torch."): value
