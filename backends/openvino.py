@@ -52,7 +52,7 @@ def openvino(device: str = "CPU") -> Partitioner:
     refuses these. To exclude others, use `deny` of `exir_lowering.partitioners`.
 
     Programs of ExecuTorch's `OpenVINOQuantizer` (PT2E int8) need no option if they were made with
-    `convert_pt2e(..., fold_quantize=False)`. The quantizer itself needs the extra "openvino-int8".
+    `convert_pt2e(..., fold_quantize=False)`.
 
     The device chooses its precision when a file is loaded: CPUs with bfloat16 instructions use them for float32 models,
     which gives two to three correct digits.

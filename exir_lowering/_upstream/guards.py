@@ -52,8 +52,18 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         with without_guards(shape_env_of(value) if _evaluating.get() else None):
             return describe(value, *args, **kwargs)
 
+    def one_row(unstack: Any) -> Any:  # passes look at the first row of what is mapped, and take all of them apart
+        @wraps(unstack)
+        def rows(mapped: Any) -> Any:
+            first = torch.utils._pytree.tree_leaves(mapped)[0]
+            with without_guards(shape_env_of(first) if _evaluating.get() else None):
+                return unstack(mapped)
+
+        return rows
+
     return [
         (torch._C, "_select_conv_backend", select),
+        *((base, "_unstack_pytree", one_row(base._unstack_pytree)) for base in (et_pass_base, torch_pass_base)),
         *((tracing, describe.__name__, extract) for tracing in (proxy_tensor, et_pass_base, torch_pass_base)),
     ]
 

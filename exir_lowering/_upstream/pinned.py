@@ -273,6 +273,8 @@ FEATURES = (
         (
             *_in("torch._subclasses.fake_impls", "conv"),
             *_in("torch.fx.passes.shape_prop", "_extract_tensor_metadata"),
+            *_in("torch._higher_order_ops.utils", "_unstack_pytree"),
+            *_in("executorch.exir.pass_base", "_unstack_pytree"),
         ),
     ),
     Feature(

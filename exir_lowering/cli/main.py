@@ -116,18 +116,14 @@ def _execute(argv: Sequence[str] | None) -> int:
             code: int = arguments.execute(arguments)
         return code
     except Exception as error:
-        if raised_by_handler(error) or _is_about_output(error):
+        # Errors about files name the file, those about standard output or error do not.
+        if raised_by_handler(error) or (isinstance(error, OSError) and not error.filename and error.errno in _FULL):
             raise
         if debug:
             traceback.print_exception(error)
         mistake = isinstance(error, LoweringError) and not isinstance(error, InvariantError)
         say(f"exir-lower {arguments.name}: {describe(error)}", error=True)
         return MISTAKE if mistake else DEFECT
-
-
-def _is_about_output(error: Exception) -> bool:
-    """Return whether an error is about standard output or error: those about files name the file."""
-    return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import (
-    MISTAKE,
     OK,
     check_target,
     describe_written,
@@ -25,7 +23,6 @@ from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from exir_lowering.runtime.profiling import Profile
-    from exir_lowering.verification import Verification
 
 # The values of --check-digests, and of the argument of `load`.
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
@@ -35,7 +32,6 @@ examples:
   exir-lower run model.pte
   exir-lower run model.pte --inputs inputs.pt --save outputs.pt
   exir-lower run model.pte --profile --runs 20 --top 10
-  exir-lower run model.pte --compare model.pt2
   exir-lower run llm.pte --method decode --inputs token.pt
   exir-lower run unknown.pte --timeout 10
 
@@ -49,25 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
     method_inputs.add_data(parser)
-    _add_how_to_run(parser)
     parser.add_argument(
         "--profile", action="store_true", help="run it again, and print where the time goes, slowest first"
     )
     parser.add_argument("--top", type=int, metavar="N", help="with --profile: only the N rows that take longest")
     parser.add_argument("--runs", type=int, metavar="N", help="with --profile: the number of runs (default: 1)")
     parser.add_argument(
-        "--compare",
-        metavar="MODEL.pt2",
-        help="verify the file against this exported program, on the same inputs; `exir-lower verify` has more options",
-    )
-    parser.add_argument("--trust", action="store_true", help="with --compare: load MODEL.pt2 even if that runs code")
-    parser.add_argument(
         "--json", action="store_true", help="with --profile: print the profile as JSON instead of tables"
     )
     parser.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
-
-
-def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-digests",
         choices=tuple(_DIGESTS),
@@ -97,7 +83,6 @@ def execute(arguments: argparse.Namespace) -> int:
     data = [find_file(path) for path in arguments.data]
     save = None if arguments.save is None else check_target(arguments.save)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
-    compared = None if arguments.compare is None else find_file(arguments.compare)
     _check_profiling(arguments)
     import torch
 
@@ -118,7 +103,6 @@ def execute(arguments: argparse.Namespace) -> int:
         named, method = method, choice.method
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
-        comparison = None if compared is None else _compare(arguments, (source, data), compared, method, values)
     if profile is not None and arguments.json:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
@@ -127,30 +111,12 @@ def execute(arguments: argparse.Namespace) -> int:
             say(f"{named} is {choice}.")
         if profile is not None:
             _show_profile(profile, arguments.top)
-    if comparison is not None:
-        say(str(comparison), error=arguments.json)
     if save is not None:
         content = io.BytesIO()
         torch.save(outputs, content)
         write_file(save, content.getbuffer())
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
-    return OK if comparison is None or comparison.ok else MISTAKE
-
-
-def _compare(
-    arguments: argparse.Namespace, file: tuple[Path, list[Path]], program: Path, method: str, values: list[Any]
-) -> Verification:
-    """Run the file once more, from its initial state, and the exported program in PyTorch."""
-    from exir_lowering.cli.program_files import read_programs
-    from exir_lowering.lowered_module import convention
-    from exir_lowering.verification import verify
-
-    exported = read_programs({method: program}, arguments.trust)[method]
-    called = convention.of_program(method, exported)
-    if len(called.inputs) != len(values):
-        raise InputError(f"--compare {str(program)!r}: it takes {len(called.inputs)} inputs, got {len(values)}.")
-    calls = {method: [called.arguments(values)]}
-    return verify(file[0], {method: exported}, calls, data=file[1] or None)
+    return OK
 
 
 def _check_profiling(arguments: argparse.Namespace) -> None:

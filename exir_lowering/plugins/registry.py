@@ -248,7 +248,7 @@ def find_checks(backend_id: str) -> PayloadChecks | None:
     be loaded, or are missing for a backend that needs them in the runtime of this machine.
     """
     if backend_id not in known_ids(PAYLOADS):
-        from exir_lowering._upstream import installed  # imports torch, which listing plug-ins does not need
+        from exir_lowering._upstream import installed  # with torch, which listing plug-ins does not need
 
         if backend_id in NEEDED and backend_id in installed.own_backends():
             raise PluginLoadError(

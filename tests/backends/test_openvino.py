@@ -16,20 +16,16 @@ import pytest
 import torch
 from lowering_support import delegates
 from models import mobilenet_v2
-from torch.export import Dim, ExportedProgram, export
+from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering.partitioners import RuledPartitioner, deny
 
 CI = bool(os.environ.get("CI"))
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None and not CI, reason="needs the extra openvino")
-needs_nncf = pytest.mark.skipif(find_spec("nncf") is None and not CI, reason="needs the extra openvino-int8")
 
 # OpenVINO computes with bfloat16 where a CPU has it, whatever the file says; oneDNN's variable tells it not to.
 FLOAT32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "OMP_NUM_THREADS": "1"}
-
-# Without these instructions its int8 products saturate: https://docs.openvino.ai/latest/pot_saturation_issue.html
-EXACT_INT8 = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni"))
 
 HIDDEN = """
 import sys
@@ -185,10 +181,6 @@ def cases() -> Iterator[Case]:
     given = (x, y, torch.zeros(0, 3))
     yield "edges", lower(export(Edges(), given)), [("forward", given, Edges()(*given), 1e-4)]
 
-    if find_spec("nncf") is not None:
-        program, x = quantized(), image()
-        yield "int8", lower(program), [("forward", (x,), program.module()(x), 0.02)] if EXACT_INT8 else []
-
 
 @dataclass(frozen=True)
 class Ran:
@@ -277,25 +269,6 @@ def test_rules_leave_operators_out(ran: Ran) -> None:
     assert backends(lowered) == ["OpenvinoBackend"] * 2
     assert {node.operator for node in lowered.report.methods[0].host} == {"aten.relu.default"}
     assert ran.equal("ruled") == 1
-
-
-@needs_nncf
-def test_int8(ran: Ran) -> None:
-    """ExecuTorch's OpenVINOQuantizer: the program is delegated whole and runs as the quantised program does."""
-    lowered = ran.lowered["int8"]
-    assert backends(lowered) == ["OpenvinoBackend"] and not lowered.report.methods[0].host
-    assert ran.equal("int8") == EXACT_INT8
-
-
-def quantized() -> ExportedProgram:
-    from executorch.backends.openvino import OpenVINOQuantizer
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prepared = prepare_pt2e(export(Net().eval(), (image(),)).module(), OpenVINOQuantizer())
-        prepared(image())
-        return export(convert_pt2e(prepared, fold_quantize=False), (image(),))
 
 
 @needs_openvino

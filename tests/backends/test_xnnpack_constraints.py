@@ -508,8 +508,8 @@ def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:
         assert "_softmax" not in {node.operator.split(".")[1] for node in lowered.report.methods[0].host}
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
-def test_what_a_branch_computes(edge: Any) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_a_branch_computes(fast: bool) -> None:
     """Linear layers in a branch are decomposed: ExecuTorch's partitioner takes those of the outermost graph only."""
 
     class Branches(torch.nn.Module):
@@ -522,7 +522,7 @@ def test_what_a_branch_computes(edge: Any) -> None:
             return torch.cond(x.sum() > 0, self.second, lambda y: functional.hardswish(self.third(y)), (y,))
 
     model = Branches()
-    options = exir_lowering.LoweringOptions(edge=edge)
+    options = exir_lowering.LoweringOptions(fast=fast)
     lowered = exir_lowering.lower(export(model, (MATRIX,)), "xnnpack", options=options)
     program = exir_lowering.load(lowered.emit().buffer)
     for x in (MATRIX, MATRIX - 9):

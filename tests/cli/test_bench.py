@@ -77,27 +77,6 @@ def test_bench_says_what_is_wrong(main: Main, files: Path) -> None:
         assert (code, out) == (2, "") and part in err and err.count("\n") == 2
 
 
-def test_run_compares_with_the_exported_program(main: Main, files: Path, tmp_path: Path) -> None:
-    def found(out: str) -> dict[str, str]:
-        rows = [line.split() for line in out.splitlines() if line.startswith("forward ")]
-        return {row[1]: row[2] for row in rows}
-
-    argv = ("run", files / "small.pte", "--compare")
-    code, out, err = main(*argv, files / "small.pt2")
-    assert (code, err) == (0, "") and "matches eager PyTorch in 1 call of 1 method" in out
-    # What it writes into its input comes first.
-    assert found(out) == {"0": "ok", "1": "ok", "2": "ok"}
-    other = Net(8).eval()
-    with torch.no_grad():
-        other.linear.bias[3] += 0.5
-    program = export(other, (torch.ones(2, 8),), {"shift": torch.zeros(8)})
-    torch.export.save(program, tmp_path / "other.pt2")
-    code, out, _ = main(*argv, tmp_path / "other.pt2")
-    assert code == 2 and "forward, output 1" in out and found(out) == {"0": "ok", "1": "OFF", "2": "ok"}
-    code, out, err = main(*argv, files / "large.pt2")
-    assert code == 2 and "Pass the one that was lowered" in err and err.count("\n") == 2
-
-
 def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None:
     def row(kind: str, name: str, number: int, milliseconds: float) -> ProfileRow:
         return ProfileRow(kind, name, "", number, (), 1, milliseconds, milliseconds / 10, ())

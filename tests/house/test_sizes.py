@@ -12,9 +12,9 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 1316,
-    "exir_lowering/_upstream": 4115,
+    "exir_lowering/_upstream": 4129,
     "exir_lowering/_upstream/acceleration": 916,
-    "exir_lowering/cli": 2625,
+    "exir_lowering/cli": 2583,
     "exir_lowering/compat": 331,
     "exir_lowering/dynamo": 2737,
     "exir_lowering/errors": 298,
@@ -32,7 +32,7 @@ BUDGETS = {
     "exir_lowering/steps": 6171,
     "exir_lowering/steps/cache": 1316,
     "exir_lowering/steps/casewise": 1637,
-    "exir_lowering/steps/legalizing": 2012,
+    "exir_lowering/steps/legalizing": 2018,
     "exir_lowering/steps/parallel": 439,
     "exir_lowering/testing": 1821,
     "exir_lowering/verification": 2143,

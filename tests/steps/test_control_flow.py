@@ -258,12 +258,12 @@ MADE_AND_LOOPS: Models = {
 }
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("partitioner", [None, "xnnpack"])
 @pytest.mark.parametrize("name", MADE_AND_LOOPS)
-def test_tensors_made_in_branches_and_loops(name: str, partitioner: str | None, edge: str) -> None:
+def test_tensors_made_in_branches_and_loops(name: str, partitioner: str | None, fast: bool) -> None:
     model = Model(MADE_AND_LOOPS[name])
-    check(model, export(model, (X,)), [(x,) for x in INPUTS], partitioner=partitioner, edge=edge)
+    check(model, export(model, (X,)), [(x,) for x in INPUTS], partitioner=partitioner, fast=fast)
 
 
 def test_a_loop_carries_what_has_a_dynamic_size() -> None:
@@ -383,3 +383,19 @@ def test_rows_are_stacked_in_contiguous_order(partitioner: str | None) -> None:
 def test_random_models(seed: int) -> None:
     """`python tests/support/hunt_control_flow.py` looks at more of them."""
     assert run_random(seed) == ""
+
+
+@pytest.mark.parametrize("seed", [0, 2, 12, 13, 18])
+def test_random_models_of_many_operators(seed: int) -> None:
+    assert run_random(seed, many=True) == ""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_number_of_rows_stays_dynamic(fast: bool) -> None:
+    def mapped(m: Model, x: torch.Tensor) -> Any:
+        rows = torch_map(lambda row, other: row.tanh() + other, x, x.sum(0))
+        return while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v * 0.5), (torch.zeros((), dtype=torch.int64), rows))
+
+    model = Model(mapped)
+    program = export(model, (torch.randn(3, 4),), dynamic_shapes=(({0: Dim("n", min=2, max=9)},),))
+    check(model, program, [(torch.randn(n, 4),) for n in (2, 9, 3)], fast=fast)

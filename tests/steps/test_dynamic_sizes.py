@@ -63,15 +63,15 @@ def _check(model: nn.Module, content: bytes, calls: list[tuple[torch.Tensor, ...
         torch.testing.assert_close(tuple(program.run("forward", *call)), tuple(expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("edge", "partitioner"), [("fast", None), ("fast", "xnnpack"), ("executorch", None)])
+@pytest.mark.parametrize(("fast", "partitioner"), [(True, None), (True, "xnnpack"), (False, None)])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_all_sizes_of_a_range_are_right(name: str, edge: Any, partitioner: str | None) -> None:
+def test_all_sizes_of_a_range_are_right(name: str, fast: bool, partitioner: str | None) -> None:
     make, (inputs, dimension) = PROGRAMS[name]
     model = make()
     size = Dim("n", min=1, max=33)
     size = 2 * size if name == "twice" else size
     program = export(model, inputs(3), dynamic_shapes=(({dimension: size},),))
-    lowered = lower(program, partitioner, options=LoweringOptions(edge=edge))
+    lowered = lower(program, partitioner, options=LoweringOptions(fast=fast))
     assert [found.converted for found in lowered.report.narrowed] in ([], [(2, 33)], [(4, 66)])
     _check(model, lowered.emit().buffer, [inputs(n) for n in (1, 2, 17, 33, 3)])
 
@@ -105,15 +105,15 @@ def _branching(size: Dim) -> tuple[ExportedProgram, Any]:
     return export(Computes(torch.exp), (torch.randn(3, 8),), dynamic_shapes=(({0: size},),)), [branch]
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
-def test_a_declared_range_that_is_narrowed_is_an_error_before_a_backend_is_called(edge: Any) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_declared_range_that_is_narrowed_is_an_error_before_a_backend_is_called(fast: bool) -> None:
     program, passes = _branching(Dim("n", min=2, max=33))
     with pytest.raises(
         InputError, match=r"input given_0 was declared as 2\.\.33, but .* holds for 2\.\.15 only, .* < 16"
     ):
-        lower(program, options=LoweringOptions(edge=edge), transform_passes=passes)
+        lower(program, options=LoweringOptions(fast=fast), transform_passes=passes)
     program, passes = _branching(Dim.AUTO)
-    (found,) = lower(program, options=LoweringOptions(edge=edge), transform_passes=passes).report.narrowed
+    (found,) = lower(program, options=LoweringOptions(fast=fast), transform_passes=passes).report.narrowed
     assert found.given == (2, None) and found.converted == (2, 15)
 
 

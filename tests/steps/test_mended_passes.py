@@ -51,13 +51,13 @@ WHOLE_TYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES = [*WHOLE_TYPES, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_are_those_of_eager(dtype: torch.dtype, shape: tuple[int, ...], edge: Any) -> None:
+def test_results_are_those_of_eager(dtype: torch.dtype, shape: tuple[int, ...], fast: bool) -> None:
     model = Computes(*WHOLE) if dtype in WHOLE_TYPES else Computes(*WHOLE[:5], *FRACTIONS)
     given = torch.full(shape, 3).to(dtype)
-    file = lower(export(model, (given,)), options=LoweringOptions(edge=edge)).emit().buffer
+    file = lower(export(model, (given,)), options=LoweringOptions(fast=fast)).emit().buffer
     exact: Any = {"rtol": 1e-12, "atol": 0} if dtype is torch.float64 else {}
     results = load(file).run("forward", given)
     torch.testing.assert_close(tuple(results), model(given), **exact)
@@ -83,15 +83,15 @@ class Empty(torch.nn.Module):
         return (*nothing, torch.cat([a, b, a]) * 2, torch.stack([a, a], 2), torch.cat([a, a]).sum(0))
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("partitioner", [None, "xnnpack", "reference"])
-def test_concatenations_of_nothing_have_sizes(partitioner: Any, edge: Any) -> None:
+def test_concatenations_of_nothing_have_sizes(partitioner: Any, fast: bool) -> None:
     def given(count: int) -> tuple[torch.Tensor, ...]:
         return torch.ones(0, count), torch.ones(2, count), torch.ones(0)
 
     columns = torch.export.Dim("columns", min=2, max=9)
     program = export(Empty(), given(4), dynamic_shapes=({1: columns}, {1: columns}, None))
-    lowered = lower(program, partitioner, options=LoweringOptions(edge=edge))
+    lowered = lower(program, partitioner, options=LoweringOptions(fast=fast))
     joined = [node.args[0] for node in lowered["forward"].graph.nodes if "aten.cat" in str(node.target)]
     assert all(len(operands) == 1 for operands in joined), joined  # type: ignore[arg-type]
     file = lowered.emit().buffer

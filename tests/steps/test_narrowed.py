@@ -33,9 +33,9 @@ def test_a_real_model() -> None:
     assert report.narrowed == (NarrowedDimension("forward", "pixel_values", 0, (1, 8), (2, 8)),)
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
-def test_what_is_not_narrowed_is_not_told(edge: str) -> None:
-    options = LoweringOptions(edge=edge)
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_not_narrowed_is_not_told(fast: bool) -> None:
+    options = LoweringOptions(fast=fast)
     found = lower({"one": program(1), "two": program(2)}, options=options).report.narrowed
     assert found == (NarrowedDimension("one", "x", 0, (1, 8), (2, 8)),)
 

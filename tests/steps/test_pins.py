@@ -210,7 +210,7 @@ def test_a_row_more_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     kind = remove_mixed_type_operators.RemoveMixedTypeOperators
     monkeypatch.setattr(kind, "call_operator", _with_class(module.RemoveMixedTypeOperators.call_operator, kind))
 
-    both = [lower(program, options=LoweringOptions(edge=edge)) for edge in ("fast", "executorch")]
+    both = [lower(program, options=LoweringOptions(fast=fast)) for fast in (True, False)]
     codes = [str(lowered["forward"].graph) for lowered in both]
     assert codes[0] == codes[1] and "_to_" in codes[0]
     assert any("RemoveMixedTypeOperators" in line for line in both[0].report.switched_off)

@@ -331,8 +331,8 @@ def test_the_command_says_what_failed(
     monkeypatch.chdir(tmp_path)
     torch.export.save(program, "model.pt2")
     monkeypatch.setitem(registry._registered[registry.BACKENDS], "mine", NoTanh)
-    Path("mine.py").write_text(PARTITIONER)
-    command = ["lower", "model.pt2", "-p", "mine:make", "-o", "out.pte", "--no-cache"]
+    Path("mine_of_recovery.py").write_text(PARTITIONER)
+    command = ["lower", "model.pt2", "-p", "mine_of_recovery:make", "-o", "out.pte", "--no-cache"]
     assert cli.main([*command, "--on-backend-error", "split"]) == 0
     assert Path("out.pte").is_file()
     assert "forward: mine failed on aten_tanh_default" in " ".join(capsys.readouterr().out.split())

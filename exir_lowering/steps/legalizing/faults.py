@@ -130,6 +130,12 @@ def _layer_norm(x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor
     return _scaled(found, weight, bias), mean, rstd
 
 
+def _of_layers(node: Node) -> Callable[..., Any]:
+    """Leave half precision to torch's decomposition, which computes in float32."""
+    half = cast(Node, node.args[0]).meta["val"].dtype in _HALF
+    return _refused if half else _by_wide(_layer_norm)(node)
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> Any:
@@ -214,7 +220,7 @@ FAULTS = (
     Fault("half", _ACCUMULATING, "it accumulates in half precision, or overflows in it", _in_half, _in_float32),
     Fault("half index", "index_put.default", "it accumulates in half precision", _accumulates_in_half, _in_float32),
     Fault("layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision",
-          _norms_badly, _by_wide(_layer_norm)),
+          _norms_badly, _of_layers),
     Fault("group norm", "native_group_norm.default", _SQUARES, _of_floats, _by_wide(_group_norm)),
     Fault("batch norm", "_native_batch_norm_legit.no_stats", _SQUARES, _of_floats, _by_wide(_batch_norm)),
     Fault("remainder", _REMAINDERS, "it computes remainders of integers in floats, and with the sign of the dividend",

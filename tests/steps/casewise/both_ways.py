@@ -77,13 +77,13 @@ class Outcome:
 def compare(program: ExportedProgram, way: str = "xnnpack") -> Outcome:
     """Convert a program both ways. Where ExecuTorch's raises, `lower` must raise the same error in both modes."""
     try:
-        theirs, _ = convert(program, way, "executorch")
+        theirs, _ = convert(program, way, False)
     except LoweringError as error:
-        texts = [_error(program, way, edge) for edge in ("fast", "executorch")]
+        texts = [_error(program, way, fast) for fast in (True, False)]
         different = [] if len(set(texts)) == 1 else [f"errors: {texts}"]
         return Outcome(different, (), str(error))
     try:
-        ours, left = convert(program, way, "fast")
+        ours, left = convert(program, way, True)
     except LoweringError as error:
         return Outcome([f"raised {error} / converted"], ())
     if any(reason.startswith("the whole conversion") for reason in left):
@@ -91,16 +91,16 @@ def compare(program: ExportedProgram, way: str = "xnnpack") -> Outcome:
     return Outcome(list_differences(ours, theirs), left)
 
 
-def convert(program: ExportedProgram, way: str, edge: Any) -> tuple[ExportedProgram, tuple[str, ...]]:
+def convert(program: ExportedProgram, way: str, fast: bool) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch."""
     method = RequestedMethod("forward", program, WAYS[way][0](), None)
     with quiet():
-        (made,) = to_edge([method], Session(LoweringOptions(edge=edge, edge_compile_config=WAYS[way][1])))
+        (made,) = to_edge([method], Session(LoweringOptions(fast=fast, edge_compile_config=WAYS[way][1])))
     return made.program, made.left_to_executorch
 
 
-def _error(program: ExportedProgram, way: str, edge: Any) -> str:
-    options = LoweringOptions(edge=edge, edge_compile_config=WAYS[way][1])
+def _error(program: ExportedProgram, way: str, fast: bool) -> str:
+    options = LoweringOptions(fast=fast, edge_compile_config=WAYS[way][1])
     try:
         with quiet():
             exir_lowering.lower(program, WAYS[way][0](), options=options)

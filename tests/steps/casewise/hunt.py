@@ -173,10 +173,10 @@ def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
     operators = [
         [
             f"{node.target}{node.args}"
-            for node in both_ways.convert(small, way, edge)[0].graph.nodes
+            for node in both_ways.convert(small, way, fast)[0].graph.nodes
             if node.op != "placeholder"
         ]
-        for edge in ("executorch", "fast")
+        for fast in (False, True)
     ]
     print(
         *("     " + line.rstrip()[:200] for line in difflib.unified_diff(*operators, "executorch", "fast", n=1)),

@@ -256,7 +256,7 @@ CANONICAL = "canonicalize_output_graph_node_order"
 @pytest.mark.skipif(not hasattr(torch._dynamo.config, CANONICAL), reason="torch 2.14 has this order")
 def test_the_order_that_torch_can_give_to_nodes() -> None:
     program = export(Of(lambda m, x: (x.tanh() + 1) * (x.cos() - m.kept)), (torch.randn(4, 4),), strict=False)
-    plain = both_ways.convert(program, "none", "fast")
+    plain = both_ways.convert(program, "none", True)
     with torch._dynamo.config.patch({CANONICAL: True}):
         outcome = both_ways.compare(program, "none")
     assert outcome.differences == [] and "order of its own" in str(outcome.left) and plain[1] == ()
@@ -282,7 +282,7 @@ def test_sizes_alone_are_a_case() -> None:
 
 def test_what_is_remembered_keeps_no_program_alive() -> None:
     MEMORY.clear()
-    both_ways.convert(export(Of(numbers), (torch.randn(4, 4),), strict=False), "none unchecked", "fast")
+    both_ways.convert(export(Of(numbers), (torch.randn(4, 4),), strict=False), "none unchecked", True)
     with_memory = _count_fake_modes()
     MEMORY.clear()
     assert _count_fake_modes() == with_memory

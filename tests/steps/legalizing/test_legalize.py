@@ -59,10 +59,10 @@ def run(lowered: Any, method: str, *given: torch.Tensor) -> list[torch.Tensor]:
     return exir_lowering.load(lowered.emit().buffer).run(method, *given)
 
 
-@pytest.mark.parametrize("edge", ["fast", "executorch"])
-def test_state_in_several_calls(edge: Any) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_state_in_several_calls(fast: bool) -> None:
     program = export(Ring(), (torch.ones(1),))
-    loaded = exir_lowering.load(lower(program, options=LoweringOptions(edge=edge)).emit().buffer)
+    loaded = exir_lowering.load(lower(program, options=LoweringOptions(fast=fast)).emit().buffer)
     eager = Ring()
     for number in range(7):
         x = torch.full((1,), float(number))
