@@ -54,6 +54,7 @@ class Process:
             with theirs:
                 self._process = subprocess.Popen(
                     command,
+                    cwd=current_folder() or os.sep,  # MKL, which torch loads, ends a process in a folder that is gone
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # an interrupt from the keyboard is this process's affair
