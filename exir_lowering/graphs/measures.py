@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from exir_lowering._upstream.likeness import SYMBOLS as SYMBOLS
 from exir_lowering._upstream.operators import operator_packet
 from exir_lowering.errors import let_through
 from exir_lowering.graphs import is_delegate_call, is_getitem
-from exir_lowering.graphs.operators.calls import tensors as tensors
 
 _MOVES_DATA = frozenset(
     {
@@ -28,6 +27,15 @@ _MOVES_DATA = frozenset(
     }
 )  # fmt: skip
 """Operators, by name without overload, that move or make data and compute nothing."""
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, such as a node's `meta["val"]`."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
 
 
 def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:

@@ -21,7 +21,7 @@ from exir_lowering._upstream.operators import operator_name
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants

@@ -1,4 +1,4 @@
-"""Operators: their names, and which ones a file may have executed, with which checks."""
+"""Operators: their names, and which ones a file may have executed."""
 
 import lazy_loader
 

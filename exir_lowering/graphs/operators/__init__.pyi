@@ -1,5 +1,4 @@
 from . import (
-    calls as calls,
     functions as functions,
     names as names,
     pure as pure,

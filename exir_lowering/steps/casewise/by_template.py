@@ -17,7 +17,7 @@ from exir_lowering._upstream.operators import is_built_in, is_composite, is_over
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.tracing import COPIED_META, source_of
 from exir_lowering.errors import let_through
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
 from exir_lowering.steps.casewise.templates import FROM_TRACING, Template, take_templates
 from exir_lowering.steps.casewise.value_keys import (

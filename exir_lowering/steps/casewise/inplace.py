@@ -14,7 +14,7 @@ from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import let_through
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 from exir_lowering.steps.casewise.cases import Describer
 from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of
 

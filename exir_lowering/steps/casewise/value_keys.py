@@ -16,7 +16,7 @@ from exir_lowering._upstream.likeness import SYMBOLS, Likeness
 from exir_lowering._upstream.operators import is_composite
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tracing import decomposed_call, enable_python_dispatcher
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 
 
 class Uncovered(Exception):

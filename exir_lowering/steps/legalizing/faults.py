@@ -17,7 +17,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import wrapped_operator
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 from exir_lowering.steps.legalizing.rules import RULES
 from exir_lowering.steps.legalizing.widening import in_dtype
 

@@ -19,7 +19,7 @@ from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.operators import draws_numbers, wrapped_operator
 from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, renew
 from exir_lowering.steps.legalizing.faults import find_fault

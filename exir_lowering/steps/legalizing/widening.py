@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.graphs.operators.calls import tensors
+from exir_lowering.graphs.measures import tensors
 
 
 def in_dtype(run: Any, narrow: Sequence[torch.dtype], wide: torch.dtype, node: Node) -> Callable[..., Any]:
