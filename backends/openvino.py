@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, PluginLoadError, Rejection, graphs
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.algorithms import nested_run
-from exir_lowering.plugins import conversion_lock, let_through
+from exir_lowering.plugins import conversion_lock
 
 INSTALL = 'pip install "exir-lowering[openvino]"'
 
@@ -187,8 +187,9 @@ def _upstream_class() -> Any:
             sys.modules[_PACKAGE] = stand_in
         try:
             module: Any = importlib.import_module(f"{_PACKAGE}.partitioner")
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise PluginLoadError(
                 f"The backend 'openvino': importing ExecuTorch's partitioner raised {type(error).__name__}: {error}. "
                 f"openvino {version('openvino')} is installed; expected one that executorch {version('executorch')} "

@@ -21,7 +21,6 @@ import torch
 
 from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError
 from exir_lowering.graphs.operators import pure as pure_operators
-from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -113,7 +112,6 @@ def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
     try:
         return torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype]).reshape(json.loads(shape))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        let_through(error)
         raise InputError(
             f"Line {position} of a payload of backend 'compiler_demo' is not a valid constant: {line[:80]!r}: {error}."
         ) from error
@@ -170,8 +168,9 @@ def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:
     try:
         left, right = _value(instruction.left, values), _value(instruction.right, values)
         return _RUN[instruction.operator](left, right, instruction.alpha)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise BackendFailure(
             f"Delegate 'compiler_demo': {instruction.operator} {instruction.left} {instruction.right}, debug handle "
             f"{instruction.handle}, failed: {type(error).__name__}: {error}",

@@ -27,7 +27,6 @@ import torch
 from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
 from exir_lowering.graphs.operators import functions, pure as pure_operators
 from exir_lowering.graphs.serialized.plain import Container, PlainReader, pick
-from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -171,10 +170,9 @@ class Graph:
             try:
                 with self.context.event(step.event):
                     values.append(step.function(*args, **kwargs))
-            except BackendFailure:  # from a nested graph: it already names the innermost operator
+            except (BackendFailure, MemoryError):  # from a nested graph: it already names the innermost operator
                 raise
             except Exception as error:
-                let_through(error)
                 raise _failure(step, args, error) from error
             for value in step.dead:
                 values[value] = None
@@ -307,10 +305,9 @@ class ReferenceDelegate(Delegate):
             if not isinstance(program.results, (list, tuple)) or len(program.results) != len(outputs):
                 raise ValueError(f"it has {len(outputs)} outputs, and other results")
             return Executable(program, weights, states, outputs)
-        except InputError:  # already has a message
+        except (InputError, MemoryError):  # already has a message
             raise
         except Exception as error:
-            let_through(error)
             raise InputError(
                 f"A payload of backend 'reference' of method {context.method!r} cannot be read: "
                 f"{type(error).__name__}: {str(error)[:500]}. Its checksum is right, so it was not written by this "

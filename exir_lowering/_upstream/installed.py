@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import let_through
 
 bridged: set[str] = set()
 """Ids under which Python delegates are registered in the runtime, which has no backends of its own for them."""
@@ -13,8 +12,9 @@ def runtime_failure() -> str | None:
     """Return why ExecuTorch's runtime cannot be used on this machine, as a clause; None if it can."""
     try:
         executorch_runtime()
+    except MemoryError:
+        raise
     except Exception as error:  # anything that its libraries may raise when they are imported
-        let_through(error)
         return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
     return None
 

@@ -27,7 +27,6 @@ from typing import Any
 
 from exir_lowering._upstream.locks import original_of
 from exir_lowering._upstream.pinned import DIGESTS, FEATURES as FEATURES, Feature as Feature
-from exir_lowering.errors import let_through
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""
@@ -141,8 +140,9 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
             return f"{place} is missing ({error})"
         except UnknownCodeError as error:
             return f"{place} is not known: {error}{here}"
+        except MemoryError:
+            raise
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
-            let_through(error)
             return f"{place} cannot be inspected ({type(error).__name__}: {error}){here}"
         if not known:
             return f"{place} differs from the code that was checked" + (f" {digest_of(find(place))}" if exactly else "")

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from exir_lowering.cli.output import OK, format_size, kept_from_stdout, print_table, say
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,6 @@ def execute(arguments: argparse.Namespace) -> int:
         removed = store.clear() if arguments.action == "clear" else 0
         content = store.content()
     except OSError as error:
-        let_through(error)
         raise InputError(f"The cache in {str(folder)!r} cannot be used: {error.strerror or error}.") from error
     figures = {"folder": str(folder), **content.entries, "bytes": content.size, "limit": content.limit}
     if arguments.json:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from exir_lowering.cli.output import DEFECT, OK, kept_from_stdout, print_table, say
-from exir_lowering.errors import LoweringError, let_through
+from exir_lowering.errors import LoweringError
 
 _PACKAGES = ("exir-lowering", "torch", "executorch", "torchao", "numpy")
 EXAMPLES = """\
@@ -81,7 +81,6 @@ def _examine_delegates() -> dict[str, str]:
         found["compiler"] = " ".join(shim.compiler())
         shim.library()
     except (LoweringError, OSError, ImportError) as error:
-        let_through(error)
         found["problem"] = str(error)
     return found
 
@@ -89,8 +88,10 @@ def _examine_delegates() -> dict[str, str]:
 def _import(module: str) -> None:
     try:
         import_module(module)
-    except Exception as error:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
+        return
 
 
 def _version(name: str) -> str:

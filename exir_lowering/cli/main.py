@@ -19,7 +19,6 @@ from typing import Any
 from exir_lowering._upstream.locks import Change, Shared
 from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
 from exir_lowering.errors import InvariantError, LoweringError
-from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 _COMMANDS: Mapping[str, str] = {
     "lower": "lower .pt2 files to one .pte file",
@@ -75,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up_stdout()
         return PIPE_CLOSED
     except OSError as error:
-        let_through(error)
         _give_up_stdout()
         with contextlib.suppress(OSError):
             say(f"exir-lower: the output cannot be written: {error.strerror or error}.", error=True)
@@ -117,7 +115,7 @@ def _execute(argv: Sequence[str] | None) -> int:
         return code
     except Exception as error:
         # Errors about files name the file, those about standard output or error do not.
-        if raised_by_handler(error) or (isinstance(error, OSError) and not error.filename and error.errno in _FULL):
+        if isinstance(error, OSError) and not error.filename and error.errno in _FULL:
             raise
         if debug:
             traceback.print_exception(error)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import first_line
-from exir_lowering.errors import InputError, did_you_mean, let_through
+from exir_lowering.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from exir_lowering.pte.signatures import MethodSignature
@@ -40,8 +40,9 @@ def read_calls(option: str, path: Path) -> Any:
     try:
         # Only tensors and plain values: a torch.save file can run code otherwise.
         return torch.load(path, weights_only=True)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(
             f"{option} {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
             f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."

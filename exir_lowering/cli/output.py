@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering._upstream import stderr
-from exir_lowering.errors import BackendUnavailableWarning, InputError, LoweringError, let_through
+from exir_lowering.errors import BackendUnavailableWarning, InputError, LoweringError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,7 +135,6 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
         else:
             replace_file(path, lambda file: file.write(content))
     except OSError as error:
-        let_through(error)
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. Nothing was changed.") from error
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean, let_through
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
@@ -87,8 +87,9 @@ def _call(text: str, factory: Any) -> Any:
         return factory()
     except LoweringError as error:
         raise InputError(f"-p {text!r}: {error}") from error
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         name = getattr(factory, "__qualname__", repr(factory))
         raise PluginLoadError(f"-p {text!r}: calling {name} raised {type(error).__name__}: {error}") from error
 
@@ -99,8 +100,9 @@ def _import(text: str, place: str, function: str) -> Any:
     sys.path.append(folder)
     try:
         found: Any = importlib.import_module(place)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PluginLoadError(
             f"-p {text!r}: the module {place!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import partitioning
 from exir_lowering.cli.output import find_file, first_line
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
@@ -208,8 +208,9 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
             if trust:
                 check_devices(file)
             return _load(file if trust else check_file(file))
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
@@ -241,8 +242,9 @@ def _load(file: BinaryIO) -> ExportedProgram:
     try:
         file.seek(0)
         return torch.export.load(file)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         if logged:
             raise logged[0] from error
         raise

@@ -28,7 +28,7 @@ from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, so
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles, share
-from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle, let_through
+from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
@@ -325,15 +325,17 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
             called = PayloadCall(method, module.backend_id, payload, _specs(module), tensors[:taken], tensors[taken:])
             content = write_call(called, named)
             run = open_program(content, None).load_method(method)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise failure("failed to set up a payload", error) from error
 
     def execute(given: list[Any]) -> list[Any]:
         try:
             return list(run(given, clone_outputs=True))
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise failure("failed to execute", error) from error
 
     execute.content = content  # type: ignore[attr-defined]  # which the runtime reads

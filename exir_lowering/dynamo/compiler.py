@@ -27,7 +27,7 @@ from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log, NotLowered
 from exir_lowering.dynamo.options import Attempt, list_candidates, read_options, requires_coverage
-from exir_lowering.errors import InputError, LoweringError, let_through
+from exir_lowering.errors import InputError, LoweringError
 
 NAME = "exir_lowering"
 
@@ -261,8 +261,9 @@ def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
     def compile_watched(module: GraphModule, inputs: Sequence[Any]) -> Boxed:
         try:
             compiled = compile_graph(module, inputs)
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             # Unless an error of ours is raised to the user, another backend takes the graph.
             if raises or not isinstance(error, (NotLowered, LoweringError)):
                 with dynamo.outside_tracing():
@@ -289,8 +290,9 @@ def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inpu
         kept = list(inputs)  # the call empties the list
         try:
             return compiled(inputs)
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             _write_script(module, kept, backend)
             raise
 

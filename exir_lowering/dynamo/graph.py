@@ -28,7 +28,7 @@ from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.errors import BackendFailure, LoweringError, let_through
+from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.checksums import checksum
 
@@ -127,10 +127,9 @@ def _foreseen() -> Iterator[None]:
     """Raise NotLowered for an exception that nobody has foreseen: PyTorch can still run the graph."""
     try:
         yield
-    except (NotLowered, LoweringError, TorchDynamoException):
+    except (NotLowered, LoweringError, TorchDynamoException, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise NotLowered(f"{type(error).__name__}: {error}. Please report this function") from error
 
 

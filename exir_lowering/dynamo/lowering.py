@@ -21,7 +21,6 @@ from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import Attempt, requires_coverage
 from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
-from exir_lowering.errors import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -191,7 +190,8 @@ def _reads_values_only(pool: Node) -> bool:
 def _wants_pools(partitioner: Partitioner, program: ExportedProgram) -> bool:
     try:
         wanted, _ = partitioner.ops_to_not_decompose(program)
-    except Exception as error:  # it stays as it is: nothing is decomposed here, so it need not know an answer
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # it stays as it is: nothing is decomposed here, so it need not know an answer
         return False
     return _POOL in (wanted or ())

@@ -15,7 +15,7 @@
     ├── LimitError                       a run of a file went over one of its limits, and was ended
     └── InvariantError                   a defect of exir-lowering itself
 
-MemoryError, and exceptions of signal handlers, pass through unchanged: see `interrupts`.
+MemoryError passes through unchanged: a want of memory must not move a partition to the host in silence.
 
 `BackendUnavailableWarning` is not an error: a model was lowered for a backend that this machine cannot execute.
 
@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from exir_lowering.errors.interrupts import let_through as let_through, list_causes
 from exir_lowering.errors.wording import did_you_mean as did_you_mean, few as few
 
 
@@ -188,8 +187,12 @@ class InvariantError(LoweringError):
 
 def find_named_handle(error: BaseException) -> int | None:
     """Return the debug handle in the `debug_handle` of a plug-in's exception, or of one of its causes."""
-    for cause, declared in list_causes(error):
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         handle = getattr(cause, "debug_handle", None)
-        if declared and isinstance(handle, int) and not isinstance(handle, bool) and handle > 0:
+        if isinstance(handle, int) and not isinstance(handle, bool) and handle > 0:
             return handle
+        cause = cause.__cause__
     return None

@@ -13,7 +13,6 @@ from torch.utils import flop_counter
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.likeness import SYMBOLS as SYMBOLS
 from exir_lowering._upstream.operators import operator_packet
-from exir_lowering.errors import let_through
 from exir_lowering.graphs import is_delegate_call, is_getitem
 
 _MOVES_DATA = frozenset(
@@ -92,8 +91,10 @@ def flops(node: Node) -> int:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: _sized_values(read.meta.get("val")))
         try:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
-        except Exception as error:  # torch's formula does not know this form of the operator
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:  # torch's formula does not know this form of the operator
+            formula = None
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
 

@@ -23,7 +23,7 @@ from exir_lowering._upstream.programs import (
     namedtuple_fields,
     pytree,
 )
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 PROTOCOL = 1
 LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
@@ -54,8 +54,9 @@ def writable(spec: Any) -> Any:
     own = pytree.TreeSpec(spec.type, spec.context, [pytree.treespec_leaf() for _ in spec.children()])
     try:
         pytree.treespec_dumps(own)
-    except Exception as error:
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:
         own = pytree.TreeSpec(tuple, None, own.children())
     return pytree.TreeSpec(own.type, own.context, [writable(child) for child in spec.children()])
 
@@ -108,10 +109,9 @@ def _context(kind: Any, context: Any, children: int) -> Any:
     try:
         # A function that this process registered for the type.
         return _plain(context) if made is None else made(context)
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise InputError(
             f"the context of a {kind.__module__}.{kind.__qualname__} cannot be read: {type(error).__name__}: {error}"
         ) from error

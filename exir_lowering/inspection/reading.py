@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from exir_lowering.errors import let_through
 from exir_lowering.inspection import memory
 from exir_lowering.inspection.report import (
     ByteRange,
@@ -198,7 +197,6 @@ def find_debug(file: MappedFile) -> Mapping[str, MethodDebug]:
     try:
         info = DebugInfo.from_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        let_through(error)
         warnings.warn(f"The debug information {str(path)!r} is not used: {error}.", stacklevel=3)
         return {}
     return info.methods if info.digest == digests.identity(file.content) else {}

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 from exir_lowering.runtime.inputs import show
 
 
@@ -105,7 +105,6 @@ class Convention:
             with torch.no_grad():
                 argument.copy_(new)
         except RuntimeError as error:
-            let_through(error)
             raise InputError(
                 f"{self.method}(): {self.labels[index]} is {show(argument)}, which the method writes into, but that "
                 f"fails: {error}. Pass a copy: .clone()."
@@ -180,8 +179,9 @@ def _leaf(argument: Any) -> Leaf:
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
     try:
         return pytree.tree_unflatten(leaves, spec)
+    except MemoryError:
+        raise
     except Exception as error:  # of a registered type, for which the file has a different context
-        let_through(error)
         raise InputError(
             f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
             "file that was saved with the same definition of the type."
@@ -193,8 +193,9 @@ def _paths(spec: Any) -> list[str]:
     try:
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    except Exception as error:  # a user's type that cannot hold numbers, or has no paths
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # a user's type that cannot hold numbers, or has no paths
         return [f" (value {index} in it)" for index in range(spec.num_leaves)]
 
 

@@ -20,7 +20,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.delegates import with_original
 from exir_lowering._upstream.programs import DelegatedProgram, pytree
-from exir_lowering.errors import BackendUnavailableWarning, InputError, let_through
+from exir_lowering.errors import BackendUnavailableWarning, InputError
 from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
@@ -112,8 +112,9 @@ class OriginalRunner:
         try:
             with neutral():
                 returned = self._modules[name](*args, **kwargs)
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
             raise InputError(
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from exir_lowering.errors import InputError, did_you_mean, let_through
+from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases, Record
@@ -179,7 +179,6 @@ class LoweredModule(nn.Module):
         try:
             self._source().save(target, pieces, partial(self._bundle, expected))
         except OSError as error:
-            let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 

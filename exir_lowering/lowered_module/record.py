@@ -16,7 +16,7 @@ import torch
 
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module.convention import Convention, Fixed, Leaf
 from exir_lowering.pte.digests import XXH3
@@ -230,8 +230,9 @@ def _dump(method: str, what: str, spec: Any) -> str:
         text: str = pytree.treespec_dumps(spec)
         if treespecs.loads(text) == spec:
             return text
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         reason = f"{type(error).__name__}: {error}"
     types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(

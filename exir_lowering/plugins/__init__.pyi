@@ -13,7 +13,7 @@ from .backend import (
     PreprocessResult as PreprocessResult,
 )
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
-from .guards import conversion_lock as conversion_lock, let_through as let_through
+from .guards import conversion_lock as conversion_lock
 from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks
 from .reads import NAMES as NAMES, PROVENANCE as PROVENANCE
 from .registry import (

@@ -8,7 +8,7 @@ import weakref
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import PluginLoadError, let_through
+from exir_lowering.errors import PluginLoadError
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import Backend
@@ -61,8 +61,9 @@ def load_class(address: str) -> Any:
     module, _, name = address.partition(":")
     try:
         found = _look_up(importlib.import_module(module), name)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PluginLoadError(f"{address} cannot be imported: {type(error).__name__}: {error}") from error
     if found is None:
         raise PluginLoadError(f"{address} was not found: the module has no such class here.")

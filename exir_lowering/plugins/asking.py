@@ -10,7 +10,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering.errors import InputError, PartitionerContractError, let_through
+from exir_lowering.errors import InputError, PartitionerContractError
 from exir_lowering.graphs import sources
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plugins import refusals
@@ -61,8 +61,9 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
         raise InputError(f"{who}: {error}") from error
     except PartitionerContractError as error:
         raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raised = sources.find_raised_at(error, type(partitioner))
         at = "" if raised is None else f"\n  raised at {raised}"
         message = f"{who} raised {type(error).__name__}: {error}{at}"

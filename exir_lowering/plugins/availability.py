@@ -13,7 +13,6 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     LoweringError,
     UnknownPluginError,
-    let_through,
 )
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -51,8 +50,9 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
     try:
         available = delegate.is_available()
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise BackendFailure(f"{who} failed in is_available: {type(error).__name__}: {error}") from error
     if available:
         return delegate

@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import listening
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
 
@@ -98,8 +97,9 @@ def _configured(
     check = f"{type(config).__name__}.check_constraints"
     try:
         taken = config.check_constraints(node, tagged)
+    except MemoryError:
+        raise
     except Exception as error:  # a check that relies on what the partitioner did before
-        let_through(error)
         return "check", f"{check} raised {type(error).__name__}: {error}", check
     if not taken:
         return "check", _with_values(node, f"{check} returned False"), check

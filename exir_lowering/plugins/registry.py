@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, let_through
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
 
@@ -142,8 +142,9 @@ def find_partitioner(plugin_id: str) -> Partitioner:
     factory = load(PARTITIONERS, plugin_id)
     try:
         partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PluginLoadError(
             f"Partitioner {plugin_id!r}: calling {factory!r} raised {type(error).__name__}: {error}"
         ) from error
@@ -202,8 +203,9 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
 def _make(who: str, kind: type[_Plugin]) -> _Plugin:
     try:
         return kind()
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PluginLoadError(f"{who}: creating {_place(kind, '.')} raised {type(error).__name__}: {error}") from error
 
 
@@ -337,8 +339,9 @@ def load(group: str, plugin_id: str) -> Any:
     entry = next(entry for entry in _entries(group) if entry.name == plugin_id)
     try:
         return entry.load()
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
             f"{type(error).__name__}: {error}"
@@ -360,8 +363,9 @@ def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
     """Return whether an entry point leads to the registered object; it may name a re-export of it."""
     try:
         return bool(entry.load() is _registered[group][plugin_id])
-    except Exception as error:
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:
         return False
 
 

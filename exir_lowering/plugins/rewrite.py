@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors import InputError, PluginLoadError, let_through
+from exir_lowering.errors import InputError, PluginLoadError
 from exir_lowering.graphs.ranges import Doubt as Doubt, ValueRanges
 from exir_lowering.plugins import registry
 
@@ -136,8 +136,9 @@ def _make(who: str, candidate: Any) -> Iterator[Rewrite]:
     elif isinstance(candidate, type) and issubclass(candidate, Rewrite):
         try:
             made = candidate()
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise PluginLoadError(f"{who}: creating {candidate!r} raised {type(error).__name__}: {error}") from error
         yield _check(made)
     else:

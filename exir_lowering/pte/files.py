@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -70,7 +70,6 @@ class MappedFile:
         try:
             now = _identity(os.stat(self.source))
         except OSError as error:
-            let_through(error)
             raise InputError(f"{self.name} can no longer be read: {error}. Load the {what} again.") from error
         if now != self.identity:
             raise self._replacement_error(what)
@@ -116,7 +115,6 @@ def _map(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...
             content = memoryview(mmap.mmap(file.fileno(), 0, access=access) if found.st_size else b"")
             return content, _identity(found)
     except (OSError, ValueError) as error:
-        let_through(error)
         raise InputError(f"{name} cannot be loaded: {error}.") from error
 
 
@@ -163,8 +161,9 @@ def kind_of_content(content: memoryview) -> Kind | None:
         source: Any = held if isinstance(held, mmap.mmap) else io.BytesIO(content)
         with zipfile.ZipFile(source) as archive:
             parts = {name.rpartition("/")[2] for name in archive.namelist()}
-    except Exception as error:  # whatever is wrong with the archive
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # whatever is wrong with the archive
         return None
     return PT2 if parts & {"archive_format", "serialized_exported_program.json"} else None
 
@@ -241,7 +240,6 @@ class DataFiles:
                 else:
                     write_data(file, self.named)
         except OSError as error:
-            let_through(error)
             raise InputError(
                 f"load: data: {self} cannot be put together in {tempfile.gettempdir()!r} for the runtime: {error}. "
                 "Set TMPDIR to a directory with enough space, or emit one data file."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from exir_lowering.errors import BackendFailure, LoweringError, let_through
+from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import MemoryLayout
@@ -161,10 +161,9 @@ def _guard(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
     """Return the result of a plug-in's check; what it raises is a verdict on the file, or a failure of its own."""
     try:
         return check()
-    except (CorruptError, LoweringError):
+    except (CorruptError, LoweringError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise BackendFailure(f"{_describe(backend, who)} failed: {type(error).__name__}: {error}") from error
 
 

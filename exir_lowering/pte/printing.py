@@ -7,8 +7,6 @@ import io
 from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import let_through
-
 if TYPE_CHECKING:
     from rich.console import OverflowMethod, RenderableType
     from rich.table import Table
@@ -98,8 +96,9 @@ def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None)
     """Return HTML for Jupyter, never an error: a page in a frame, where nothing runs, and the text for others."""
     try:
         words, framed = text(width=_WIDTH), page() if page is not None else ""
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         words, framed = f"This cannot be shown: {type(error).__name__}: {error}", ""
     if len(words) > _MOST_TEXT:
         words = f"{words[:_MOST_TEXT]}\nand {len(words) - _MOST_TEXT:,} characters more: print(...) shows all"

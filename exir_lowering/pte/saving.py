@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 
 
 class TemporaryFolder:
@@ -158,10 +158,8 @@ def _follow(target: Path) -> Path:
 @contextlib.contextmanager
 def _regardless() -> Iterator[None]:
     """Continue when the system refuses something optional."""
-    try:
+    with contextlib.suppress(OSError):
         yield
-    except OSError as error:
-        let_through(error)
 
 
 def _sync(folder: Path) -> None:

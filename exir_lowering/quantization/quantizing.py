@@ -18,7 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import InputError, did_you_mean, few, let_through
+from exir_lowering.errors import InputError, did_you_mean, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
@@ -193,8 +193,9 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
             warnings.simplefilter("ignore")
             result: GraphModule = getattr(quantize_pt2e, name)(*args)
             return result
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(
             f"quantize: torchao's {name} fails on this program: {type(error).__name__}: {error}. Keep in float what "
             "the message is about, or export the model without it."
@@ -315,8 +316,9 @@ def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.T
                 try:
                     run = Interpreter(module) if see is None else _Run(module, functools.partial(see, number))
                     result = run.run(*copied(call), enable_io_processing=False)
+                except MemoryError:
+                    raise
                 except Exception as error:
-                    let_through(error)
                     raise InputError(
                         f"quantize: PyTorch refuses call {number}: {type(error).__name__}: {error}. Give values that "
                         "the model takes, in shapes that it was exported for."
@@ -354,8 +356,9 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
         # What is in int8 is a copy: it would miss what is written later, and so would others what is written into it.
         try:
             program = program.run_decompositions({})
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise InputError(
                 "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
                 f"{type(error).__name__}: {error}. Change the model so that it makes new tensors there."
@@ -431,8 +434,9 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     args, kwargs = called.arguments(leaves)
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(module, args, kwargs))
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(
             f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
             "model with simpler sizes, or keep in float what the message is about."

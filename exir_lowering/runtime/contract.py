@@ -18,7 +18,6 @@ from exir_lowering.errors import (
     BackendUnavailableError,
     LoweringError,
     find_named_handle,
-    let_through,
 )
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
 from exir_lowering.pte.format import Delegation
@@ -72,8 +71,9 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
             content = delegate.compile(job.payload, list(job.specs), context)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{job.where} cannot be set up: {error}") from error
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {_describe_error(error)}"
         raise _failure(what, error, job.lines(plan.number, error)) from error
     finally:
@@ -109,8 +109,9 @@ def destroy(handle: Handle) -> None:
     """Let a delegate release what it compiled. What it raises is printed, since nobody can catch it."""
     try:
         handle.delegate.destroy(handle.content)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -129,8 +130,9 @@ def _describe_error(error: Exception) -> str:
     """Describe an exception without a full stop, even if it cannot be converted to a str."""
     try:
         text = str(error)
-    except Exception as problem:
-        let_through(problem)
+    except MemoryError:
+        raise
+    except Exception:
         text = "it has no message that can be shown"
     return f"{type(error).__name__}: {text.removesuffix('.')}"
 
@@ -158,8 +160,9 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
     try:
         with neutral():
             returned = handle.delegate.execute(handle.content, inputs)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error

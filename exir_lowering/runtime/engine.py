@@ -10,7 +10,7 @@ from typing import Any
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
@@ -124,8 +124,10 @@ class Engine:
                 if name not in self.ready and self.missing.keys().isdisjoint(self.file.methods[name].backends):
                     try:
                         self.ready[name] = self._set_up(self.file.methods[name])
-                    except Exception as error:
-                        let_through(error)
+                    except MemoryError:
+                        raise
+                    except Exception:  # whoever runs it is told
+                        continue
         return self.ready[method.name]
 
     def _set_up(self, method: MethodSpec) -> Any:
@@ -159,10 +161,9 @@ def explaining(describe: Callable[[Exception], str]) -> Iterator[None]:
     """Make an InputError of what is raised, with what `describe` makes of it; errors of ours pass as they are."""
     try:
         yield
-    except LoweringError:
+    except (LoweringError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise InputError(describe(error)) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.tensors import FakeTensor
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
@@ -143,8 +143,9 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         if plain.numel() and not plain.data_ptr():
             return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
         return None, lay_out(plain, expected.dim_order)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 

@@ -19,7 +19,6 @@ from exir_lowering.errors import (
     LoweringError,
     few,
     find_named_handle,
-    let_through,
 )
 from exir_lowering.graphs import sources
 from exir_lowering.plugins import availability, registry
@@ -74,8 +73,9 @@ class DebugFile:
         def lines_of(number: int, error: BaseException) -> str:
             try:
                 known = self.method(method)
+            except MemoryError:
+                raise
             except Exception as problem:  # a warning that is an error here must not take the failure's place
-                let_through(problem)
                 return str(problem)
             if known is None or number >= len(known.delegates):
                 return ""
@@ -96,7 +96,6 @@ class DebugFile:
         except InputError as error:
             raise InputError(f"{who}: {error}. Save the artifact again.") from error
         except (OSError, ValueError) as error:
-            let_through(error)
             raise InputError(f"{who}: {error}.") from error
         if info.digest != digest:
             raise InputError(

@@ -25,7 +25,7 @@ from exir_lowering._upstream.edge import (
 )
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, let_through
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -119,8 +119,9 @@ def _convert(
         if _lacks_state(converted):
             raise Uncovered("a parameter is written, and not read")
         _recover_sources(method.program, converted)
+    except MemoryError:
+        raise
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
-        let_through(error)
         reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
         return _convert_as_executorch(method, options), (f"the whole conversion: {reason}",)
     return converted, conversion.uncovered
@@ -129,10 +130,9 @@ def _convert(
 def _convert_as_executorch(method: RequestedMethod, options: LoweringOptions) -> ExportedProgram:
     try:
         return _convert_once(method, _config(options))
-    except LoweringError:
+    except (LoweringError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise edge_errors.explain_conversion(method.name, method.program, error) from error
 
 
@@ -228,8 +228,9 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
     try:
         result = transform(program, passes)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(f"{who} failed: {_format_error(error)} {_EXPECTED}") from error
     if not isinstance(result, ExportedProgram) or not is_edge(result):
         made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
@@ -265,8 +266,9 @@ def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
         return
     try:
         preserved_ops_left_over(method.name, owner, list(method.partitioners))
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
 
 

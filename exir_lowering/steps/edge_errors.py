@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import lacks_out_variant
 from exir_lowering._upstream.operators import is_view, written_arguments
-from exir_lowering.errors import InputError, few, let_through
+from exir_lowering.errors import InputError, few
 from exir_lowering.graphs.walking import writes
 
 Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it
@@ -144,8 +144,9 @@ class OutVariants:
         self.method += 1
         try:
             return self._inner(graph_module)
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             for path, node in graphs.every_node(graph_module):
                 if lacks_out_variant(node):
                     self.missing.setdefault(graphs.operator_name(node), []).append((path, node))

@@ -24,7 +24,7 @@ from exir_lowering._upstream.emission import EmittedCall, data_file_contents, em
 from exir_lowering._upstream.fakes import ranges_in_file
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.runtime import import_quantized_kernels
-from exir_lowering.errors import InputError, LoweringError, let_through
+from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition
@@ -120,7 +120,6 @@ class Artifact:
                 files[target.with_suffix(SUFFIX)] = lambda file: file.write(debug)
             saving.replace_files(files, target)
         except OSError as error:
-            let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 
@@ -246,8 +245,9 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)
                 manager = edge.to_executorch(own)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise edge_errors.explain_emission(programs, error, variants) from error
     memory = planning.describe()
     narrowed = narrowed_further(lowered.report.narrowed, programs, copies)
@@ -366,8 +366,9 @@ def _etrecord(
     named = {name: debug_handles.copy_with_handles(program) for name, program in programs.items()}
     try:
         return edge_record(named, manager)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {type(error).__name__}: {error}") from error
 
 
@@ -375,10 +376,9 @@ def _write_record(record: Any, file: BinaryIO) -> None:
     try:
         with locks.conversion():
             record.save(file)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "

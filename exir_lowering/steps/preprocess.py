@@ -21,7 +21,6 @@ from exir_lowering.errors import (
     LoweringError,
     few,
     find_named_handle,
-    let_through,
 )
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import private_copy
@@ -92,8 +91,9 @@ def _one_by_one(
         program, specs = _copy_for(group.backend_id, backend, partition)
         try:
             result = backend.preprocess(program, specs, **also)
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise describe_failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
@@ -112,8 +112,9 @@ def _all_at_once(
     specs = {method: [copies[partition.id][1] for partition in found] for method, found in by_method.items()}
     try:
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise describe_failure(group.backend_id, backend, group.partitions, error) from error
     _check_results(group.backend_id, backend, by_method, results)
     found = {
@@ -167,8 +168,9 @@ def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[
             if isinstance(backend, ExecutorchBackend) and isinstance(copied, ExportedProgram):
                 _separate_memory(copied)
                 backend.prepare(copied)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise describe_failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(

@@ -28,7 +28,7 @@ from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering.errors import InputError, few, let_through
+from exir_lowering.errors import InputError, few
 from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -219,8 +219,9 @@ def _paths(spec: Any) -> list[str]:
     """Return names for what a model returns: the keys that lead to it, else its number."""
     try:
         leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
-    except Exception as error:  # a class of the model's that has no keys, or takes nothing but tensors
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # a class of the model's that has no keys, or takes nothing but tensors
         return []
     names = []
     for number, (path, _) in enumerate(leaves):

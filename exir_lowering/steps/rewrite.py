@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.errors import InputError, RewriteContractError, let_through
+from exir_lowering.errors import InputError, RewriteContractError
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
@@ -195,8 +195,9 @@ class Walk:
         who = f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
         try:
             answer = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise RewriteContractError(f"{who} raised {type(error).__name__}: {error}") from error
         if isinstance(answer, Doubt):
             self._refuse(rewrite, node, answer)

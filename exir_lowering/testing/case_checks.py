@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from exir_lowering._upstream import stderr
-from exir_lowering.errors import LoweringError, let_through
+from exir_lowering.errors import LoweringError
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_event_names
 
@@ -106,8 +106,9 @@ def check_profile(trial: Trial) -> None:
     for call in _first_of_each_method(trial.sample.calls):
         try:
             rows = program.profile(call.method, *call.inputs).rows
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise Broken("profile", f"profiling method {call.method!r} failed: {error}") from error
         names = {row.name for row in rows if row.kind == "instruction"}
         unknown = sorted(names - list_event_names(trial.lowered))

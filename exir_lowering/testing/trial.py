@@ -22,7 +22,6 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     InvariantError,
     LoweringError,
-    let_through,
 )
 from exir_lowering.graphs import checksums, debug_handles, measures
 from exir_lowering.lowered import LoweredMethods
@@ -92,8 +91,9 @@ class WatchedDelegate(Delegate):
                 continue
             try:
                 self.inner.execute(handle.content, [value.clone() for value in wrong])
-            except Exception as error:  # whatever it is, nothing was computed
-                let_through(error)
+            except MemoryError:
+                raise
+            except Exception:  # whatever it is, nothing was computed
                 continue
             self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
 
@@ -106,8 +106,9 @@ class WatchedDelegate(Delegate):
             self.held.append(handle.content)
         try:
             self.inner.destroy(handle.content)
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             self.raised.append(f"{type(error).__name__}: {error}")
 
     def count_alive(self) -> int:
@@ -175,8 +176,9 @@ class Trial:
         """Load the file; Broken if it cannot be loaded."""
         try:
             return self.open(delegate)
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise Broken("compile", f"the file cannot be loaded: {error}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
@@ -188,8 +190,9 @@ class Trial:
             raise Broken("outputs", f"{where}: {error}") from error
         except BackendFailure as error:
             raise Broken("execute", f"{where}: {error}") from error
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise Broken("runtime", f"{where}: {error}") from error
         problem = self.describe_difference(outputs, call)
         if problem:

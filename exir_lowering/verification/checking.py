@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, let_through
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
@@ -275,8 +275,9 @@ class Comparison:
             try:
                 expected = self.eager.run(name, inputs)
                 break
+            except MemoryError:
+                raise
             except Exception as error:
-                let_through(error)
                 self.eager.restore(name, before)
                 tally.reason = tally.reason or _shorten(error)
         else:
@@ -334,8 +335,9 @@ class Comparison:
             generator = torch.Generator().manual_seed(number)
             try:
                 outputs = self.eager.run(name, [_round(one, generator) for one in inputs])
-            except Exception as error:  # at the edge of what the program takes
-                let_through(error)
+            except MemoryError:
+                raise
+            except Exception:  # at the edge of what the program takes
                 continue
             moved = measure.differences(expected, outputs)
             largest = [

@@ -11,7 +11,6 @@ from typing import Any
 from torch.fx import Node
 
 from exir_lowering import InputError, PartitionerContractError
-from exir_lowering.plugins import let_through
 
 
 class _Wildcard:
@@ -40,8 +39,9 @@ class Attribute:
             return any(_stands_for(option, value) for option in self.options)
         try:
             return bool(self.accepts(value))
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise PartitionerContractError(
                 f"What pattern {self.pattern} asks of {self.name} raised {type(error).__name__} for {value!r}: {error}",
                 violation="raised",

@@ -16,7 +16,6 @@ from exir_lowering import InputError, PartitionerContractError, graphs
 from exir_lowering.partitioners.supports.matching import Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, describe_node
 from exir_lowering.partitioners.supports.templates import read_template
-from exir_lowering.plugins import let_through
 
 _ROUNDS = 8
 """For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
@@ -270,8 +269,9 @@ def _accept(
         return True
     try:
         return bool(pattern.check(Match(pattern, nodes, inputs, results)))
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise PartitionerContractError(
             f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
             f"{describe_node(results[-1], scope)}: {error}",

@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.plugins import let_through
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +213,9 @@ def make_check(support: Support, scope: GraphScope) -> Check:
 def _call_guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except PartitionerContractError:
+    except (PartitionerContractError, MemoryError):
         raise
     except Exception as error:
-        let_through(error)
         raise PartitionerContractError(
             f"Support {support} raised {type(error).__name__} for {what}: {error}", violation="raised"
         ) from error

@@ -17,7 +17,7 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from exir_lowering import InputError, graphs
 from exir_lowering.partitioners.supports.attributes import ANY as ANY, read_attributes, suggest
-from exir_lowering.plugins import conversion_lock, let_through
+from exir_lowering.plugins import conversion_lock
 
 _SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
 """Arguments that hold sizes: their values for the example inputs say nothing about what to match."""
@@ -303,10 +303,9 @@ class _TracedFunction(_TemplateReader):
             proxies[term.name] = Proxy(node, tracer)
         try:
             returned = _call_function(self.function, proxies)
-        except InputError:
+        except (InputError, MemoryError):
             raise
         except Exception as error:
-            let_through(error)
             raise self.error(
                 f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
                 f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
@@ -380,8 +379,9 @@ class _ExportedFunction(_TemplateReader):
         try:
             with conversion_lock():
                 program = to_edge(torch.export.export(_FunctionModule(self.function, names), given)).exported_program()
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             raise self.error(
                 f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
             ) from error

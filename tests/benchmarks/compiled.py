@@ -40,7 +40,6 @@ from torch.fx import Node
 
 from exir_lowering import Backend, CompileSpec, Delegate, LoweringOptions, PreprocessResult
 from exir_lowering.dynamo import backend, reports
-from exir_lowering.errors.interrupts import let_through
 from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner, everything
 from exir_lowering.partitioners.supports.support import Check
 
@@ -251,8 +250,9 @@ def measure_model(name: str, rounds: int) -> Row:
         with inductor_config.patch(compile_threads=1, force_disable_caches=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             runs["inductor"] = first_call("inductor", "inductor")
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
     found = in_turns(runs, rounds)
     ms = {one: {"least": min(times) * 1e3, "median": statistics.median(times) * 1e3} for one, times in found.items()}

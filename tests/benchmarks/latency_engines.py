@@ -20,7 +20,6 @@ from torch.export import ExportedProgram
 
 import exir_lowering
 from exir_lowering import LoweringError, LoweringOptions
-from exir_lowering.plugins import let_through
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.format import read_program
 
@@ -152,8 +151,9 @@ def open_all(
         try:
             opened = _open_file(subject, files[engine]) if engine in FILES else _open_module(subject, engine)
             opened()
+        except MemoryError:
+            raise
         except Exception as error:
-            let_through(error)
             failures[engine] = _first_line(error)
             continue
         runs[engine] = opened

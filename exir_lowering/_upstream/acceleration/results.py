@@ -36,7 +36,6 @@ from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.acceleration import Work, current
 from exir_lowering._upstream.likeness import Form, Likeness
-from exir_lowering.errors import let_through
 
 
 class UnknownFormError(Exception):
@@ -174,8 +173,9 @@ def compute(node: Node, mode: FakeTensorMode, value: Callable[[Node], Any]) -> A
     try:
         with mode, enable_python_dispatcher():
             return node.target(*args, **kwargs)  # type: ignore[operator]
+    except MemoryError:
+        raise
     except Exception as error:  # tracing says what is wrong
-        let_through(error)
         raise UnknownFormError from error
 
 

@@ -27,7 +27,6 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration import Work, current
 from exir_lowering._upstream.acceleration.results import settle
 from exir_lowering._upstream.locks import original_of
-from exir_lowering.errors import let_through
 
 _PASSES = "executorch.backends.xnnpack._passes"
 
@@ -216,8 +215,9 @@ def _is_idle(condition: Condition, kind: Any, program: ExportedProgram) -> bool:
         return False
     try:
         return condition.idle(kind, module.graph)
-    except Exception as error:  # the pass is run, and says what is wrong
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:  # the pass is run, and says what is wrong
         return False
 
 

@@ -13,7 +13,6 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
 from exir_lowering._upstream.tensors import is_dense
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
@@ -114,8 +113,9 @@ class Constants:
         try:
             with neutral():
                 return node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             return None  # it will raise in the runtime too, or there is no kernel in this process
 
 
@@ -146,8 +146,9 @@ def _extremes(tensor: torch.Tensor) -> Range:
                 return TOP
             low, high = _least_and_most(numbers)
             return Range(low, high, True)
-    except Exception as error:
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:
         return whole(tensor.dtype)
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.operators.names import argument, target_name
 from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, meet, point, settle, whole
 
@@ -167,9 +166,8 @@ def result_of(call: Call) -> Result | None:
         if not isinstance(found, Range):
             return found
         found = settle(found, call.dtype) if rounded else found
-    except NotYetError:
+    except (NotYetError, MemoryError):
         raise
-    except Exception as error:
-        let_through(error)
+    except Exception:
         return whole(dtype_of(call.node))  # arguments that the operator does not take, or sizes that are not known
     return meet(found, whole(call.dtype)) if found.low == found.low and found.high == found.high else TOP

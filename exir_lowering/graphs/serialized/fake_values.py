@@ -14,7 +14,6 @@ import torch
 
 from exir_lowering._upstream import serializing
 from exir_lowering._upstream.serializing import int_oo, sympy_functions
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.serialized.plain import NotSerialisableError, pick
 from exir_lowering.graphs.serialized.tensors import DTYPES, TensorReader, TensorWriter, name_dtype
 
@@ -45,8 +44,9 @@ def write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
     tree = _write(expression, symbols)
     try:
         same = read(tree, symbols) == expression
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise NotSerialisableError(f"the size {str(expression)[:200]!r} ({error})") from error
     if not same:
         raise NotSerialisableError(f"the size {str(expression)[:200]!r}: it would be read differently")

@@ -36,7 +36,7 @@ from exir_lowering._upstream.programs import (
     pytree,
 )
 from exir_lowering._upstream.serializing import is_flat, make_verifier, verifier_facts
-from exir_lowering.errors import InputError, let_through
+from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.serialized.arguments import MetadataReader, MetadataWriter, ValueReader, ValueWriter
 from exir_lowering.graphs.serialized.fake_values import FakeReader, FakeWriter
@@ -260,8 +260,9 @@ def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
     tree = PROGRAM.unpack(graph)
     try:
         return _Decoder(tree, pieces).decode()
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         raise InputError(
             f"A serialised program cannot be read: {type(error).__name__}: {str(error)[:500]}. It is damaged, or this "
             "process lacks the library that it was written with."

@@ -26,7 +26,6 @@ import torch
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError
-from exir_lowering.errors.interrupts import find_passing, let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import ValueSpec
@@ -162,8 +161,9 @@ class Bridge:
         failed = False
         try:
             yield
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             if thread.failure is None:
                 raise
             failed = True
@@ -171,8 +171,8 @@ class Bridge:
             sys.unraisablehook = previous
             thread.listeners -= 1
         failure, thread.failure = thread.failure, None
-        # An interrupt counts even if the runtime took no notice of it.
-        if failure is not None and (failed or not isinstance(failure, Exception) or find_passing(failure) is not None):
+        # What ends a program, or a want of memory, counts even if the runtime took no notice of it.
+        if failure is not None and (failed or not isinstance(failure, Exception) or isinstance(failure, MemoryError)):
             raise failure
 
     # What the shim calls. Nothing may be raised there, and 0 means failure.

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import BackendUnavailableError, let_through
+from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.pte.saving import TemporaryFolder, replace_file
 from exir_lowering.runtime.native import abi
 
@@ -62,7 +62,6 @@ def library() -> ctypes.CDLL:
         replace_file(kept, lambda file: file.write(built + hashlib.sha256(built).digest()))
         return _load(kept)
     except OSError as error:
-        let_through(error)
         warnings.warn(
             f"Compiled code for Python delegates is not kept in {kept.parent}: {error}. It is compiled again in each "
             "process.",
@@ -74,7 +73,6 @@ def library() -> ctypes.CDLL:
             (temporary / kept.name).write_bytes(built)
             return _open(temporary / kept.name)
     except OSError as error:
-        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: the compiled library cannot be loaded: {error}. Does CXX compile "
             f"for this machine ({platform.machine()})?"
@@ -121,7 +119,6 @@ def _source() -> str:
     try:
         return SOURCE.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
         ) from error
@@ -190,7 +187,6 @@ def _compile(command: list[str]) -> None:
             f"Python delegates cannot be used: the C++ compiler did not finish within {SECONDS} seconds: {shown}"
         ) from error
     except OSError as error:
-        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: the C++ compiler cannot be started: {error}. The command was: {shown}"
         ) from error

@@ -37,7 +37,6 @@ from types import (
 )
 from typing import Any, cast
 
-from exir_lowering.errors import let_through
 from exir_lowering.steps.cache.keys import Forms, NoKeyError, Storages
 
 _INSTALLED = tuple(
@@ -72,14 +71,14 @@ def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list
     """Return lines that are equal in any process if a class with an object's settings does the same; or NoKeyError."""
     try:
         return _Code(kind.__module__.partition(".")[0]).describe(kind, dict(settings or {}))
-    except NoKeyError:
+    except (NoKeyError, MemoryError):
         raise
     except Exception as error:  # of objects that do not answer what they are asked, or refer to themselves
-        let_through(error)
         try:
             text = f"{type(error).__name__}: {error}"
-        except Exception as another:
-            let_through(another)
+        except MemoryError:
+            raise
+        except Exception:
             text = type(error).__name__
         raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {text}") from None
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from exir_lowering.errors import let_through
 from exir_lowering.plugins import edge_requests, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
 from exir_lowering.steps.cache.code import attributes, describe_code
@@ -111,5 +110,4 @@ def _source(kind: type) -> list[str]:
             raise NoKeyError(f"the source of {name} has changed since this process started")
         return [f"{one.relative_to(file.parent)} {hashlib.sha256(one.read_bytes()).hexdigest()}" for one in files]
     except (TypeError, OSError) as error:
-        let_through(error)
         raise NoKeyError(f"the source of {name} cannot be read: {error}") from None

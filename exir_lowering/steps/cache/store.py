@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exir_lowering.errors import CacheWarning, InputError, let_through
+from exir_lowering.errors import CacheWarning, InputError
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.steps.cache.keys import FORMAT, Key, Storages
 
@@ -79,8 +79,7 @@ class Store:
                 return None
             _, value, sizes, rest = described
             chunks = list(self._chunks(sizes, rest))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            let_through(error)
+        except (OSError, ValueError, TypeError, RecursionError):
             self._drop(name)  # if it is not there, nothing happens
             return None
         self._touch(name)
@@ -133,8 +132,7 @@ class Store:
         """Return the parts of an entry's key, which may be anything else if the entry is damaged."""
         try:
             described = _parse(self._load(name, _MOST_DESCRIPTION))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            let_through(error)
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         parts = described[0][2] if described is not None and len(described[0]) == 3 else None
         return parts if isinstance(parts, dict) else None
@@ -217,8 +215,7 @@ class Store:
             if not stat.S_ISREG(found.st_mode) or (size is not None and found.st_size != size):
                 return False
             os.utime(self.folder / name, follow_symlinks=False)
-        except (OSError, NotImplementedError) as error:
-            let_through(error)
+        except (OSError, NotImplementedError):
             return False
         return True
 
@@ -287,7 +284,6 @@ class Cache:
                 self._store = Store(folder, limit)
                 _warn_of_others(folder)
             except OSError as error:
-                let_through(error)
                 self._give_up(folder, error)
 
     @property
@@ -306,7 +302,6 @@ class Cache:
             try:
                 store.write(key, value, chunks)
             except OSError as error:
-                let_through(error)
                 self._give_up(store.folder, error)
 
     def hit(self, key: Key, method: str, partition: str = "") -> None:

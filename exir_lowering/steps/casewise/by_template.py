@@ -16,7 +16,6 @@ from exir_lowering._upstream.conversion import is_kept_apart, take_calling_conve
 from exir_lowering._upstream.operators import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.tracing import COPIED_META, source_of
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_side
 from exir_lowering.steps.casewise.templates import FROM_TRACING, Template, take_templates
@@ -128,8 +127,9 @@ class _Planner:
         """Convert cases and remember their templates; raise what went wrong if none of them can be converted."""
         try:
             templates = self._stage.convert(cases) if cases else []
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             # One that fails may rest on guessed values, and not occur.
             if len(cases) == 1 or not sum(self._can_learn(case) for case in cases):
                 raise
@@ -141,8 +141,9 @@ class _Planner:
     def _can_learn(self, case: Case) -> bool:
         try:
             self._learn([case])
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             return False
         return True
 

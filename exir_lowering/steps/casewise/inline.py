@@ -18,7 +18,6 @@ from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
 from exir_lowering._upstream.tracing import COPIED_META, source_of
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.walking import writes
 from exir_lowering.steps.casewise.value_keys import storages_of
 
@@ -76,8 +75,9 @@ def _shares(call: Node, mode: FakeTensorMode) -> bool:
     with mode, torch.no_grad(), fresh, without_guards(mode.shape_env):
         try:
             return bool(storages_of(_run(call, *values)) & storages_of(values))
-        except Exception as error:
-            let_through(error)
+        except MemoryError:
+            raise
+        except Exception:
             return False
 
 

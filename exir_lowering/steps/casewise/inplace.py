@@ -13,7 +13,6 @@ from exir_lowering import graphs
 from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import let_through
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.steps.casewise.cases import Describer
 from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of
@@ -34,8 +33,9 @@ def _run(node: Node, values: Sequence[Any], mode: FakeTensorMode, *, gradients: 
     value_of = dict(zip(node.all_input_nodes, own, strict=True)).__getitem__
     try:
         result = evaluate(node, node.target, value_of, mode, gradients=False)
-    except Exception as error:
-        let_through(error)
+    except MemoryError:
+        raise
+    except Exception:
         result = None
     if result is None:
         return _Found(tuple(range(len(own))))

@@ -17,7 +17,6 @@ from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, kn
 from exir_lowering._upstream.legalizing import own_decomposition, trace
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.operators import draws_numbers, wrapped_operator
-from exir_lowering.errors import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
@@ -73,8 +72,9 @@ class Fragments:
                 return self._try(node, function, depth)
             except Failed as failed:
                 why = str(failed)
+            except MemoryError:
+                raise
             except Exception as error:  # of a decomposition, for these arguments
-                let_through(error)
                 why = f"its decomposition failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise Failed(why)
 

@@ -17,7 +17,7 @@ import torch
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError, let_through
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError
 from exir_lowering.graphs.serialized import NotSerialisableError, decode, encode
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
@@ -126,7 +126,6 @@ class InProcesses:
         except MemoryError:
             raise
         except Exception as error:
-            let_through(error)
             who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
             raise WorkerDiedError(f"{who} raised {type(error).__name__}: {error}") from error
         if header["kind"] == "refusal":
@@ -140,8 +139,9 @@ class InProcesses:
 def _submit(executor: Executor, task: Message) -> Future[Any]:
     try:
         return executor.submit(work, task)
+    except MemoryError:
+        raise
     except Exception as error:
-        let_through(error)
         failed: Future[Any] = Future()
         failed.set_exception(error)
         return failed
