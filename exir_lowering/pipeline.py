@@ -159,7 +159,8 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        with locks.conversion(), converting([method.program for method in given], gradients=True):
+        converted = [method.program for method in given]
+        with locks.conversion(), converting(converted, gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
@@ -250,8 +251,9 @@ def _lower(
     recovery: Recovery | None = None,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
+    fast = session.options.fast
     with collector.heap_frozen() as set_aside:
-        with locks.conversion(), converting([method.program for method in given], gradients=True):
+        with locks.conversion(), converting([method.program for method in given], gradients=True, fast=fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
         found: dict[str, Backend] = {}
 
@@ -261,7 +263,7 @@ def _lower(
         recovery = recovery or Recovery(session.options.on_backend_error)
         results: list[LoweredPartition] | None = None
         while results is None:  # again only where a backend fails, and that is no error
-            with locks.conversion(), converting([method.program for method in methods], gradients=True):
+            with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
                 methods, extracted, planned = _partition_all(methods, states, session, recovery)
                 if session.options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it

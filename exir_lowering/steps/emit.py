@@ -15,9 +15,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.compiler import ExecutorchBackendConfig, ExecutorchProgramManager
-from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import add_named_data, forgetting_delegates, named_data
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
@@ -25,6 +23,7 @@ from exir_lowering._upstream.fakes import ranges_in_file
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector, debug_handles, treespecs
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import BackendGroup, CallSite, EdgeMethod, ExtractedMethod, Partition
@@ -215,8 +214,8 @@ def _plan_memory(lowered: Lowered) -> dict[str, PlannedMemory]:
 @contextmanager
 def _emitting(lowered: Lowered) -> Iterator[None]:
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    context = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.fast):
+    context = converting(lowered.programs.values(), gradients=False, fast=lowered.fast)
+    with locks.conversion(), collector.heap_frozen(), context, accelerated(lowered.fast):
         yield
 
 
@@ -240,7 +239,7 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     variants = edge_errors.OutVariants(make_emittable(plan_as_written(config.to_out_var_pass)))
     planning = Planning(config, list(copies))
     try:
-        with forgetting_delegates(emitted_from), comparing_contents():
+        with forgetting_delegates(emitted_from), accelerated(lowered.fast, "emit"):
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
             with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 own = replace(config, to_out_var_pass=variants, memory_planning_pass=planning)

@@ -31,8 +31,8 @@ READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "te
 """Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
 
 EVERY = {
-    "test_accelerated:test_executorchs_own_bytes": 10,
-    "test_acceleration:test_a_file_is_the_same": 8,
+    "test_patched:test_executorchs_own_bytes": 10,
+    "test_reused:test_a_file_is_the_same": 8,
     "test_aliases:test_inputs_may_be_views": 3,
     "test_aliases:test_memory_is_shared_and_laid_out_as_in_eager": 10,
     "test_backends:test_compiler_demo": 5,
@@ -169,7 +169,7 @@ NIGHTLY = frozenset(
         "cache/test_edge:test_another_process_finds_it",
         "cache/test_edge:test_random_programs",
         "cache/test_store:test_a_kill_at_any_moment_leaves_nothing_wrong",
-        "casewise/test_dynamic_sizes:test_what_is_not_covered_goes_the_other_way_untouched",
+        "fast/test_dynamic_sizes:test_what_is_not_covered_goes_the_other_way_untouched",
         "compat/test_upstream_rows:test_m3_upstream_copies_the_weight_for_each_method",
         "compat/test_upstream_suite:[ours test_lowered_backend_module.py]",
         "contracts/test_suite:test_as_pytest_tests",
@@ -263,16 +263,16 @@ NIGHTLY = frozenset(
         "runtime/test_lean:test_a_wheel_that_looks_different_is_used_by_its_own_wrapper",
         "runtime/test_run_limits:test_a_signal_handler_cannot_call_what_is_running",
         "runtime/test_runtime:test_damage_never_ends_the_process[-O]",
-        "steps/test_acceleration:test_a_file_is_the_same[mobilenet_v2]",
+        "fast/test_reused:test_a_file_is_the_same[mobilenet_v2]",
         "steps/test_data_dependent_sizes:test_a_program_is_converted_again_and_again_and_stays_as_it_is",
         "steps/test_edge_errors:test_a_static_cache_of_transformers_needs_a_strict_export",
         "steps/test_edge_errors:test_the_command_line_names_its_own_options",
         "steps/test_host_memory:test_channels_last_are_computed_as_in_eager",
         "steps/test_narrowed:test_a_real_model",
-        "steps/test_pins:test_all_can_be_turned_off",
-        "steps/test_pins:test_inductor_is_imported_where_a_program_needs_it",
+        "fast/test_pins:test_all_can_be_turned_off",
+        "fast/test_pins:test_inductor_is_imported_where_a_program_needs_it",
         "steps/test_recovery:test_every_order_of_failures_gives_the_same_bytes",
-        "steps/test_skipped_passes:test_passes_of_a_model",
+        "fast/test_skipped_passes:test_passes_of_a_model",
     }
 )
 """Tests, cases, and cases of all tests in a file that are nightly: others of their kind run for every change."""
@@ -306,8 +306,8 @@ SECONDS: dict[str, float] = {
     "test_reference": 17,
     "test_recovery": 18,
     "test_values": 16,
-    "test_acceleration": 18,
-    "test_accelerated": 15,
+    "test_reused": 18,
+    "test_patched": 15,
     "test_language_models": 15,
     "test_backends": 15,
     "test_data_dependent_sizes": 14,

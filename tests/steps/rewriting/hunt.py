@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "casewise"), str(HERE.parents[1] / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "fast"), str(HERE.parents[1] / "support")]
 
 import both_forms  # noqa: E402
 from both_ways import quiet  # noqa: E402

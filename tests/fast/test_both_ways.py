@@ -19,7 +19,7 @@ from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import load, lower
-from exir_lowering.steps.casewise.value_keys import MEMORY
+from exir_lowering._upstream.value_keys import MEMORY
 
 
 class Of(nn.Module):

@@ -1,6 +1,6 @@
 """Hunts for programs whose Edge graph by cases is another than ExecuTorch's.
 
-python tests/steps/casewise/hunt.py --seeds 0-1000 --kind ops|modules|random
+python tests/fast/hunt.py --seeds 0-1000 --kind ops|modules|random
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from torch.export import ExportedProgram
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import both_ways  # noqa: E402
 import module_programs  # noqa: E402
@@ -30,7 +30,7 @@ import operator_programs  # noqa: E402
 import random_modules  # noqa: E402
 import shrink  # noqa: E402
 
-from exir_lowering.steps.casewise.value_keys import MEMORY  # noqa: E402
+from exir_lowering._upstream.value_keys import MEMORY  # noqa: E402
 
 _TOGETHER = 10
 """How many calls of operators are one program, since the time of a conversion hardly depends on it."""
