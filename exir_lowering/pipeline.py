@@ -301,7 +301,7 @@ def _report(
         dict(session.times.seconds),
         {method.name: method.left_to_executorch for method in methods if method.left_to_executorch},
         tuple(session.cache.uses),
-        pins.tell_switched_off(),
+        pins.report_switched_off(),
         units=list_units(results),
         states=planned.states,
         versions=planned.versions,

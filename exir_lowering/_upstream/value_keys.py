@@ -25,7 +25,9 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # runs torch's kernels in Python on fake tensors
+from torch._dispatch.python import (
+    enable_python_dispatcher as enable_python_dispatcher,  # runs torch's kernels in Python on fake tensors
+)
 from torch._export.utils import _get_decomp_for_cia  # what a composite operator consists of
 from torch.fx import Node
 from torch.fx.node import map_arg

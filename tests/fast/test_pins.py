@@ -29,7 +29,7 @@ from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
 MENDED = ("scalar operands", "empty concatenations")
-ASKED_ELSEWHERE = ("linear-time proposals", "operators without torch's compiler", "lazy inductor import")
+ASKED_ELSEWHERE = ("linear-time proposals", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(fast=False)
 
@@ -131,10 +131,10 @@ def test_without_a_feature_upstream_does_it(
     change(feature.places[0], monkeypatch)
     expected = files(SLOW)[0] if feature.name in MENDED else slowly
     monkeypatch.setattr(pins, "_OFF", set())
-    monkeypatch.setattr(pins, "_TOLD", set())
+    monkeypatch.setattr(pins, "_LOGGED", set())
     caplog.clear()
     content, report = files()
-    off = [line for line in pins.tell_switched_off() if line.startswith(f"{feature.name}: ")]
+    off = [line for line in pins.report_switched_off() if line.startswith(f"{feature.name}: ")]
     assert content == expected
     if feature.name not in ASKED_ELSEWHERE:
         assert len(off) == 1 and feature.without in off[0]
