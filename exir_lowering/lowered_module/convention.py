@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.runtime.inputs import show
 
 
@@ -183,7 +183,7 @@ def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
         raise
     except Exception as error:  # of a registered type, for which the file has a different context
         raise InputError(
-            f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
+            f"{method}(): its {what} cannot be put into the structure {spec}: {exception_text(error)}. Load a "
             "file that was saved with the same definition of the type."
         ) from error
 

@@ -20,7 +20,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.delegates import with_original
 from exir_lowering._upstream.programs import DelegatedProgram, pytree
-from exir_lowering.errors import BackendUnavailableWarning, InputError
+from exir_lowering.errors import BackendUnavailableWarning, InputError, exception_text
 from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
@@ -118,7 +118,7 @@ class OriginalRunner:
             shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
             raise InputError(
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
-                f"{type(error).__name__}: {error}"
+                f"{exception_text(error)}"
             ) from error
         outputs = [given[index] for index in convention.written] + pytree.tree_leaves(returned)
         return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]

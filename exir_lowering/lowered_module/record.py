@@ -16,7 +16,7 @@ import torch
 
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module.convention import Convention, Fixed, Leaf
 from exir_lowering.pte.digests import XXH3
@@ -82,7 +82,7 @@ def read(where: str, methods: Mapping[str, MethodSpec], kept: memoryview | None)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
         raise InputError(
             f"{where} cannot be loaded: its record of methods and attributes is damaged: "
-            f"{type(error).__name__}: {error}. Make or copy it again."
+            f"{exception_text(error)}. Make or copy it again."
         ) from error
 
 
@@ -233,7 +233,7 @@ def _dump(method: str, what: str, spec: Any) -> str:
     except MemoryError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = exception_text(error)
     types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(
         f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be "

@@ -18,7 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import InputError, did_you_mean, few
+from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
@@ -197,7 +197,7 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
         raise
     except Exception as error:
         raise InputError(
-            f"quantize: torchao's {name} fails on this program: {type(error).__name__}: {error}. Keep in float what "
+            f"quantize: torchao's {name} fails on this program: {exception_text(error)}. Keep in float what "
             "the message is about, or export the model without it."
         ) from error
 
@@ -320,7 +320,7 @@ def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.T
                     raise
                 except Exception as error:
                     raise InputError(
-                        f"quantize: PyTorch refuses call {number}: {type(error).__name__}: {error}. Give values that "
+                        f"quantize: PyTorch refuses call {number}: {exception_text(error)}. Give values that "
                         "the model takes, in shapes that it was exported for."
                     ) from error
                 results.append(copied(result))
@@ -361,7 +361,7 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
         except Exception as error:
             raise InputError(
                 "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
-                f"{type(error).__name__}: {error}. Change the model so that it makes new tensors there."
+                f"{exception_text(error)}. Change the model so that it makes new tensors there."
             ) from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
@@ -438,7 +438,7 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         raise
     except Exception as error:
         raise InputError(
-            f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
+            f"quantize: the quantised program cannot be exported again: {exception_text(error)}. Export the "
             "model with simpler sizes, or keep in float what the message is about."
         ) from error
 

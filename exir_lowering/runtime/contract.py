@@ -17,6 +17,7 @@ from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableError,
     LoweringError,
+    exception_text,
     find_named_handle,
 )
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
@@ -74,7 +75,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     except MemoryError:
         raise
     except Exception as error:
-        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {_describe_error(error)}"
+        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {exception_text(error, '.')}"
         raise _failure(what, error, job.lines(plan.number, error)) from error
     finally:
         data.close()
@@ -126,17 +127,6 @@ def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
     return BackendFailure(message, debug_handle=find_named_handle(error))
 
 
-def _describe_error(error: Exception) -> str:
-    """Describe an exception without a full stop, even if it cannot be converted to a str."""
-    try:
-        text = str(error)
-    except MemoryError:
-        raise
-    except Exception:
-        text = "it has no message that can be shown"
-    return f"{type(error).__name__}: {text.removesuffix('.')}"
-
-
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
     """Execute with each possible number of outputs until one is right, which is kept; else the first LoweringError."""
     if len(handle.counts) == 1:
@@ -164,7 +154,7 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         raise
     except Exception as error:
         shown = ", ".join(map(show, inputs)) or "none"
-        what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
+        what = f"{handle.who} failed to execute: {exception_text(error, '.')}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
     if versions(passed) != before:
         raise _write_error(handle, passed, before)

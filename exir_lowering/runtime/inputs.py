@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.tensors import FakeTensor
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
@@ -147,7 +147,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         raise
     except Exception as error:
         # Tensors of transforms such as vmap, and subclasses of other libraries.
-        return f"Its values cannot be read: {type(error).__name__}: {error}", given
+        return f"Its values cannot be read: {exception_text(error)}", given
 
 
 def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
