@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
@@ -93,7 +93,8 @@ class Engine:
         """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
         chosen_from = {line.method for line in self.file.manifest}
         for method in self.file.methods.values():
-            if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):
+            runs = self.missing.keys().isdisjoint(method.backends) and not missing_kernels(method)
+            if runs and self.calls_delegates(method) and method.name not in chosen_from:
                 self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:
@@ -167,7 +168,7 @@ def explaining(describe: Callable[[Exception], str]) -> Iterator[None]:
         raise InputError(describe(error)) from error
 
 
-def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
+def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]) -> Engine:
     """Open a file, with its methods that call Python delegates set up; the errors are those of `load`."""
     with locks.engine():
         engine = _open(file, given, unavailable)
@@ -175,7 +176,7 @@ def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         return engine
 
 
-def _open(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
+def _open(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]) -> Engine:
     failure = installed.runtime_failure()
     if failure is not None:
         raise BackendUnavailableError(
@@ -192,7 +193,7 @@ def _open(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable)
             bridge().register(sorted(found))
         except BackendUnavailableError as error:
             missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
-            if file.needed(missing):
+            if unavailable != "later" and file.needed(missing):
                 raise
             found = {}
     methods, sharing = file.methods, file.sharing

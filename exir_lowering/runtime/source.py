@@ -246,9 +246,12 @@ _FALLBACK = (
 
 
 def find_delegates(
-    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable
+    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]
 ) -> tuple[dict[str, Delegate], dict[str, Missing]]:
-    """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed."""
+    """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed.
+
+    With "later", what is needed may be missing: a method that does is an error when it is run.
+    """
     found: dict[str, Delegate] = {}
     missing: dict[str, Missing] = {}
     errors: dict[str, LoweringError] = {}
@@ -265,6 +268,8 @@ def find_delegates(
         needs = f"{file.name} cannot be loaded: method {file.backends[backend]!r} needs the backend {backend!r}, and"
         if backend in errors:
             raise type(errors[backend])(f"{needs} {errors[backend]}") from errors[backend].__cause__
+        if unavailable == "later":
+            continue
         if unavailable == "error":
             raise BackendUnavailableError(f"{needs} {missing[backend].reason}. {missing[backend].advice} {_FALLBACK}")
         reason = missing.pop(backend).reason
