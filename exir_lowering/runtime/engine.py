@@ -61,16 +61,18 @@ class Engine:
             self.running.add(entry)
             ready = self.prepare(method)
             listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
-            with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
+            with (
+                explaining(
+                    lambda error: (
+                        f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own "
+                        f"lines above this one, on stderr, say where. {look_at(inputs)}"
+                    )
+                ),
+                listening,
+            ):
                 return list(ready(inputs, clone_outputs=True))
         finally:
             self.running.discard(entry)
-
-    def _describe_failure(self, method: MethodSpec, inputs: Sequence[Any], error: Exception) -> str:
-        return (
-            f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own lines above "
-            f"this one, on stderr, say where. {look_at(inputs)}"
-        )
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that often in a separate program, and return what it does; no other run sees its state."""
