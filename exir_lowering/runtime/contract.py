@@ -130,8 +130,8 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         index, value = next(written)
         raise BackendContractError(
             f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, "
-            "which other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone the "
-            "input first; in-place operators write into views of an input as well."
+            "which other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone "
+            "the input first; in-place operators write into views of an input as well."
         )
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):

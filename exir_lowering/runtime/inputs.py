@@ -41,33 +41,6 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
     return prepared
 
 
-def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs, of any number, with tensors for numbers where the method takes one that can hold them."""
-    wanted: list[Any] = [value.content for value in method.inputs]
-    return [
-        torch.tensor(given, dtype=tensor.dtype) if _holds(tensor, given) else given
-        for given, tensor in zip(inputs, [*wanted, *[None] * len(inputs)], strict=False)
-    ]
-
-
-def _holds(tensor: Any, given: Any) -> bool:
-    """Return whether a tensor can hold a number, losing nothing but digits."""
-    if not isinstance(tensor, Tensor) or tensor.sizes or not isinstance(given, (bool, int, float)):
-        return False
-    dtype = tensor.dtype
-    if isinstance(given, bool) or dtype == torch.bool:
-        return isinstance(given, bool) and dtype == torch.bool
-    if dtype.is_floating_point:
-        return True
-    if dtype not in _INTEGERS or not isinstance(given, int):
-        return False
-    limits = torch.iinfo(dtype)
-    return limits.min <= given <= limits.max
-
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
 def look_at(inputs: Sequence[Any]) -> str:
     """Say what may be wrong with inputs that have the right types."""
     shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
