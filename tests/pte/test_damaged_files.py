@@ -18,7 +18,7 @@ import pytest
 import torch
 from executorch.exir import ExecutorchBackendConfig
 from forked import outcome
-from fuzz_samples import Attention, Loop, Net, Operators
+from damaged_models import Attention, Loop, Net, Operators
 from torch.export import export
 
 from exir_lowering import Limits, LoweringError, cli, load, lower
