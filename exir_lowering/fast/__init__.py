@@ -27,6 +27,7 @@ from exir_lowering._upstream.locks import during, replacing
 from exir_lowering._upstream.pins import state as state
 from exir_lowering._upstream.tracing import kernel_cache
 from exir_lowering._upstream.value_keys import NotCoveredError
+from exir_lowering.errors import exception_text
 
 
 def convert(
@@ -52,7 +53,7 @@ def convert(
     except MemoryError:
         raise
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
-        reason = str(error) if isinstance(error, NotCoveredError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, NotCoveredError) else exception_text(error)
         return None, (f"the whole conversion: {reason}",)
 
 
