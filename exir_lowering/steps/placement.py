@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import named_data_entries, place_named_data
+from exir_lowering._upstream.delegates import named_buffers, place_named_data
 from exir_lowering._upstream.emission import named_data_pieces
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.printing import make_table
@@ -208,8 +208,8 @@ def _entries(
         delegate = getattr(module, name)
         payload = "", len(delegate.processed_bytes), delegate.processed_bytes
         yield payload, "payload", ".".join((method, *path, name))
-        for key, file, size in named_data_entries(delegate):
-            yield contents.of_data(key, file and f"{file}.ptd", size), "data", key
+        for key, file, content in named_buffers(delegate.named_data_store_output):
+            yield contents.of_data(key, file and f"{file}.ptd", len(content)), "data", key
     for node, target, value in _constants(program):
         if node.users:
             file = file_of(node) or ""

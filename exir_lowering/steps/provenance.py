@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import named_data_in_memory
+from exir_lowering._upstream.delegates import named_buffers
 from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
@@ -262,7 +262,8 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
     for program in programs.values():
         for _, module, attribute in graphs.delegates(program.graph_module):
             delegate = getattr(module, attribute)
-            contents = {key: data for key, data in named_data_in_memory(delegate).items() if key not in found}
+            data = named_buffers(delegate.named_data_store_output)
+            contents = {key: content for key, _, content in data if type(content) is bytes and key not in found}
             forms = _forms(delegate.original_module) if contents else {}
             for key, content in contents.items():
                 alike = forms.get((len(content), content[:_HEAD]), ())
