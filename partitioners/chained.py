@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -105,10 +105,6 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         except (UnknownPluginError, PluginLoadError) as error:
             return str(error)
         return ""
-
-    def describe_requests(self) -> Sequence[Any]:
-        """Return what `ops_to_not_decompose` depends on, for the cache."""
-        return list(self.partitioners)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep from decomposition what any of the partitioners keeps."""

@@ -202,7 +202,7 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
 
         make_console().print(placement.table(artifact.stored, limit=20))
     if arguments.explain_cache:
-        uses = ((use.method, use.partition or "(conversion)", use.explain()) for use in lowered.report.cache)
+        uses = ((use.method, use.partition, use.explain()) for use in lowered.report.cache)
         print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):

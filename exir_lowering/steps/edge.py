@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
-from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
@@ -82,23 +80,18 @@ def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
-    """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
+    """Convert a program, unless it is in Edge dialect, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         (given,) = as_edge([method])
         return given
-    make = partial(_make_edge, method, session.options, decomposed)
-    return make() if is_edge(method.program) else convert_cached(method, session, make)
-
-
-def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
-    accelerated = accelerating(options.fast)
+    accelerated = accelerating(session.options.fast)
     with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
         if is_edge(method.program):
             edge, origin = private_copy(method.program), None
             uncovered: tuple[str, ...] = ()
         else:
             origin = method.program
-            edge, uncovered = _convert(method, options, decomposed)
+            edge, uncovered = _convert(method, session.options, decomposed)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)

@@ -601,7 +601,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
     own, others = done.stdout.splitlines()[-2:]
     assert eval(own) == [
         "exir_lowering._upstream",
-        "exir_lowering._upstream.locks",
         "exir_lowering._upstream.operators",
         "exir_lowering._upstream.tensors",
         "exir_lowering.backends",
@@ -620,7 +619,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.graphs.weights",
         "exir_lowering.plugins",
         "exir_lowering.plugins.delegate",
-        "exir_lowering.plugins.guards",
     ]
     assert eval(others) == []
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from cached import list_differing_names
 from edge_differences import list_differences
 from executorch.exir import EdgeCompileConfig, to_edge
 from torch import nn
@@ -17,6 +16,16 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node
 
 from exir_lowering import graphs
+
+
+def list_differing_names(ours: ExportedProgram, theirs: ExportedProgram) -> list[str]:
+    """Return the names of nodes, and of the modules that they call, that differ between two equal programs."""
+    found = []
+    for (path, mine), (_, other) in zip(graphs.walk(ours.graph_module), graphs.walk(theirs.graph_module), strict=True):
+        for a, b in zip(mine.graph.nodes, other.graph.nodes, strict=True):
+            if a.name != b.name or (a.op in ("placeholder", "get_attr") and a.target != b.target):
+                found.append(f"{'.'.join(path)} {a.name} {a.target} / {b.name} {b.target}")
+    return found
 
 
 class Everything(nn.Module):
