@@ -53,6 +53,9 @@ def main(file: str, modules: str) -> None:
         send_message(connection, ({}, ()))
         while True:
             task = read_message(connection)
+            if task[0]["do"] == "fork":
+                connection = _fork(connection)
+                continue
             _end_with(connection, True)
             try:
                 reply = _work(task)
@@ -65,6 +68,25 @@ def main(file: str, modules: str) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _fork(connection: socket.socket) -> socket.socket:
+    """Make a copy of this process, which has not worked yet; return the socket over which each of the two goes on."""
+    _, (file,), _, _ = socket.recv_fds(connection, 1, 1)
+    pid = os.fork()
+    if pid:
+        os.close(file)
+        send_message(connection, ({"pid": pid}, ()))
+        return connection
+    connection.close()
+    connection = socket.socket(fileno=file)
+    send_message(connection, ({}, ()))
+    return connection
+
+
+def _wait(header: Any, contents: Sequence[bytes]) -> Message:
+    """Wait for the end of a copy."""
+    return {"status": os.waitstatus_to_exitcode(os.waitpid(header["pid"], 0)[1])}, ()
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:
@@ -129,7 +151,12 @@ def _record(header: Any, contents: Sequence[bytes]) -> Message:
     return {"events": [astuple(event) for event in events]}, ()
 
 
-_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Message]] = {"open": _open, "run": _run, "record": _record}
+_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Message]] = {
+    "open": _open,
+    "run": _run,
+    "record": _record,
+    "wait": _wait,
+}
 
 
 def _called(header: Any, contents: Sequence[bytes]) -> tuple[Engine, MethodSpec, list[Any]]:
