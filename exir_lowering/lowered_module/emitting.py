@@ -34,7 +34,8 @@ from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.program import read_file
 from exir_lowering.steps import shared_state
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.emit import EmitOptions, Lowered, emit
+from exir_lowering.steps.emit import emit
+from exir_lowering.steps.file import EmitOptions, Lowered
 from exir_lowering.steps.write_back import separate
 
 ORIGINAL = "original"

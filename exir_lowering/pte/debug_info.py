@@ -11,7 +11,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.sources import Frame
 
 VERSION = 2
-"""Incremented when a field of the JSON changes its meaning or is removed; version 1 had the file's SHA-256."""
+"""Incremented when a field of the JSON changes its meaning or is removed."""
 
 SUFFIX = ".debug.json"
 
@@ -86,7 +86,7 @@ class DebugInfo:
             version = tree["version"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"this is not debug information ({type(error).__name__}: {error})") from None
-        if version not in (1, VERSION):
+        if version != VERSION:
             raise InputError(f"its version is {version!r}, but this exir-lowering reads version {VERSION}")
         try:
             return _read(tree)
@@ -162,7 +162,7 @@ def _read(tree: Any) -> DebugInfo:
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
     methods = {_text(name): method(part) for name, part in tree["methods"].items()}
-    return DebugInfo(VERSION, _text(tree["sha256" if tree["version"] == 1 else "digest"]), methods)
+    return DebugInfo(VERSION, _text(tree["digest"]), methods)
 
 
 def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | None, tuple[Frame, ...]]:

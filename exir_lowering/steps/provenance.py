@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch.export.graph_signature import OutputKind
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
-from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
@@ -33,9 +32,7 @@ from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.provenance import Bounds, MethodProvenance, NamedValue, Provenance
-
-if TYPE_CHECKING:
-    from exir_lowering.steps.emit import EmitOptions
+from exir_lowering.steps.file import EmitOptions, File
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
 _OPTIONS = (
@@ -87,22 +84,20 @@ def describe(
     )
 
 
-def complete(
-    known: Provenance,
-    programs: Mapping[str, ExportedProgram],
-    values: Mapping[str, Sequence[GivenValue]],
-    options: EmitOptions,
-) -> Provenance:
-    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
-    methods = {}
-    for name in programs:
-        own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
-        methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own)
-    emission = _differing(options, type(options)(), ("keep_originals",))  # the tables show the others
-    if options.config is not None:
+def complete(file: File) -> Provenance:
+    """Return what is known of a file: its values as the emitter numbered them, and how many results delegates have."""
+    known, config, methods = file.lowered.made_by, file.options.config, {}
+    for name in file.lowered.programs:
+        own = {value.number: value.name for value in file.values.get(name, ()) if not value.is_input}
+        results = {call.delegate: call.results for call in file.calls.get(name, ()) if call.module is not None}
+        counts = tuple(results[number] for number in sorted(results))
+        methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own, results=counts)
+    emission = _differing(file.options, EmitOptions(), ("keep_originals",))  # the tables show the others
+    if config is not None:
         settings = [each.name for each in fields(ExecutorchBackendConfig)]
-        emission.update(_differing(options.config, ExecutorchBackendConfig(), settings))
-    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
+        emission.update(_differing(config, ExecutorchBackendConfig(), settings))
+    weights = _weights(file.lowered.programs)
+    return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
 
 
 def _digest(planned: LoweringPlan) -> str:

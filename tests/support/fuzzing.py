@@ -243,9 +243,9 @@ def _reseal(content: bytes, changed: Mapping[str, str]) -> bytes:
         old = digests.decode(sealed)
         base, parts = digests._parts(held)
         ends = [base + start for start, _ in parts]
-        of = [old.kind.of(held[start:end]) for start, end in itertools.pairwise(ends)]
+        of = [digests.digest_of(held[start:end]) for start, end in itertools.pairwise(ends)]
         data = {name: changed.get(digest, digest) for name, digest in old.data.items()}
-        new = Seal(old.kind.of(held[:base]), tuple(of), data, old.kind).encode()
+        new = Seal(digests.digest_of(held[:base]), tuple(of), data).encode()
     except (CorruptError, SealError):
         return content
     at = content.rfind(sealed)
@@ -259,11 +259,11 @@ def _reseal_data(content: bytes, changed: dict[str, str]) -> bytes:
         named = {name: weight.content for name, weight in read_data(held).items()}
         own = digests.find_data_digest(named)
         listed = bytes(named[digests.data_key(own or "")])
-        expected, kind = digests.decode_segments(listed)
+        expected = digests.decode_segments(listed)
         extent = container.read_ptd(held)
         ranges = container.segment_ranges(root(held[: extent.tables]).tables(FlatTensor.SEGMENTS))
         parts = [held[extent.base + offset :][:size] for offset, size in ranges]
-        new = digests.encode_segments(map(kind.of, parts[: len(expected)]))
+        new = digests.encode_segments(map(digests.digest_of, parts[: len(expected)]))
         if own is None or len(new) != len(listed):
             return content
         again = digests.data_digest(held[: extent.base], own, new)
