@@ -142,7 +142,7 @@ def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, co
     for number, alignment in alignment_of.items():
         start, size = ranges[number]
         equal = (offset for offset in by_size.get(size, ()) if size and by_start.get(start) == by_start[first + offset])
-        if (offset := next(equal, None)) is not None:
+        for offset in itertools.islice(equal, 1):
             shared[number] = offset
             aligned[offset] = math.lcm(aligned[offset], segment, alignment)
     if not shared:

@@ -248,7 +248,7 @@ def _read(name: str, plan: Table, data: Data) -> Code:
         made = (read_instruction(one, len(values)) for one in table.tables(slots.Chain.INSTRUCTIONS))
         chains.append(tuple(made))
     specs, storage = tuple(value for value, _ in values), tuple(stored for _, stored in values)
-    code = *map(tuple, (chains, operators)), payloads, arenas, external
+    code = tuple(chains), tuple(operators), payloads, arenas, external
     return Code(name, specs, storage, inputs, outputs, *code)
 
 

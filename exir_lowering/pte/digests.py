@@ -198,13 +198,10 @@ def check_level(verify: object) -> None:
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
 
-def check_program(file: MappedFile, verify: Verify, named: Mapping[str, memoryview] | None = None) -> Seal | None:
-    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`.
-
-    `named` is the program's named data, if it was read.
-    """
+def check_program(file: MappedFile, verify: Verify) -> Seal | None:
+    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
     try:
-        sealed = (container.open_program(file.content)[1].named if named is None else named).get(KEY)
+        sealed = container.open_program(file.content)[1].named.get(KEY)
         if sealed is None and is_sealed(file.content):
             raise SealError("it ends with digests that its tables do not mention")
         seal = None if sealed is None else decode(sealed)

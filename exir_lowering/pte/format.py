@@ -236,11 +236,11 @@ def _list_delegates(
     memory: list[tuple[Allocation, int, torch.dtype] | None] = []
     seen = {*code.inputs, *state, *range(max(code.inputs, default=-1) + 1)}
     for index, value in enumerate(code.values):
-        place, tensor = code.place(index), value.content
-        known = place is not None and isinstance(tensor, Tensor)
-        memory.append((place, math.prod(tensor.sizes), tensor.dtype) if known else None)
-        if isinstance(tensor, Tensor) and tensor.stored:
-            seen.add(index)
+        place, tensor, known = code.place(index), value.content, None
+        if isinstance(tensor, Tensor):
+            known = None if place is None else (place, math.prod(tensor.sizes), tensor.dtype)
+            seen.update([index] if tensor.stored else ())
+        memory.append(known)
     reads = {memory[index]: 0 for index in seen}  # how often memory was named since it was written
     reads.pop(None, None)
     for kind, target, arguments in code.instructions():

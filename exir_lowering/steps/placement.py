@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,7 @@ from exir_lowering.steps.file import File
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
 
+_Names: TypeAlias = dict[tuple[str, str], list[str]]
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
 _BLOCK = 2**20  # bytes that are compared at a time
 _START = 64  # bytes by which contents are told apart before they are compared
@@ -123,7 +124,7 @@ def list_stored(file: File) -> tuple[StoredData, ...]:
     """List what a file and its data files store, the largest first; equal contents are stored once in each."""
     named, theirs = named_data_pieces(file.manager), file.config.external_constants
     # The contents, by their file and size and how they begin, with the names of each and the methods that use it.
-    found: dict[Hashable, list[tuple[Any, dict[tuple[str, str], list[str]]]]] = defaultdict(list)
+    found: dict[tuple[bool, str, int, bytes | None], list[tuple[Any, _Names]]] = defaultdict(list)
 
     def add(where: str, content: Any, kind: str, key: str, method: str) -> None:
         start = bytes(content[:_START]) if isinstance(content, (bytes, np.ndarray)) else None
