@@ -220,10 +220,23 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
     `needed` are the weights that it looks for in them. `verify` False checks that the data files are those that were
     emitted with the program; True also all tables, and the rest if it is not larger than `LIMIT`; "full" everything.
     """
-    sealed = [(one, _data_digest(one)) for one in data.files]
-    if seal is not None:
-        for one, digest in sealed:
-            _check_tie(file, seal, one, digest, needed)
+    sealed: list[tuple[DataFile, str | None]] = []
+    for one in data.files:
+        try:
+            digest = find_data_digest(one.weights)
+        except SealError as error:
+            raise _damage_error(one.file, str(error)) from None
+        sealed.append((one, digest))
+    for one, digest in sealed:
+        if seal is None or digest in seal.data.values() or needed.isdisjoint(one.weights):
+            continue  # it was emitted with the program, or the program does not read it
+        known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
+        found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
+        raise InputError(
+            f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this "
+            f"one before it was emitted again. It has {found}; the program was emitted with {known}. Give the data "
+            "file that was saved with it, or save the artifact again."
+        )
     if not verify:
         return
     size = len(file.content) + sum(len(one.file.content) for one in data.files)
@@ -258,26 +271,6 @@ def _parts(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
 
 def _segment(number: int, start: int, end: int) -> str:
     return f"its segment {number}, bytes {start} to {end},"
-
-
-def _data_digest(one: DataFile) -> str | None:
-    try:
-        return find_data_digest(one.weights)
-    except SealError as error:
-        raise _damage_error(one.file, str(error)) from None
-
-
-def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
-    """Check that a data file is one of those that were emitted with a program, if the program reads it."""
-    if digest in seal.data.values() or needed.isdisjoint(one.weights):
-        return
-    known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
-    found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
-    raise InputError(
-        f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this one "
-        f"before it was emitted again. It has {found}; the program was emitted with {known}. Give the data file that "
-        "was saved with it, or save the artifact again."
-    )
 
 
 def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:

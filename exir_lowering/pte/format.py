@@ -7,20 +7,17 @@ judge. What values are computed is not followed.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-
-import torch
 
 from exir_lowering.pte import payloads, provenance, signatures
 from exir_lowering.pte.code import Allocation, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
-from exir_lowering.pte.kernel_signatures import ANYTHING, Kinds, signature
+from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import FindChecks, PayloadMemory
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
@@ -114,7 +111,7 @@ def _checked_method(memory: PayloadMemory, code: Code, data: Data, known: Method
             payloads.find_weights(backend, one, data, external)
     made, read = _check_calls(code)
     lost = frozenset(place for place, index in enumerate(inputs) if values[index].kind == K.NULL and index in read)
-    state = signatures.find_state(code)
+    state = signatures.find_state(code, known)
     delegations = []
     for number, (arguments, counts) in enumerate(_list_delegates(code, state, known.results)):
         outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
@@ -140,8 +137,8 @@ def _checked_method(memory: PayloadMemory, code: Code, data: Data, known: Method
     )
 
 
-def _check_calls(code: Code) -> tuple[dict[int, Kinds], set[int]]:
-    """Check instructions, or raise a CorruptError; return what they return, with its kinds, and the None they read."""
+def _check_calls(code: Code) -> tuple[set[int], set[int]]:
+    """Check instructions, or raise a CorruptError; return the values that they return, and the None that they read."""
     if not code.chains:
         raise CorruptError("it has no chain of instructions")
     for chain in code.chains:
@@ -149,20 +146,15 @@ def _check_calls(code: Code) -> tuple[dict[int, Kinds], set[int]]:
             if kind in _TARGETS:
                 count = {KERNEL: len(code.operators), DELEGATE: len(code.payloads), JUMP: len(chain) + 1}[kind]
                 check_index(target, count, *_TARGETS[kind])
-    made: dict[int, Kinds] = {}
+    made: set[int] = set()
     for kind, target, arguments in code.instructions():
         known = signature(*code.operators[target]) if kind == KERNEL else None
         if kind == MOVE:
-            results = {arguments[1]: _kinds(code, made, arguments[0])}
+            made.add(arguments[1])
         elif known is not None and not known.written:
-            taken = len(known.types)
-            returned = known.returned or _infer(code, made, arguments[:taken])
-            results = dict.fromkeys(arguments[taken : taken + known.results], returned)
-        else:
-            unknown = known is None and kind in (KERNEL, DELEGATE)
-            results = {index: ANYTHING for index in arguments if unknown and code.values[index].kind == K.NULL}
-        for index, kinds in results.items():
-            made[index] = made[index] | kinds if made.get(index) and kinds else kinds
+            made.update(arguments[len(known.types) : len(known.types) + known.results])
+        elif known is None and kind in (KERNEL, DELEGATE):
+            made.update(index for index in arguments if code.values[index].kind == K.NULL)
     read: set[int] = set()
     for kind, target, arguments in code.instructions():
         known = signature(*code.operators[target]) if kind == KERNEL else None
@@ -193,37 +185,13 @@ _TARGETS = {
 }
 
 
-def _kinds(code: Code, made: Mapping[int, Kinds], index: int) -> Kinds:
-    """Return what a value can be; `ANYTHING` when that is not known."""
-    kind = code.values[index].kind
-    if index in made:
-        # ExecuTorch has truths as ints.
-        return made[index] if kind == K.NULL or not made[index] or made[index] == {K.BOOL} else made[index] | {kind}
-    return ANYTHING if kind == K.NULL and index in code.inputs else frozenset({kind})
-
-
-def _infer(code: Code, made: Mapping[int, Kinds], arguments: Sequence[int]) -> Kinds:
-    """Return the kinds of the number that an operator computes from a tensor or from numbers."""
-    tensor = next((one for index in arguments if isinstance(one := code.values[index].content, Tensor)), None)
-    if tensor is not None:
-        real = tensor.dtype.is_floating_point
-        return frozenset({K.BOOL if tensor.dtype == torch.bool else K.DOUBLE if real else K.INT})
-    given = [_kinds(code, made, index) for index in arguments]
-    if not all(given):
-        return ANYTHING
-    if any(kinds == {K.DOUBLE} for kinds in given):
-        return frozenset({K.DOUBLE})
-    return frozenset({K.INT, K.DOUBLE}) if any(K.DOUBLE in kinds for kinds in given) else frozenset({K.INT})
-
-
 def _list_delegates(
     code: Code, state: Collection[int], results: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return, for each delegate, the values that it is called with, and how many of the last may be results.
 
     Our files say that. Others have one rule: results are numbered consecutively, and no instruction named them before.
-    A view, which no instruction makes, may be numbered before them. It has memory that was written before; and if that
-    was not read since, it is a view surely, not a result in memory that is used again.
+    A view, which no instruction makes, may be numbered before them; it is on memory that was named before.
     """
     calls: dict[int, tuple[int, ...]] = {}
     for kind, target, arguments in code.instructions():
@@ -233,28 +201,18 @@ def _list_delegates(
     if len(results) == len(numbers) and all(results[one] <= len(calls.get(one, ())) for one in numbers):
         return [(calls.get(one, ()), (results[one],)) for one in numbers]
     counts: dict[int, tuple[int, ...]] = {}
-    memory: list[tuple[Allocation, int, torch.dtype] | None] = []
     seen = {*code.inputs, *state, *range(max(code.inputs, default=-1) + 1)}
-    for index, value in enumerate(code.values):
-        place, tensor, known = code.place(index), value.content, None
-        if isinstance(tensor, Tensor):
-            known = None if place is None else (place, math.prod(tensor.sizes), tensor.dtype)
-            seen.update([index] if tensor.stored else ())
-        memory.append(known)
-    reads = {memory[index]: 0 for index in seen}  # how often memory was named since it was written
-    reads.pop(None, None)
+    contents = enumerate(value.content for value in code.values)
+    seen.update(index for index, tensor in contents if isinstance(tensor, Tensor) and tensor.stored)
+    memory = set(map(code.place, seen)) - {None}
     for kind, target, arguments in code.instructions():
         if kind == DELEGATE and target not in counts:
             new = 0
             while new < len(arguments) and (index := arguments[-1 - new]) not in seen and index == arguments[-1] - new:
                 new += 1
-            after = [
-                one for one in range(new - 1, 0, -1) if memory[arguments[-1 - one]] in reads
-            ]  # of what may be views
-            surely = [one for one in after if not reads[memory[arguments[-1 - one]]]]
-            counts[target] = tuple(dict.fromkeys((min(surely, default=new), new, *after)))
-        for index in {**dict.fromkeys(arguments), **code.items(*arguments)}:
-            if (piece := memory[index]) is not None:
-                reads[piece] = reads[piece] + 1 if index in seen and piece in reads else 0
-            seen.add(index)
+            after = (one for one in range(new - 1, 0, -1) if code.place(arguments[-1 - one]) in memory)
+            counts[target] = new, *after
+        named = {**dict.fromkeys(arguments), **code.items(*arguments)}
+        seen.update(named)
+        memory.update(set(map(code.place, named)) - {None})
     return [(calls.get(one, ()), counts.get(one, (0,))) for one in numbers]

@@ -1,25 +1,23 @@
 """What a method takes, returns and keeps, computed from the tables of its file.
 
 The file numbers the values of a method as ExecuTorch makes them, those that the method is given first: weights and
-state, then its inputs. So a tensor with planned memory that is numbered before an input and is none is state. Where
-there are no inputs, it is what an operator writes in place, or reads before any has written that memory.
+state, then its inputs. So a tensor with planned memory that is numbered before an input and is none is state; where
+there are no inputs, what the file names.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from exir_lowering.pte.code import Allocation, Code
-from exir_lowering.pte.instructions import KERNEL
-from exir_lowering.pte.kernel_signatures import Kinds, signature
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Tensor
 
 _PLAIN = (BOOL, DOUBLE, INT)
 
@@ -137,37 +135,19 @@ class MethodSignature:
         return "\n".join(lines)
 
 
-def find_state(code: Code) -> dict[int, Allocation]:
+def find_state(code: Code, known: MethodProvenance) -> dict[int, Allocation]:
     """Return the values of a method that are state, and where they lie."""
-    last = max(code.inputs, default=-1)
-    touched = _first_touched(code) if last < 0 else frozenset()
-    found = {}
+    last, found = max(code.inputs, default=-1), {}
     for index, storage in enumerate(code.storage):
         if storage is None or storage.planned is None or index in code.inputs:
             continue
-        if storage.content is not None or storage.name is not None or index < last or index in touched:
+        if storage.content is not None or storage.name is not None or index < last or index in known.values:
             found[index] = storage.planned
     return found
 
 
-def _first_touched(code: Code) -> frozenset[int]:
-    """Return what a kernel writes in place that none made before, or reads in memory that none wrote before."""
-    found, made, memory = set[int](), set[int](), set[Allocation | None]((None,))
-    for kind, target, arguments in code.instructions():
-        name = code.operators[target] if kind == KERNEL else ("", "")
-        known = kind == KERNEL and signature(*name) is not None
-        written, named = code.items(*code.written((kind, target, arguments))), code.items(*arguments)
-        if kind == KERNEL and arguments and name[0].endswith("_") and arguments[0] not in made:
-            found.add(arguments[0])
-        found.update(index for index in named if known and index not in written and code.place(index) not in memory)
-        if kind == KERNEL:  # a delegate's call names what it reads too
-            made.update(written if known else named)
-        memory.update(map(code.place, named))
-    return frozenset(found)
-
-
 def of_method(
-    code: Code, made: Mapping[int, Kinds], lost: frozenset[int], state: Collection[int], known: MethodProvenance
+    code: Code, made: Collection[int], lost: frozenset[int], state: Collection[int], known: MethodProvenance
 ) -> MethodSignature:
     """Return the signature of a method that was checked: `made` is what is computed, `known` what the file says."""
     fits = (len(known.inputs), len(known.outputs)) == (len(code.inputs), len(code.outputs))
@@ -198,7 +178,7 @@ def of_method(
     )
 
 
-def _value(code: Code, made: Mapping[int, Kinds], index: int, named: NamedValue) -> TensorInfo:
+def _value(code: Code, made: Collection[int], index: int, named: NamedValue) -> TensorInfo:
     value = code.values[index]
     content = value.content
     if isinstance(content, Tensor):
@@ -210,13 +190,9 @@ def _value(code: Code, made: Mapping[int, Kinds], index: int, named: NamedValue)
             least if fits else None,
         )
     if index in made:
-        kinds = made[index] - {NULL}
-        return TensorInfo(named.name, _kind(min(kinds)) if len(kinds) == 1 else "number")
-    return TensorInfo(named.name, _kind(value.kind), value=content if value.kind in _PLAIN else None)
-
-
-def _kind(kind: int) -> str:
-    return KINDS[kind].removeprefix("a ").removeprefix("an ")
+        return TensorInfo(named.name, "number")
+    kind = KINDS[value.kind].removeprefix("a ").removeprefix("an ")
+    return TensorInfo(named.name, kind, value=content if value.kind in _PLAIN else None)
 
 
 def _short(dtype: torch.dtype) -> str:
