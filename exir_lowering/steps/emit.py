@@ -30,10 +30,10 @@ from exir_lowering.plans.planned import PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import digests, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
-from exir_lowering.steps import edge_errors, finishing, sealing
+from exir_lowering.steps import edge_errors, finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
-from exir_lowering.steps.placement import StoredData, place_weights
+from exir_lowering.steps.placement import StoredData
 
 _SHOWN = 8  # how many of the largest entries `print(artifact)` shows
 
@@ -48,8 +48,8 @@ class Row(NamedTuple):
 
 CHECKS = (
     Row("constant methods", finishing.check_options, "a method is a program or a constant, not both"),
-    Row("state", finishing.choose_states, "what is shared is decided for all methods of a file"),
-    Row("shareable", finishing.check_shareable, "a delegate cannot share what it keeps"),
+    Row("state", shared_state.choose, "what is shared is decided for all methods of a file"),
+    Row("shareable", shared_state.check, "a delegate cannot share what it keeps"),
     Row("inputs", finishing.check_methods, "the runtime takes inputs, and calls graphs, in few forms"),
 )
 
@@ -63,8 +63,8 @@ FINISHERS = (
     Row("write back", finishing.write_state, "all state is read before any is written; after all other computing"),
     Row("originals", finishing.attach_originals, "they bring weights: before weights are placed"),
     Row("quantised kernels", finishing.import_kernels, "an operator is emitted only if its out variant is there"),
-    Row("weights", place_weights, "a policy says which file has which weight"),
-    Row("shared state", finishing.share_state, "methods share memory by its number; replaces the planner"),
+    Row("weights", placement.place_weights, "a policy says which file has which weight"),
+    Row("shared state", shared_state.share, "methods share memory by its number; replaces the planner"),
     Row("out variants", finishing.choose_out_variants, "what only the emitter takes is made when nothing traces it"),
     Row("memory", finishing.record_memory, "plans and limits need what was planned; wraps the planner"),
     Row("reserved data", finishing.reserve, "emission fixes where segments are: what is known later has the last ones"),
@@ -76,7 +76,7 @@ SEALERS = (
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
     Row("manifest", sealing.write_manifest, "it names values, and counts results, as the emitter numbered them"),
-    Row("stored data", sealing.list_stored, "an artifact says what takes its bytes"),
+    Row("stored data", placement.list_stored, "an artifact says what takes its bytes"),
     Row("debug records", sealing.record_debug, "profiles and errors find lines by the numbers of instructions"),
 )
 

@@ -25,7 +25,7 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.pte import digests, manifest, provenance
 from exir_lowering.pte.payloads import ORIGINALS, original_key
-from exir_lowering.steps import host_memory, memory_planning, shared_state
+from exir_lowering.steps import host_memory, memory_planning
 from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.edge_errors import OutVariants
 from exir_lowering.steps.file import File
@@ -52,17 +52,6 @@ def check_options(file: File) -> None:
     if both:
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
     file.config = memory_planning.configure(config or ExecutorchBackendConfig(), lowered.memory_planner)
-
-
-def choose_states(file: File) -> None:
-    """Find out which state methods share in this file."""
-    planning = file.config.memory_planning_pass
-    file.states = shared_state.choose(file.report.states, file.options.share_state, planning)
-
-
-def check_shareable(file: File) -> None:
-    """Check that no delegate keeps what methods share."""
-    shared_state.check(file.lowered.programs, file.states)
 
 
 def check_methods(file: File) -> None:
@@ -168,12 +157,6 @@ def import_kernels(file: File) -> None:
                     "its wheel for this platform, or delegate the operator."
                 ) from error
             return
-
-
-def share_state(file: File) -> None:
-    """Give state that methods share one place in the memory of all of them."""
-    if any(state.shared for state in file.states):
-        file.config = shared_state.share(file.programs, file.states, file.config)
 
 
 def choose_out_variants(file: File) -> None:

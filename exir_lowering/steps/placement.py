@@ -120,7 +120,7 @@ def _ask(policy: Any, key: str, size: int) -> Any:
         ) from error
 
 
-def list_stored(file: File) -> tuple[StoredData, ...]:
+def list_stored(file: File) -> None:
     """List what a file and its data files store, the largest first; equal contents are stored once in each."""
     named, theirs = named_data_pieces(file.manager), file.config.external_constants
     # The contents, by their file and size and how they begin, with the names of each and the methods that use it.
@@ -152,7 +152,7 @@ def list_stored(file: File) -> tuple[StoredData, ...]:
             (kind, key), *others = sorted(names, key=lambda name: name[0] != "constant")
             methods = tuple(dict.fromkeys(method for each in names.values() for method in each))
             rows.append(StoredData(kind, key, size, where, methods, tuple(map(" ".join, others))))  # type: ignore[arg-type]
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
+    file.stored = tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
 
 
 def _memory(value: torch.Tensor) -> np.ndarray[Any, Any]:

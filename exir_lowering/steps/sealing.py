@@ -14,13 +14,13 @@ from executorch.exir.tensor import ALIGNMENT
 from exir_lowering import graphs
 from exir_lowering._upstream import emission
 from exir_lowering._upstream.edge import edge_record
-from exir_lowering.errors import InputError, InvariantError
+from exir_lowering.errors import InputError, InvariantError, exception_text
 from exir_lowering.graphs import debug_handles
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, PlannedMemory
 from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.steps import debug_recording, placement
+from exir_lowering.steps import debug_recording
 from exir_lowering.steps.file import File
 from exir_lowering.steps.provenance import complete, narrowed_further
 
@@ -75,7 +75,7 @@ def make_etrecord(file: File) -> None:
     except MemoryError:
         raise
     except Exception as error:
-        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {type(error).__name__}: {error}") from error
+        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {exception_text(error)}") from error
 
 
 def share_weights(file: File) -> None:
@@ -99,11 +99,6 @@ def write_manifest(file: File) -> None:
         emission.set_cord_pieces(cord, assembling.fill(emission.cord_pieces(cord), provenance.KEY, content))
     except CorruptError as error:
         raise InvariantError(f"{provenance.KEY!r} cannot be written into the file: {error}.") from None
-
-
-def list_stored(file: File) -> None:
-    """List what the files store, with the methods that use it."""
-    file.stored = placement.list_stored(file)
 
 
 def record_debug(file: File) -> None:

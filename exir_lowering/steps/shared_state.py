@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
-from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule
 
@@ -24,6 +23,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.graphs.together import Sets
 from exir_lowering.model import EdgeMethod, State
+from exir_lowering.steps.file import File
 
 ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
 """What is shared: "auto" what was one memory, True what has one name, names what they name, False nothing."""
@@ -112,8 +112,9 @@ def _list_overlaps(members: Iterable[_Member]) -> dict[Hashable, dict[tuple[str,
     return found
 
 
-def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[State, ...]:
-    """Return the states of a file: those that are to be shared as one, all others by method."""
+def choose(file: File) -> None:
+    """Choose the states of a file: those that are to be shared as one, all others by method."""
+    states, share, planning = file.report.states, file.options.share_state, file.config.memory_planning_pass
     for state in states if share is not False else ():
         for other, name in state.overlapping:
             method, own = next(iter(state.names.items()))
@@ -133,7 +134,8 @@ def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[S
     elif share == "auto" and not all(getattr(each, "alloc_mutable_buffers", True) for each in passes):
         share = False  # who gives the methods memory for their buffers shares it, or not
     if share == "auto":
-        return tuple(each for state in states for each in ([state] if state.shared else _split(state)))
+        file.states = tuple(each for state in states for each in ([state] if state.shared else _split(state)))
+        return
     known = dict.fromkeys(name for state in states for name in state.names.values())
     chosen = (known if share else {}) if isinstance(share, bool) else _check_names(states, known, share)
     found: list[State] = []
@@ -145,7 +147,7 @@ def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[S
             place = found.index(same[0])
             found = [state for state in found if state not in same]
             found.insert(place, _join(name, same))
-    return tuple(found)
+    file.states = tuple(found)
 
 
 def _check_names(states: Sequence[State], known: Mapping[str, None], share: Any) -> dict[str, None]:
@@ -219,10 +221,10 @@ def elsewhere(states: Iterable[State], method: str) -> frozenset[str]:
     return frozenset(state.names[method] for state in states if state.shared and method in state.names)
 
 
-def check(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
+def check(file: File) -> None:
     """Check that no delegate writes what its method shares, or reads what another method writes."""
-    for method, program in programs.items():
-        shared = {state.names[method]: state for state in states if state.shared and method in state.names}
+    for method, program in file.lowered.programs.items():
+        shared = {state.names[method]: state for state in file.states if state.shared and method in state.names}
         for _, module, attribute in graphs.delegates(program.graph_module) if shared else ():
             lowered: Any = getattr(module, attribute)
             own = graphs.written_state(lowered.original_module)
@@ -241,11 +243,12 @@ def check(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> N
                 )
 
 
-def share(
-    copies: Mapping[str, ExportedProgram], states: Sequence[State], config: ExecutorchBackendConfig
-) -> ExecutorchBackendConfig:
-    """Make private copies share state, with its initial values; return the configuration that plans their memory so."""
-    shared = {(method, name): state for state in states if state.shared for method, name in state.names.items()}
+def share(file: File) -> None:
+    """Make the private copies share state, with its initial values, and plan their memory so."""
+    shared = {(method, name): state for state in file.states if state.shared for method, name in state.names.items()}
+    if not shared:
+        return
+    config, copies = file.config, file.programs
     places: dict[Hashable, int] = {}
     offsets: dict[str, dict[str, int]] = {}
     initial: dict[int, tuple[str, torch.Tensor]] = {}
@@ -284,7 +287,7 @@ def share(
             offsets.setdefault(method, {})[name] = places[key]
     size = end + _READ_BEHIND
     planned = {name: _StatePlanning(planner, offsets.get(name, {}), size) for name, planner in planners.items()}
-    return replace(config, memory_planning_pass=planned)
+    file.config = replace(config, memory_planning_pass=planned)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
