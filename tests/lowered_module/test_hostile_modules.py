@@ -399,7 +399,7 @@ def test_mutations_end_in_an_error_or_the_module(module: LoweredModule, saved: b
 def test_debug_information_with_many_operators_of_one_handle() -> None:
     """A list for each handle, not a copy for each operator; and no recursion."""
     node = [1, "a", 0, 0, 0]
-    tree: dict[str, Any] = {"version": 1, "sha256": "0" * 64, "operators": ["add"], "modules": [], "stacks": [[]]}
+    tree: dict[str, Any] = {"version": 2, "digest": "0" * 32, "operators": ["add"], "modules": [], "stacks": [[]]}
     tree.update(files=[], functions=[], frames=[], traces=[[-1]])
     tree["methods"] = {"forward": {"nodes": [node] * 20_000, "delegates": [], "kernels": []}}
     info = DebugInfo.from_json(json.dumps(tree))

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import program_writer as writer
 import torch
 from kernel_calls import DTYPES, operators
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exir_lowering.pte import container, program_writer as writer, slots
+from exir_lowering.pte import container, slots
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import CODES, Tensor
 
@@ -133,7 +134,7 @@ class KernelFile:
         tables = {slots.Program.EXECUTION_PLAN: [plan], slots.Program.CONSTANT_BUFFER: []}
         tables |= {slots.Program.BACKEND_DELEGATE_DATA: [], slots.Program.SEGMENTS: segments}
         tables[slots.Program.CONSTANT_SEGMENT] = {slots.SubsegmentOffsets.OFFSETS: (writer._UINT64, [0])}
-        return container.add_pte_header(writer._build(tables, container.PTE_MAGIC), 128, end)
+        return writer.add_header(writer._build(tables, container.PTE_MAGIC), 128, end)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
