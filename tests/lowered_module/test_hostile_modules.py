@@ -281,32 +281,19 @@ RECORDS: Mapping[str, Edit] = {
     "a number for a list": other(methods=3),
     "no attributes": other(attributes="note"),
     "attributes in a list": other(attributes=["note", "note"]),
-    "an attribute of Python": other(attributes={"__class__": 1}),
-    "an attribute that is a method": other(attributes={"forward": 1}),
-    "an attribute without a name": other(attributes={"": 1}),
     "tensors": other(tensors={}),
     "a tensor beyond the file": other(tensors=[[6, [1 << 30]]]),
-    "a tensor of a negative size": other(tensors=[[6, [-1]]]),
-    "a tensor of a size that is none": other(tensors=[[6, [1.0]]]),
-    "a tensor of many dimensions": other(tensors=[[6, [1] * 17]]),
-    "a tensor without elements that is too large": other(tensors=[[6, [0, *[(1 << 31) - 1] * 15]]]),
     "an element type": other(tensors=[[99, [1]]]),
     "an element type by name": other(tensors=[["float32", [1]]]),
     "no element type": other(tensors=[[[], [1]]]),
     "no shape": other(tensors=[[6]]),
-    "a version": other(version=True),
-    "a tensor many times": attribute([{"tensor": 0}] * 3),
     "a tensor by name": attribute({"tensor": "0"}),
-    "a tensor before the first": attribute({"tensor": -1}),
     "a number too large": attribute({"float": 10**400}),
     "a kind": attribute({"getattr": "x"}),
     "a key that is a list": attribute({"dict": [[[], 1]]}),
-    "a method twice": of_json(lambda tree: tree["methods"].append(copy.deepcopy(tree["methods"][0]))),
     "another method": method(name="exir_lowering.module"),
     "no name": method(name=["forward"]),
-    "parameters": method(positional="xp"),
     "a parameter's name": method(positional=["x", "a b"]),
-    "a fixed value": method(inputs=[None, None, None, [{"tuple": []}]]),
     "values": method(inputs=[None]),
     "written": method(written=[0, 0]),
     "written values": method(written=[3]),
@@ -316,7 +303,6 @@ RECORDS: Mapping[str, Edit] = {
     "a case": of_json(lambda tree: tree["bundled"].update(forward=[[1]])),
     "cases": of_json(lambda tree: tree["bundled"].update(forward=3)),
     "cases of no method": of_json(lambda tree: tree["bundled"].update(other=[])),
-    "outputs": of_json(lambda tree: tree["expected"].update(forward=[])),
 }
 
 
@@ -402,7 +388,6 @@ def test_mutations_end_in_an_error_or_the_module(module: LoweredModule, saved: b
             repr(loaded), loaded.bundled_inputs, str(loaded.forward)
             try:
                 loaded(torch.ones(3), (torch.ones(3), torch.ones(3)))
-                loaded.verify_bundled_inputs()
                 ends["module"] += 1
             except LoweringError:  # another output than the bundled one, too
                 ends["error"] += 1
