@@ -28,7 +28,13 @@ from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, so
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles, share
-from exir_lowering.errors import BackendFailure, BackendUnavailableError, LoweringError, find_named_handle
+from exir_lowering.errors import (
+    BackendFailure,
+    BackendUnavailableError,
+    LoweringError,
+    exception_text,
+    find_named_handle,
+)
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
@@ -315,7 +321,7 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
 
     def failure(what: str, error: Exception) -> BackendFailure:
         lines = _lines(program, number, error)
-        return BackendFailure(f"{who} {what}: {type(error).__name__}: {error}. {lines}")
+        return BackendFailure(f"{who} {what}: {exception_text(error)}. {lines}")
 
     try:
         with locks.engine():

@@ -4,6 +4,6 @@ report: the values; reading: from a file to them; memory: planned memory over ti
 two files differ; compatibility: `check`.
 """
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
 
@@ -146,7 +146,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
         raise
     except Exception as error:
         raise PluginLoadError(
-            f"Partitioner {plugin_id!r}: calling {factory!r} raised {type(error).__name__}: {error}"
+            f"Partitioner {plugin_id!r}: calling {factory!r} raised {exception_text(error)}"
         ) from error
     if not isinstance(partitioner, Partitioner):
         raise PluginLoadError(
@@ -206,7 +206,7 @@ def _make(who: str, kind: type[_Plugin]) -> _Plugin:
     except MemoryError:
         raise
     except Exception as error:
-        raise PluginLoadError(f"{who}: creating {_place(kind, '.')} raised {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"{who}: creating {_place(kind, '.')} raised {exception_text(error)}") from error
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
@@ -344,7 +344,7 @@ def load(group: str, plugin_id: str) -> Any:
     except Exception as error:
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
-            f"{type(error).__name__}: {error}"
+            f"{exception_text(error)}"
         ) from error
 
 

@@ -25,7 +25,7 @@ from exir_lowering._upstream.edge import (
 )
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -122,7 +122,7 @@ def _convert(
     except MemoryError:
         raise
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
-        reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, Uncovered) else exception_text(error)
         return _convert_as_executorch(method, options), (f"the whole conversion: {reason}",)
     return converted, conversion.uncovered
 
@@ -252,10 +252,10 @@ def _names(passes: Passes) -> list[str]:
 
 def _format_error(error: BaseException) -> str:
     """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
-    chain = [f"{type(error).__name__}: {error}"]
+    chain = [exception_text(error)]
     cause = error.__cause__
     while cause is not None and len(chain) < 4:
-        chain.append(f"{type(cause).__name__}: {cause}")
+        chain.append(exception_text(cause))
         cause = cause.__cause__
     return f"{'; '.join(line.rstrip('.') for line in chain)}."
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_entries, place_named_data
 from exir_lowering._upstream.emission import named_data_pieces
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.printing import make_table
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
@@ -117,7 +117,7 @@ def _ask(policy: Any, key: str, size: int) -> Any:
         raise
     except Exception as error:
         raise InputError(
-            f"external_weights: {policy!r} raised {type(error).__name__}: {error} for {key!r} of {size} bytes."
+            f"external_weights: {policy!r} raised {exception_text(error)} for {key!r} of {size} bytes."
         ) from error
 
 

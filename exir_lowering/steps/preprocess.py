@@ -19,6 +19,7 @@ from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
     LoweringError,
+    exception_text,
     few,
     find_named_handle,
 )
@@ -285,7 +286,7 @@ def list_units(lowered: Iterable[LoweredPartition]) -> dict[str, dict[str, tuple
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
     """Return an error that names the backend, the line in it, the partitions, and the lines of the model."""
-    lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
+    lines = [f"Backend {backend_id!r} failed: {exception_text(error)}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details
         lines.append(f"  raised at {raised}")

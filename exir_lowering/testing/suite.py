@@ -10,7 +10,7 @@ from typing import Any
 
 from exir_lowering._upstream import installed, stderr
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
-from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
+from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, exception_text
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
@@ -214,7 +214,7 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         raise
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
         text = (
-            f"the case cannot be made: {type(error).__name__}: {error}. Its `build` has to return methods by name, "
+            f"the case cannot be made: {exception_text(error)}. Its `build` has to return methods by name, "
             "which run in eager PyTorch and can be exported."
         )
         return CaseResult(case.name, "failed", "build", text)

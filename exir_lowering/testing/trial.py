@@ -22,6 +22,7 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     InvariantError,
     LoweringError,
+    exception_text,
 )
 from exir_lowering.graphs import checksums, debug_handles, measures
 from exir_lowering.lowered import LoweredMethods
@@ -109,7 +110,7 @@ class WatchedDelegate(Delegate):
         except MemoryError:
             raise
         except Exception as error:
-            self.raised.append(f"{type(error).__name__}: {error}")
+            self.raised.append(exception_text(error))
 
     def count_alive(self) -> int:
         """Return how many different handles are still alive; of `held`, those with more references than a new list."""
@@ -244,7 +245,7 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     except BackendContractError as error:
         raise Broken("contract", str(error)) from error
     except LoweringError as error:
-        raise Broken("lower", f"{type(error).__name__}: {error}") from error
+        raise Broken("lower", exception_text(error)) from error
     changed = sorted(name for name, value in take_fingerprint(sample.edge).items() if before.get(name) != value)
     if changed:
         raise Broken("purity", f"lowering changed {', '.join(changed)}: work on copies of what `preprocess` is given.")

@@ -13,13 +13,16 @@ from executorch.exir.backend.backend_details import BackendDetails
 from lowering_support import TagPartitioner
 
 import exir_lowering
+import exir_lowering.plugins
 from exir_lowering import (
     Backend,
     BackendContractError,
     BackendFailure,
     Delegate,
+    PartitionerContractError,
     PluginLoadError,
     PreprocessResult,
+    RewriteContractError,
     register_backend,
     register_delegate,
 )
@@ -149,6 +152,46 @@ def test_a_failure_in_what_the_backend_calls_names_the_backends_line() -> None:
     assert "TypeError: Object of type ExportedProgram is not JSON serializable" in text
     assert f'raised at File "{__file__}"' in text
     assert "in preprocess: return PreprocessResult(json.dumps(program).encode())" in text
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class Mute(Table):
+    def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+        raise MuteError
+
+
+def raise_mute(*_: Any, **__: Any) -> Any:
+    raise MuteError
+
+
+class MuteClass(Table):
+    __init__ = raise_mute
+
+
+class MutePartitioner(TagPartitioner):
+    partition = raise_mute
+
+
+class MuteRewrite(exir_lowering.plugins.Rewrite):
+    name, operators, exactness = "mute", ("*",), "bits"
+    rewrite = raise_mute
+
+
+def test_an_error_without_a_text_does_not_escape() -> None:
+    """Whoever raises it is named, and what it raises when it is asked for its text is not."""
+    shown = "MuteError: it has no message that can be shown"
+    assert failure_of(Mute).startswith(f"Backend 'table' failed: {shown}")
+    given = program(lambda m, x: x + x, torch.ones(3))
+    with pytest.raises(PartitionerContractError, match=shown):
+        exir_lowering.lower(given, MutePartitioner(backend="table"), backends={"table": Table})
+    with pytest.raises(RewriteContractError, match=shown):
+        exir_lowering.lower(given, options=exir_lowering.LoweringOptions(rewrites=[MuteRewrite()]))
+    with pytest.raises(PluginLoadError, match=shown):
+        exir_lowering.lower(given, TagPartitioner(backend="table"), backends={"table": MuteClass})
 
 
 def test_a_backend_in_a_package_is_told_by_its_package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def killed(work: Callable[[], Any], arm: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-SAVING = ("steps/emit.py", "pte/saving.py", "lowered_module/runners.py", "lowered_module/module.py")
+SAVING = ("steps/emit.py", "pte/saving.py", "lowered_module/source.py", "lowered_module/module.py")
 """Where saving is written; a model's own file is none of them."""
 
 

@@ -17,7 +17,7 @@ import torch
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, exception_text
 from exir_lowering.graphs.serialized import NotSerialisableError, decode, encode
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
@@ -127,7 +127,7 @@ class InProcesses:
             raise
         except Exception as error:
             who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
-            raise WorkerDiedError(f"{who} raised {type(error).__name__}: {error}") from error
+            raise WorkerDiedError(f"{who} raised {exception_text(error)}") from error
         if header["kind"] == "refusal":
             raise RefusedError(header["reason"])
         raise_error(header)
