@@ -28,7 +28,7 @@ import exir_lowering
 from exir_lowering import LoweringError, LoweringOptions, load, lower, plan, to_backend
 from exir_lowering.backends.reference import reference_partitioner
 
-for folder in ("benchmarks", "steps/state"):
+for folder in ("benchmarks", "dynamo", "steps/state"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
 
 import lowering_models  # noqa: E402
