@@ -160,7 +160,7 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        with _conversion(given):
+        with _conversion(given, session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
@@ -254,10 +254,10 @@ def _lower(
     options, recovery = session.options, recovery or Recovery(session.options.on_backend_error)
     results: list[LoweredPartition] | None = None
     with collector.heap_frozen() as set_aside:
-        with _conversion(given):
+        with _conversion(given, session.options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
         while results is None:  # again only where a backend fails, and that is no error
-            with _conversion(methods):
+            with _conversion(methods, options.fast):
                 methods, extracted, planned = _partition_all(methods, states, session, recovery)
                 if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
@@ -280,7 +280,7 @@ def _lower(
         dict(session.times.seconds),
         {method.name: method.left_to_executorch for method in methods if method.left_to_executorch},
         tuple(session.cache.uses),
-        pins.tell_switched_off(),
+        pins.report_switched_off(),
         units=list_units(results),
         states=planned.states,
         versions=planned.versions,
@@ -302,9 +302,9 @@ def _lower(
 
 
 @contextmanager
-def _conversion(methods: Iterable[EdgeMethod]) -> Iterator[None]:
+def _conversion(methods: Iterable[EdgeMethod], fast: bool) -> Iterator[None]:
     """Take the lock of conversions, and set up for these methods what they need."""
-    with locks.conversion(), converting([method.program for method in methods], gradients=True):
+    with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
         yield
 
 

@@ -14,11 +14,11 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import lazy_graph_module, pytree
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
+from exir_lowering.fast import accelerated
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
@@ -179,7 +179,7 @@ class _Dimensions:
 
     def crops(self, fills: Mapping[int, float]) -> tuple[Crop, ...]:
         """Return what is cut from the outputs of the file's method, the first of which are inputs that are written."""
-        with locks.conversion(), converting([self._program], gradients=True), accelerating():
+        with locks.conversion(), converting([self._program], gradients=True), accelerated():
             functional = self._program.run_decompositions({})
         first = {each: place for place, each in reversed(self._places.items()) if place[0] in fills}
         specs = zip(functional.graph_signature.output_specs, functional.graph.output_node().args[0], strict=True)

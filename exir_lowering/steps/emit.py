@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from exir_lowering._upstream import emission, locks
-from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
-from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
 from exir_lowering.errors import InputError
+from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
 from exir_lowering.options import LoweringOptions, read_size
@@ -233,8 +232,8 @@ def plan_memory(
 @contextmanager
 def _emitting(lowered: Lowered) -> Iterator[None]:
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    context = converting(lowered.programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), context, accelerating(lowered.fast):
+    context = converting(lowered.programs.values(), gradients=False, fast=lowered.fast)
+    with locks.conversion(), collector.heap_frozen(), context, accelerated(lowered.fast):
         yield
 
 
@@ -242,7 +241,8 @@ def _call_emitter(file: File) -> None:
     """Run ExecuTorch's passes, memory planning and emitter on the copies."""
     programs, variants = file.lowered.programs, file.config.to_out_var_pass
     try:
-        with forgetting_delegates([*programs.values(), *file.programs.values()]), comparing_contents():
+        emitted_from = [*programs.values(), *file.programs.values()]
+        with forgetting_delegates(emitted_from), accelerated(file.lowered.fast, "emit"):
             edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
             for key, content in file.reserved.items():
                 add_last_named_data(edge, key, content)

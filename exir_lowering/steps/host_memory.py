@@ -34,9 +34,9 @@ from exir_lowering._upstream.edge import CLONE, CLONE_IN_ORDER, TRUTHS, VIEWS
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of, pytree
+from exir_lowering._upstream.value_keys import evaluate
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
-from exir_lowering.steps.casewise.value_keys import evaluate
 
 _COND = torch.ops.higher_order.cond
 _MAP, _SCAN = torch.ops.higher_order.map_impl, torch.ops.higher_order.scan

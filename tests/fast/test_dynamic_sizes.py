@@ -1,4 +1,4 @@
-"""Programs that compute with their dynamic sizes, which conversion by cases covers."""
+"""Programs that compute with their dynamic sizes, which the fast conversion covers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from executorch.exir import EdgeProgramManager, to_edge, to_edge_transform_and_l
 from executorch.exir.program import _program
 
 from exir_lowering import compat
-from exir_lowering._upstream.acceleration import accelerating, current
+from exir_lowering.fast import accelerated, current
 
 PLACES = [
     *((EdgeProgramManager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")),
@@ -49,7 +49,7 @@ def test_executorchs_own_bytes(script: Callable[..., bytes], case: str) -> None:
     """ExecuTorch's engine, accelerated with what the patch puts around its calls."""
     program, partitioners = CASES[case]()
     expected = script(program, partitioners)
-    with accelerating():
+    with accelerated():
         assert script(program, partitioners) == expected
     with compat.patch_executorch(fast=False):
         plain = script(program, partitioners)

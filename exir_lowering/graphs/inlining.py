@@ -1,8 +1,7 @@
-"""Calls replaced by what they compute: of graphs that only set whether gradients are recorded, and of operators."""
+"""Calls of operators that share memory without declaring it are replaced by what they compute."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,27 +12,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.fakes import FakeTensorMode, storage_of
 from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
-from exir_lowering._upstream.tracing import COPIED_META, source_of
-from exir_lowering.graphs.walking import writes
-from exir_lowering.steps.casewise.value_keys import storages_of
+from exir_lowering.graphs.measures import tensors
+from exir_lowering.graphs.operators.names import argument, is_mutating
+from exir_lowering.graphs.walking import is_getitem, nested_graphs, writes
 
-_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
-
-
-def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
-    """Replace calls under `torch.no_grad()` by what they compute; return the nodes, whose histories name the step."""
-    inlined: set[Node] = set()
-    for call in list(graph_module.graph.nodes):
-        if call.op == "call_function" and call.target is _SET_GRAD and call.args[0] is False:
-            inlined.update(_inline(graph_module, call, step))
-    for node in list(graph_module.graph.nodes):
-        if node.op == "get_attr" and not node.users:
-            graph_module.graph.erase_node(node)
-    return frozenset(inlined)
+SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: bool = False) -> None:
@@ -45,8 +31,8 @@ def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: b
     """
     calls = list(graph_module.graph.nodes)
     for call in calls:
-        for called in graphs.nested_graphs(graph_module, call):
-            if call.target is _SET_GRAD or writes(called.module):  # branches may not return what they are given
+        for called in nested_graphs(graph_module, call):
+            if call.target is SET_GRAD or writes(called.module):  # branches may not return what they are given
                 inline_sharing(called.module, mode, nested=True)
     sharing = [call for call in calls if _shares(call, mode)]
     if not nested:
@@ -61,12 +47,12 @@ def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: b
         for made, node in env.items():
             if made.op != "placeholder":
                 node.meta = {**call.meta, "val": made.meta["val"]}
-        _replace(graph_module, call, returned)
+        replace_call(call, returned)
 
 
 def _shares(call: Node, mode: FakeTensorMode) -> bool:
     """Return whether a composite operator, by its eager kernel, returns memory of an operand without declaring it."""
-    if not is_composite(call.target) or is_view(call.target) or graphs.is_mutating(call):
+    if not is_composite(call.target) or is_view(call.target) or is_mutating(call):
         return False
     if not storages_of(call.meta.get("val")):
         return False  # `item` makes a symbol
@@ -81,6 +67,11 @@ def _shares(call: Node, mode: FakeTensorMode) -> bool:
             return False
 
 
+def storages_of(value: Any) -> set[int]:
+    """Return the storages of all tensors in a value."""
+    return set(map(storage_of, tensors(value)))
+
+
 def _values(call: Node) -> list[Any]:
     return [operand.meta.get("val") for operand in call.all_input_nodes]
 
@@ -91,18 +82,18 @@ def _run(call: Node, *values: Any) -> Any:
     return call.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _find_written(graph_module: GraphModule, sharing: Collection[Node]) -> set[Node]:
+def _find_written(graph_module: GraphModule, sharing: frozenset[Node]) -> set[Node]:
     """Return the nodes whose values may be in memory that is written, before or after it was their value."""
     memory: Any = UnionFind(graph_module.graph.nodes)
     written: list[Node] = []
     for node in graph_module.graph.nodes:
-        called = [found.module for found in graphs.nested_graphs(graph_module, node)]
-        given = [graphs.argument(node, name) for name in written_arguments(node.target)]
+        called = [found.module for found in nested_graphs(graph_module, node)]
+        given = [argument(node, name) for name in written_arguments(node.target)]
         if node in sharing or called:
             given = node.all_input_nodes
-        elif is_view(node.target) or graphs.is_getitem(node):
+        elif is_view(node.target) or is_getitem(node):
             given = [node.args[0]]
-        if graphs.is_mutating(node) or any(map(writes, called)):
+        if is_mutating(node) or any(map(writes, called)):
             written.append(node)
         operands = [one for each in given for one in (each if isinstance(each, (list, tuple)) else [each])]
         memory.union(node, *(operand for operand in operands if isinstance(operand, Node)))
@@ -110,41 +101,14 @@ def _find_written(graph_module: GraphModule, sharing: Collection[Node]) -> set[N
     return {node for node in graph_module.graph.nodes if memory[node] in places}
 
 
-def _inline(graph_module: GraphModule, call: Node, step: str) -> list[Node]:
-    nested = graphs.attribute(graph_module, str(call.args[1].target))  # type: ignore[union-attr]
-    inline_no_grad(nested, step)
-    inputs = iter(call.args[2:])
-    env: dict[Node, Node] = {}
-    for node in nested.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(inputs)  # type: ignore[assignment]
-        elif node.op == "get_attr":
-            return []
-    inlined = []
-    with graph_module.graph.inserting_before(call):
-        for node in nested.graph.nodes:
-            if node.op == "call_function":
-                env[node] = graph_module.graph.node_copy(node, env.__getitem__)
-                env[node].meta = _history(node, call, step)
-                inlined.append(env[node])
-    (returned,) = nested.graph.output_node().args
-    _replace(graph_module, call, [env[node] for node in returned])
-    return inlined
-
-
-def _history(node: Node, call: Node, step: str) -> dict[str, Any]:
-    """Return a node's metadata, with that of the call around it, to which torch ascribes what it traces there."""
-    around = {name: call.meta[name] for name in COPIED_META if name in call.meta and name != "stack_trace"}
-    return {**node.meta, **around, "from_node": [source_of(call, step)]}
-
-
-def _replace(graph_module: GraphModule, call: Node, returned: Node | list[Node]) -> None:
+def replace_call(call: Node, returned: Node | list[Node]) -> None:
+    """Let what a call returns be other nodes; those that take its elements go, and the call if nothing reads it."""
     if isinstance(returned, Node):
         call.replace_all_uses_with(returned)
         returned = []
     for user in list(call.users):
-        if graphs.is_getitem(user):
+        if is_getitem(user):
             user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index]
-            graph_module.graph.erase_node(user)
+            user.graph.erase_node(user)
     if not call.users:
-        graph_module.graph.erase_node(call)
+        call.graph.erase_node(call)

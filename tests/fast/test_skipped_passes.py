@@ -19,19 +19,19 @@ from executorch.backends.xnnpack.test.tester import Tester
 from skipped_passes import proving
 
 from exir_lowering import lower
-from exir_lowering._upstream.acceleration import accelerating, xnnpack
+from exir_lowering.fast import accelerated, xnnpack_passes
 
 
-@pytest.mark.parametrize("name", xnnpack.CONDITIONS)
+@pytest.mark.parametrize("name", xnnpack_passes.CONDITIONS)
 def test_the_source_is_what_the_condition_was_written_for(name: str) -> None:
     kind = getattr(_passes, name)
-    assert xnnpack.source_digest(kind) == xnnpack.CONDITIONS[name].digest
-    assert xnnpack.is_known(kind)
+    assert xnnpack_passes.source_digest(kind) == xnnpack_passes.CONDITIONS[name].digest
+    assert xnnpack_passes.is_known(kind)
 
 
 def test_every_pass_has_a_condition() -> None:
     manager = _passes.XNNPACKPassManager(None)
-    assert {kind.__name__ for kind in manager.passes} == set(xnnpack.CONDITIONS)
+    assert {kind.__name__ for kind in manager.passes} == set(xnnpack_passes.CONDITIONS)
 
 
 @pytest.mark.parametrize("owner, name", [("FuseActivationPass", "call"), ("ConvertToSDPAPass", "get_scale")])
@@ -39,25 +39,25 @@ def test_a_pass_that_was_replaced_is_run(owner: str, name: str, monkeypatch: pyt
     kind = getattr(_passes, owner)
     original = getattr(kind, name)
     monkeypatch.setattr(kind, name, lambda self, *given: original(self, *given))
-    assert not xnnpack.is_known(kind)
+    assert not xnnpack_passes.is_known(kind)
 
 
 def test_a_pass_whose_helper_was_replaced_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     helpers = importlib.import_module("executorch.backends.transforms.addmm_mm_to_linear")
     monkeypatch.setattr(helpers, "replace_addmm_mm_with_linear", lambda graph: graph)
-    assert not xnnpack.is_known(convert_to_linear.ConvertToLinearPass)
+    assert not xnnpack_passes.is_known(convert_to_linear.ConvertToLinearPass)
 
 
 def test_another_version_runs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xnnpack, "_CHECKED", (("0.0", "2.13.0"),))
-    assert xnnpack.replacements() == []
+    monkeypatch.setattr(xnnpack_passes, "_CHECKED", (("0.0", "2.13.0"),))
+    assert xnnpack_passes.replacements() == []
 
 
 @pytest.mark.parametrize("graphs, name", [(sdpa, "ConvertToSDPAPass"), (bilinear_2d, "ConvertToUpsampleBilinear2d")])
 def test_a_pattern_is_never_idle(graphs: Any, name: str) -> None:
     """Each graph that the pass looks for has the operators without which it is left out."""
     for pattern in graphs.get_graphs():
-        assert not xnnpack.CONDITIONS[name].idle(getattr(_passes, name), pattern.graph)
+        assert not xnnpack_passes.CONDITIONS[name].idle(getattr(_passes, name), pattern.graph)
 
 
 def test_patterns_are_not_built_for_a_model_without_them() -> None:
@@ -95,7 +95,7 @@ def test_passes_of_operators(file: str, monkeypatch: pytest.MonkeyPatch) -> None
     torch.manual_seed(0)
     module = importlib.import_module(f"{operator_tests.__name__}.{file}")
     result, suite = unittest.TestResult(), unittest.defaultTestLoader.loadTestsFromModule(module)
-    with accelerating(), proving() as left_out:
+    with accelerated(), proving() as left_out:
         suite.run(result)
     broken = [text for _, text in result.failures + result.errors if "is not idle" in text]
     assert not broken, broken[0]

@@ -34,9 +34,9 @@ from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream import conversion, locks
-from exir_lowering._upstream.acceleration import accelerating, current
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
+from exir_lowering.fast import accelerated, current, decompose
 
 PLAIN = LoweringOptions(fast=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -130,21 +130,21 @@ def test_a_quantised_file_is_the_same(dynamic: bool) -> None:
 
 
 def test_everything_is_restored() -> None:
-    with accelerating():
+    with accelerated():
         assert all(one is not getattr(*place) for one, place in zip(BEFORE, REPLACED, strict=True))
-        with accelerating():
+        with accelerated():
             outer = current()
         assert current() is outer is not None
-        with accelerating(False):
+        with accelerated(False):
             assert current() is None
     assert is_restored()
-    with pytest.raises(KeyError), accelerating():
+    with pytest.raises(KeyError), accelerated():
         raise KeyError
     assert is_restored()
 
 
 def test_another_thread_is_not_accelerated() -> None:
-    with accelerating(), ThreadPoolExecutor(1) as pool:
+    with accelerated(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(current).result() is None
         module = pool.submit(lambda: symbolic_trace(torch.nn.ReLU())).result()
         assert "_code" in vars(module)
@@ -174,7 +174,7 @@ def test_a_forked_child_of_a_thread_that_accelerates() -> None:
     inside, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with accelerating():
+        with accelerated():
             inside.set()
             done.wait()
 
@@ -204,7 +204,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("others", [0, 1])
 def test_an_interrupt_after_any_call_of_entering_and_leaving_changes_nothing(others: int) -> None:
     """Python looks for signals after each call. Where the context is in use further out, it stays as it is there."""
-    outside = [accelerating() for _ in range(others)]
+    outside = [accelerated() for _ in range(others)]
     for context in outside:
         context.__enter__()
     expected = [getattr(owner, name) for owner, name in REPLACED]
@@ -222,7 +222,7 @@ def test_an_interrupt_after_any_call_of_entering_and_leaving_changes_nothing(oth
 
         sys.setprofile(interrupt)
         try:
-            with accelerating():
+            with accelerated():
                 pass
             ended = True
         except KeyboardInterrupt:
@@ -247,7 +247,7 @@ class Doubled(torch.nn.Module):
 
 
 def _late() -> GraphModule:
-    with accelerating():
+    with accelerated():
         module = symbolic_trace(Doubled())
         assert "_code" not in vars(module)
     return module
@@ -266,7 +266,7 @@ def test_a_module_works_after_the_context() -> None:
     module = _late()
     module.recompile()
     assert module.code == code and torch.equal(module(x), expected)
-    with accelerating():
+    with accelerated():
         assert _late().recompile().src == code
         assert torch.equal(pickle.loads(pickle.dumps(_late()))(x), expected)
         assert torch.equal(copy.deepcopy(_late())(x), expected)
@@ -284,7 +284,7 @@ def test_a_forward_that_was_replaced_stays() -> None:
 
 
 def test_a_module_is_collected_without_being_compiled() -> None:
-    with accelerating():
+    with accelerated():
         module = symbolic_trace(Doubled())
         kind = type(module)
         del module
@@ -305,7 +305,7 @@ def test_results_are_known_and_each_node_has_its_own(monkeypatch: pytest.MonkeyP
     computed: list[Any] = []
     compute = Interpreter.call_function
     monkeypatch.setattr(Interpreter, "call_function", lambda self, *given: computed.append(0) or compute(self, *given))
-    with accelerating():
+    with accelerated():
         first = ExportPass()(module).graph_module
         before = len(computed)
         second = ExportPass()(first).graph_module
@@ -322,7 +322,7 @@ def test_results_are_known_and_each_node_has_its_own(monkeypatch: pytest.MonkeyP
 def test_a_value_that_a_pass_left_behind_is_corrected() -> None:
     """A pass changes a node and not what is noted of its value, and leaves it to tracing to correct that."""
     module = _edge().graph_module
-    with accelerating():
+    with accelerated():
         module = ExportPass()(module).graph_module
         (joined,) = (node for node in module.graph.nodes if "cat" in str(node.target))
         assert joined.meta["val"].shape[1] == 28
@@ -336,7 +336,7 @@ def test_a_value_that_a_pass_left_behind_is_corrected() -> None:
 
 
 def test_an_operator_that_is_registered_later_is_found() -> None:
-    with accelerating():
+    with accelerated():
         before = set(utils._collect_all_valid_cia_ops())
         library = torch.library.Library("exir_lowering_late", "DEF")
         library.define("twice(Tensor x) -> Tensor")
@@ -382,7 +382,7 @@ def test_kernels_that_are_put_again_are_those_that_torch_puts() -> None:
         for chosen in map(_chosen, tables):
             with DECOMPOSITIONS:
                 expected = _kernels(chosen)
-                with accelerating():
+                with accelerated():
                     assert _kernels(chosen) == expected
             assert {op: dict(op.py_kernels) for op in before} == before
     assert fake_impls.op_implementations_dict == rules
@@ -390,7 +390,7 @@ def test_kernels_that_are_put_again_are_those_that_torch_puts() -> None:
 
 def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
     operator, composite = torch.ops.aten.linear.default, torch._C.DispatchKey.CompositeImplicitAutograd
-    with DECOMPOSITIONS, accelerating():
+    with DECOMPOSITIONS, accelerated():
         _kernels(_chosen({}))
         operator.py_impl(composite)(lambda *args: torch.ops.aten.linear.default(*args) + 1)
         try:
@@ -411,21 +411,21 @@ def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
 def test_what_a_table_leaves_whole_is_what_torch_leaves_whole() -> None:
     aten, whole = torch.ops.aten, utils._special_op_to_preserve_cia
     given = [{}, {aten.linear.default: whole}, {aten.linear.default: print, aten.relu.default: whole}]
-    with accelerating():
+    with accelerated():
         for table in [*given, dict(exported_program.default_decompositions())] * 2:
             composite, in_python = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
             expected = {op for op, do in composite.items() if do is whole}, set(in_python)
-            assert conversion.split_table(table) == expected
+            assert decompose.split_table(table) == expected
         library = torch.library.Library("exir_lowering_split", "DEF")
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
-        assert conversion.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
+        assert decompose.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
 
 
 def test_an_operator_that_is_defined_again_under_its_name_is_found() -> None:
     found = []
     for _ in range(2):
-        with accelerating(), torch.library._scoped_library("exir_lowering_again", "DEF") as library:
+        with accelerated(), torch.library._scoped_library("exir_lowering_again", "DEF") as library:
             library.define("twice(Tensor x) -> Tensor")
             library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
             found.append(torch.ops.exir_lowering_again.twice.default)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream.acceleration import accelerating, current, results
+from exir_lowering.fast import accelerated, current, fake_results
 
 
 class Small(torch.nn.Module):
@@ -39,7 +39,7 @@ def values(program: Any) -> list[Any]:
 
 def test_a_table_follows_its_signature() -> None:
     signature = edge().graph_signature
-    with accelerating():
+    with accelerated():
         table = signature.inputs_to_parameters
         assert signature.inputs_to_parameters is table
         (name, *_) = table
@@ -62,16 +62,16 @@ def test_a_settled_graph_has_the_values_of_a_traced_one() -> None:
     for node in program.graph.nodes:
         if node.op == "call_function":
             node.meta["val"] = torch.zeros(1)
-    with accelerating():
-        assert results.settle(program.graph_module, current())
+    with accelerated():
+        assert fake_results.update_values(program.graph_module, current())
     assert values(program.graph_module) == expected
 
 
 def test_a_value_that_is_right_is_kept() -> None:
     module = ExportPass()(edge().graph_module).graph_module
     before = {node: node.meta["val"] for node in module.graph.nodes if node.op == "call_function"}
-    with accelerating():
-        assert results.settle(module, current())
+    with accelerated():
+        assert fake_results.update_values(module, current())
     assert all(node.meta["val"] is value for node, value in before.items())
 
 
@@ -86,9 +86,9 @@ def test_symbolic_sizes_and_writes_are_left_to_tracing() -> None:
     (node, *_) = (node for node in writing.graph.nodes if node.op == "call_function")
     with writing.graph.inserting_after(node):
         writing.graph.call_function(torch.ops.aten.copy_.default, (node, node))
-    with accelerating():
-        assert not results.settle(dynamic, current())
-        assert not results.settle(writing, current())
+    with accelerated():
+        assert not fake_results.update_values(dynamic, current())
+        assert not fake_results.update_values(writing, current())
 
 
 def test_a_delegate_returns_what_its_program_does() -> None:
@@ -103,9 +103,9 @@ def test_a_delegate_returns_what_its_program_does() -> None:
         args = [each.meta["val"] for each in node.args[1:]]
         assert all(isinstance(arg, FakeTensor) for arg in args)
         mode = args[0].fake_mode
-        with torch.no_grad(), accelerating():
+        with torch.no_grad(), accelerated():
             args = [arg.detach() for arg in args]
-            found = results.results_of(delegate, args, mode, current())
+            found = fake_results.results_of(delegate, args, mode, current())
         with torch.no_grad(), mode:
             mode.allow_non_fake_inputs = True
             expected = delegate.original_module.module()(*args)

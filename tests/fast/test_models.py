@@ -1,4 +1,4 @@
-"""Conversion by cases makes what ExecuTorch's makes of small models of many architectures."""
+"""The fast conversion makes what ExecuTorch's makes of small models of many architectures."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
 MENDED = ("scalar operands", "empty concatenations")
-ASKED_ELSEWHERE = ("linear-time proposals", "operators without torch's compiler", "lazy inductor import")
+ASKED_ELSEWHERE = ("linear-time proposals", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(fast=False)
 
@@ -131,10 +131,10 @@ def test_without_a_feature_upstream_does_it(
     change(feature.places[0], monkeypatch)
     expected = files(SLOW)[0] if feature.name in MENDED else slowly
     monkeypatch.setattr(pins, "_OFF", set())
-    monkeypatch.setattr(pins, "_TOLD", set())
+    monkeypatch.setattr(pins, "_LOGGED", set())
     caplog.clear()
     content, report = files()
-    off = [line for line in pins.tell_switched_off() if line.startswith(f"{feature.name}: ")]
+    off = [line for line in pins.report_switched_off() if line.startswith(f"{feature.name}: ")]
     assert content == expected
     if feature.name not in ASKED_ELSEWHERE:
         assert len(off) == 1 and feature.without in off[0]
@@ -159,10 +159,10 @@ def test_loops_that_would_not_be_emitted_are_refused(monkeypatch: pytest.MonkeyP
 
 def test_every_pass_to_edge_dialect_is_known() -> None:
     """A list of passes names them only; each has to be pinned itself."""
-    from exir_lowering._upstream import conversion  # which a child below does without
+    from exir_lowering._upstream import legalizing  # which a child below does without
 
     classes = {place.partition(":")[2] for feature in FEATURES for place in feature.places}
-    passes = conversion.dialect_passes(EdgeCompileConfig())
+    passes = legalizing.dialect_passes(EdgeCompileConfig())
     names = set()
     for each in passes:
         cells = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
@@ -247,9 +247,8 @@ def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLAIN = """
 import sys
-for name in "compilation lookups results settling xnnpack".split():
-    sys.modules[f"exir_lowering._upstream.acceleration.{name}"] = None
-sys.modules["exir_lowering._upstream.conversion"] = None
+for name in "contents conversion decompose edge_operators fake_results lazy_code lookups xnnpack_passes".split():
+    sys.modules[f"exir_lowering.fast.{name}"] = None
 sys.path[:0] = sys.argv[1].split(":")
 from test_pins import files
 from exir_lowering._upstream import pins

@@ -16,15 +16,14 @@ from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
 from torch.fx.graph import _PyTreeCodeGen
 
-from exir_lowering._upstream.acceleration import current, working
 from exir_lowering._upstream.locks import during
+from exir_lowering.fast import current, working
 
 _compile = GraphModule.recompile
 
 _MADE = ("_code", "_lineno_map", "_prologue_start")  # the attributes that compiling gives a module
-
+# The attributes for which a module has to be compiled. Pickling reads `__dict__` before it compiles.
 _NEEDING = ("forward", "__reduce__", "__reduce_package__", *_MADE)
-"""The attributes for which a module has to be compiled. Pickling reads `__dict__` before it compiles."""
 
 
 class _Late:
@@ -58,27 +57,23 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     def recompile(self: GraphModule) -> Any:
         # Classes that derive from GraphModule may rely on its code; profiles refer to the code at hand.
-        plain = type(self).__bases__ == (GraphModule,) and type(self).__qualname__.endswith("GraphModuleImpl")
+        kind = type(self)
+        plain = kind.__bases__ == (GraphModule,) and kind.__qualname__.endswith("GraphModuleImpl")
         if current() is None or not plain or fx_config.enrich_profiler_metadata:
             return compiling(self)
-        _postpone(self)
+        codegen = self.graph._codegen
+        if isinstance(codegen, _PyTreeCodeGen):
+            self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+        for name in _MADE:
+            self.__dict__.pop(name, None)
+        if not isinstance(vars(kind).get("forward"), _Late):
+            itself = weakref.ref(self)
+            for name in _NEEDING:
+                setattr(kind, name, _Late(itself, name))
+        self._recompile_submodules()
         return _LateCode(self)
 
     return [(GraphModule, "recompile", recompile)]
-
-
-def _postpone(module: GraphModule) -> None:
-    codegen = module.graph._codegen
-    if isinstance(codegen, _PyTreeCodeGen):
-        module._in_spec, module._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
-    for name in _MADE:
-        module.__dict__.pop(name, None)
-    kind = type(module)
-    if not isinstance(vars(kind).get("forward"), _Late):
-        itself = weakref.ref(module)
-        for name in _NEEDING:
-            setattr(kind, name, _Late(itself, name))
-    module._recompile_submodules()
 
 
 def _compile_now(module: GraphModule) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from exir_lowering._upstream.likeness import Likeness
+from exir_lowering._upstream.value_keys import KeyMaker
 
 MODE = FakeTensorMode(shape_env=ShapeEnv())
 
@@ -25,7 +25,7 @@ def fake(make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def like(value: Any, **options: Any) -> Any:
-    return Likeness(NotAlikeError, **options).describe(value)
+    return KeyMaker(NotAlikeError, **options).key(value)
 
 
 PLAIN = fake(lambda: torch.empty(2, 3))
@@ -80,8 +80,8 @@ def test_of_one_mode_only_tensors_of_known_form_count() -> None:
 
 
 def test_symbols_are_noted() -> None:
-    likeness = Likeness(NotAlikeError)
-    described = likeness.describe([PLAIN, 3])
-    assert not likeness.symbolic
-    assert likeness.describe([symbolic(), 3]) != described
-    assert likeness.symbolic
+    maker = KeyMaker(NotAlikeError)
+    described = maker.key([PLAIN, 3])
+    assert not maker.symbolic
+    assert maker.key([symbolic(), 3]) != described
+    assert maker.symbolic

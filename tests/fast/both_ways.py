@@ -1,4 +1,4 @@
-"""Converts a program by cases and as ExecuTorch does, and compares the results."""
+"""Converts a program fast and as ExecuTorch does, and compares the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of XNNPACK that have nothing to do are not run.
+"""Passes of XNNPACK that have nothing to do are skipped.
 
 Most of the passes over a partition look for an operator, change the graph around it, and retrace the graph. If the
 operator is absent, tracing is all they do, and tracing a graph that was just traced changes nothing. Some of them build
@@ -24,9 +24,9 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration import Work, current
-from exir_lowering._upstream.acceleration.results import settle
 from exir_lowering._upstream.locks import original_of
+from exir_lowering.fast import Work, current
+from exir_lowering.fast.fake_results import update_values
 
 _PASSES = "executorch.backends.xnnpack._passes"
 
@@ -142,8 +142,8 @@ CONDITIONS: dict[str, Condition] = {
 }
 
 
+# The versions of ExecuTorch and torch, whose decompositions make the patterns, that the conditions were checked on.
 _CHECKED = (("1.5.1", "2.13.0"), ("1.5.1", "2.14.1"))
-"""The versions of ExecuTorch and torch, whose decompositions make the patterns, that the conditions were checked on."""
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -169,7 +169,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             finally:
                 work.running = None
             if result is not program:
-                work.retraced = result if condition is not None and condition.traces else None
+                work.traced = result if condition is not None and condition.traces else None
             program = result
         return program  # type: ignore[no-any-return]
 
@@ -177,25 +177,23 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     def print_readable(self: GraphModule, print_output: bool = True, *given: Any, **named: Any) -> str:
         work = current()
-        if work is None or work.running is None or print_output or given or named or _is_logging(work.running):
+        if work is None or work.running is None or print_output or given or named:
             return printing(self, print_output, *given, **named)
+        logger = getattr(sys.modules[work.running.__module__], "logger", None)
+        if logger is None or logger.isEnabledFor(logging.DEBUG):
+            return printing(self, print_output)
         return ""  # for a log that nobody reads
 
     return [(manager, "transform", transformed), (GraphModule, "print_readable", print_readable)]
 
 
-def _is_logging(kind: Any) -> bool:
-    logger = getattr(sys.modules[kind.__module__], "logger", None)
-    return logger is None or logger.isEnabledFor(logging.DEBUG)
-
-
 def _is_traced(condition: Condition, program: ExportedProgram, work: Work) -> bool:
     """Return whether tracing, with which a pass would end, would change nothing."""
-    if not condition.traces or work.retraced is program:
+    if not condition.traces or work.traced is program:
         return True
-    if not settle(program.graph_module, work):
+    if not update_values(program.graph_module, work):
         return False
-    work.retraced = program
+    work.traced = program
     return True
 
 

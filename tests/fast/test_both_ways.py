@@ -1,4 +1,4 @@
-"""Conversion by cases makes what ExecuTorch's conversion makes: of operators, layers and random programs."""
+"""The fast conversion makes what ExecuTorch's conversion makes: of operators, layers and random programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import load, lower
-from exir_lowering.steps.casewise.value_keys import MEMORY
+from exir_lowering._upstream.value_keys import MEMORY
 
 
 class Of(nn.Module):
@@ -224,13 +224,13 @@ def test_the_preferred_attention_makes_another_case() -> None:
 
 
 def test_operators_of_users_may_be_defined_anew() -> None:
-    definition = torch.library.Library("casewise_test", "FRAGMENT")
+    definition = torch.library.Library("distinct_test", "FRAGMENT")
     definition.define("smooth(Tensor x) -> Tensor")
     for function in (torch.sin, torch.cos):
-        kernel = torch.library.Library("casewise_test", "FRAGMENT")
+        kernel = torch.library.Library("distinct_test", "FRAGMENT")
         kernel.impl("smooth", lambda x, function=function: function(x), "CompositeImplicitAutograd")
         try:
-            program = export(Of(lambda m, x: torch.ops.casewise_test.smooth(x)), (torch.randn(4, 4),), strict=False)
+            program = export(Of(lambda m, x: torch.ops.distinct_test.smooth(x)), (torch.randn(4, 4),), strict=False)
             outcome = both_ways.compare(program, "none unchecked")
         finally:
             kernel._destroy()
@@ -239,10 +239,10 @@ def test_operators_of_users_may_be_defined_anew() -> None:
 
 def test_a_constant_that_a_decomposition_makes() -> None:
     """torch 2.14 adds it to the program's constants; before, it gets lost, and both ways raise the same."""
-    library = torch.library.Library("casewise_test", "FRAGMENT")
+    library = torch.library.Library("distinct_test", "FRAGMENT")
     library.define("shifted(Tensor x) -> Tensor")
     library.impl("shifted", lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]), "CompositeImplicitAutograd")
-    program = export(Of(lambda m, x: torch.ops.casewise_test.shifted(x) * m.kept), (torch.randn(4, 4),), strict=False)
+    program = export(Of(lambda m, x: torch.ops.distinct_test.shifted(x) * m.kept), (torch.randn(4, 4),), strict=False)
     outcome = both_ways.compare(program, "none unchecked")
     assert outcome.differences == []
     if outcome.error is None:
@@ -263,12 +263,12 @@ def test_the_order_that_torch_can_give_to_nodes() -> None:
 
 
 def test_operators_with_effects_keep_their_tokens() -> None:
-    library = torch.library.Library("casewise_test", "FRAGMENT")
+    library = torch.library.Library("distinct_test", "FRAGMENT")
     library.define("logged(Tensor x) -> Tensor")
     library.impl("logged", torch.clone, "CPU")
-    torch.library.register_fake("casewise_test::logged", torch.empty_like, lib=library)
-    torch.library._register_effectful_op(torch.ops.casewise_test.logged.default, EffectType.ORDERED)
-    program = export(Of(lambda m, x: torch.ops.casewise_test.logged(x) + 1), (torch.randn(4, 4),), strict=False)
+    torch.library.register_fake("distinct_test::logged", torch.empty_like, lib=library)
+    torch.library._register_effectful_op(torch.ops.distinct_test.logged.default, EffectType.ORDERED)
+    program = export(Of(lambda m, x: torch.ops.distinct_test.logged(x) + 1), (torch.randn(4, 4),), strict=False)
     assert both_ways.compare(program, "none unchecked").differences == []
 
 

@@ -1,6 +1,6 @@
-"""Look-ups of torch and ExecuTorch that are repeated for each node or tensor, remembered.
+"""Look-ups of torch and ExecuTorch that are repeated for each node, tensor or operator, remembered.
 
-Each function returns what replaces one of them; what is imported in it has names that may be gone in another version.
+Functions return what replaces one of them; what is imported in them has names that may be gone in another version.
 """
 
 from __future__ import annotations
@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import threading
 import typing
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import Any, get_type_hints
 
 import torch
 import torch._ops
+from torch._subclasses import fake_impls
 from torch.export import ExportGraphSignature, graph_signature
 
 # The class that describes where a node came from; it copies the description that the other node has.
 from torch.fx import traceback
 
-from exir_lowering._upstream.acceleration import current
+from exir_lowering._upstream.tracing import set_rule
+from exir_lowering.fast import current
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def histories() -> list[tuple[Any, str, Any]]:
@@ -71,19 +76,11 @@ def dim_orders() -> list[tuple[Any, str, Any]]:
 
 
 _TABLES = (
-    "inputs_to_parameters",
-    "inputs_to_buffers",
-    "inputs_to_lifted_tensor_constants",
-    "buffers_to_mutate",
-    "parameters",
-    "buffers",
-    "lifted_tensor_constants",
-    "user_inputs",
+    *("inputs_to_parameters", "inputs_to_buffers", "inputs_to_lifted_tensor_constants", "buffers_to_mutate"),
+    *("parameters", "buffers", "lifted_tensor_constants", "user_inputs"),
 )
-
-_PARTS = ("InputSpec", "OutputSpec", "TensorArgument", "SymIntArgument", "SymFloatArgument", "SymBoolArgument")
-"""The classes of what the tables are made from: their objects can be changed."""
-
+# The classes of what the tables are made from: their objects can be changed.
+_SPECS = ("InputSpec", "OutputSpec", "TensorArgument", "SymIntArgument", "SymFloatArgument", "SymBoolArgument")
 _MOST = 1000  # how many tables are kept at most
 
 
@@ -95,17 +92,17 @@ class _Changes:
 
 def signature_tables() -> list[tuple[Any, str, Any]]:
     """Remember tables of signatures, until the lists of one are replaced, or anything in any signature has changed."""
-    parts = [getattr(graph_signature, name) for name in _PARTS]
+
+    def noticing(assign: Any) -> Any:
+        def assigned(self: Any, name: str, value: Any) -> None:
+            assign(self, name, value)
+            _Changes.last = object()
+
+        return assigned
+
+    specs = [getattr(graph_signature, name) for name in _SPECS]
     tables = [(ExportGraphSignature, name, _remembering(name)) for name in _TABLES]
-    return [*((kind, "__setattr__", _noticing(kind.__setattr__)) for kind in parts), *tables]
-
-
-def _noticing(assign: Any) -> Any:
-    def noticing(self: Any, name: str, value: Any) -> None:
-        assign(self, name, value)
-        _Changes.last = object()
-
-    return noticing
+    return [*((kind, "__setattr__", noticing(kind.__setattr__)) for kind in specs), *tables]
 
 
 def _remembering(name: str) -> property:
@@ -152,7 +149,10 @@ class _Collected:
         registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
         spaces = [(name, getattr(torch.ops, name, None)) for name in torch.ops._dir]
         # An operator may be another one of the same name; those that were found stay alive, so that none has its id.
-        names = tuple((name, tuple(getattr(space, "_dir", ())), _ids(space)) for name, space in spaces)
+        names = tuple(
+            (name, tuple(getattr(space, "_dir", ())), tuple(map(id, vars(space).values())) if space is not None else ())
+            for name, space in spaces
+        )
         if self._packets[0] != names:
             found = (getattr(getattr(torch.ops, space), name) for space, known, _ in names for name in known)
             self._packets = (names, [packet for packet in found if isinstance(packet, torch._ops.OpOverloadPacket)])
@@ -160,13 +160,8 @@ class _Collected:
         overloads = sum(len(packet._overload_names) for packet in self._packets[1])
         if self._operators[0] != overloads:
             self._operators = (overloads, [each for packet in self._packets[1] for each in packet.op_overloads()])
-        composite = torch._C.DispatchKey.CompositeImplicitAutograd
-        in_python = tuple(id(each) for each in self._operators[1] if composite in each.py_kernels)
+        in_python = tuple(id(each) for each in self._operators[1] if _COMPOSITE in each.py_kernels)
         return registered, names, overloads, in_python
-
-
-def _ids(space: Any) -> tuple[int, ...]:
-    return tuple(map(id, vars(space).values())) if space is not None else ()
 
 
 _COLLECTED = _Collected()
@@ -192,3 +187,30 @@ def composites() -> list[tuple[Any, str, Any]]:
         *((module, collect.__name__, remembered) for module in (utils, decomp_utils, exported_program)),
         (torch._ops, "Callable", typing.Callable),
     ]
+
+
+# By composite operator: its kernels and its rule before, and what conversions put there: 20 kernels for each of 550.
+_KERNELS: dict[Any, tuple[dict[Any, Any], Any, dict[Any, Any], Any]] = {}
+
+
+def reuse_kernels(before: Any, operators: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Put the kernels that were put before into operators that are as they were then; return the other ones."""
+    others = {}
+    for operator, decomposition in operators.items():
+        known = _KERNELS.get(operator)
+        if known is None or known[0] != operator.py_kernels or known[1] is not before.rules.get(operator):
+            others[operator] = decomposition
+            continue
+        operator.py_kernels.update({**known[2], _COMPOSITE: decomposition})
+        operator._dispatch_cache.clear()
+        set_rule(operator, known[3])
+    return others
+
+
+def remember_kernels(before: Any, operators: Container[Any]) -> None:
+    """Remember what was put into operators, but for the decompositions, which come with each conversion."""
+    for operator, table in before.tables:
+        if operator in operators:
+            made = {**operator.py_kernels, _COMPOSITE: None}
+            rule = fake_impls.op_implementations_dict.get(operator)
+            _KERNELS[operator] = (table, before.rules.get(operator), made, rule)

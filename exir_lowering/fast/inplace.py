@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from networkx.utils import UnionFind
@@ -12,10 +12,12 @@ from torch.fx import Graph, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import version
+from exir_lowering._upstream.value_keys import MEMORY, evaluate, renew
+from exir_lowering.fast.calls import CallKeys, DistinctCall
+from exir_lowering.graphs.inlining import storages_of
 from exir_lowering.graphs.measures import tensors
-from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of
 
 
 class _Found(NamedTuple):
@@ -26,13 +28,13 @@ class _Found(NamedTuple):
     untouched: bool = False  # whether it writes nothing, such as dropout in inference
 
 
-def _run(node: Node, values: Sequence[Any], mode: FakeTensorMode, *, gradients: bool) -> _Found:
-    """Find out about a call, by the values of `node.all_input_nodes`; if it fails, it may share memory with all."""
-    own = [renew(value, mode, gradients=gradients) for value in values]
+def _run(call: DistinctCall, mode: FakeTensorMode, *, gradients: bool) -> _Found:
+    """Find out about a call; if it fails, it may share memory with all operands."""
+    own = [renew(value, mode, gradients=gradients) for value in call.values]
     before = [version(tensor) for tensor in tensors(own)]
-    value_of = dict(zip(node.all_input_nodes, own, strict=True)).__getitem__
+    value_of = dict(zip(call.operands, own, strict=True)).__getitem__
     try:
-        result = evaluate(node, node.target, value_of, mode, gradients=False)
+        result = evaluate(call.node, call.node.target, value_of, mode, gradients=False)
     except MemoryError:
         raise
     except Exception:
@@ -49,7 +51,7 @@ class _Aliases:
     """Which values of a graph may share memory."""
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
-        self._describer, self._mode = Describer(), mode
+        self._keys, self._mode = CallKeys(), mode
         self._places: Any = UnionFind(graph.nodes)
         for node in graph.nodes:
             self._places.union(node, *self._shared(node))
@@ -68,16 +70,17 @@ class _Aliases:
         else:
             for argument in operators.list_arguments(node.target):
                 if argument.aliased:
-                    yield from _nodes(graphs.argument(node, argument.name))
+                    given = pytree.tree_leaves(graphs.argument(node, argument.name))
+                    yield from (each for each in given if isinstance(each, Node))
 
     def _found(self, node: Node, *, gradients: bool = True) -> _Found:
-        """Return what is found out by running a call, once for each case."""
-        case = self._describer.case(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
-        key = ("memory", gradients, case.key)
-        known: _Found | None = None if case.local else MEMORY.find(key)
+        """Return what is found out by running a call, once for equal ones."""
+        call = self._keys.call(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
+        key = ("memory", gradients, call.key)
+        known: _Found | None = None if call.local else MEMORY.find(key)
         if known is None:
-            known = _run(node, case.values, self._mode, gradients=gradients)
-            if not case.local:
+            known = _run(call, self._mode, gradients=gradients)
+            if not call.local:
                 MEMORY.put(key, known)
         return known
 
@@ -100,21 +103,6 @@ class _Aliases:
         return self._members[self._places[node]]
 
 
-def _nodes(value: Any) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _nodes(entry)
-
-
-def written_operand(node: Node) -> Node | None:
-    """Return the one operand that an operator overwrites and returns; None if it does not, or does more."""
-    if not operators.is_overload(node.target) or not operators.returns_what_it_overwrites(node.target):
-        return None
-    return node.args[0] if node.args and isinstance(node.args[0], Node) else None
-
-
 def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     """Make what is read after in-place operators their results; return those that change what is read elsewhere."""
     mutating = [node for node in graph.nodes if is_mutable(node)]
@@ -126,12 +114,17 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     for node in mutating:
         if aliases.untouched_by(node):
             continue
-        versions = _list_versions(node)
-        if versions is None or not aliases.is_new(versions[-1]) or not _only_seen_as(versions, node, aliases, order):
+        versions, shared = _list_versions(node), aliases.of(node)
+        # Nothing else that may share the memory is an input, or is read after the write; and torch makes views of what
+        # was written when they are first read.
+        others = [member for member in shared if order[member] < order[node] and member not in versions]
+        if (
+            not versions
+            or not aliases.is_new(versions[-1])
+            or any(one.op != "call_function" or any(order[user] >= order[node] for user in one.users) for one in others)
+            or any(order[member] > order[node] and aliases.is_view(member) for member in shared)
+        ):
             left.append(node)
-            continue
-        if any(order[member] > order[node] and aliases.is_view(member) for member in aliases.of(node)):
-            left.append(node)  # torch makes views of what was written when they are first read
             continue
         for earlier in versions:
             later = [user for user in earlier.users if order[user] > order[node]]
@@ -144,21 +137,18 @@ def is_mutable(node: Node) -> bool:
     return node.op == "call_function" and operators.writes(node.target)
 
 
-def _list_versions(node: Node) -> list[Node] | None:
-    """Return the nodes that stand for what is overwritten: what made it, or a view of it, and the writes in between."""
+def _list_versions(node: Node) -> list[Node]:
+    """Return the nodes that stand for what is overwritten: what made it, or a view of it, and the writes in between.
+
+    Empty if an operator does not overwrite and return one operand, or that is an input.
+    """
     versions = []
-    written = written_operand(node)
-    while written is not None and written.op == "call_function":
+    written: Any = node
+    while operators.is_overload(written.target) and operators.returns_what_it_overwrites(written.target):
+        written = written.args[0] if written.args else None
+        if not isinstance(written, Node) or written.op != "call_function":
+            return []
         versions.append(written)
         if not is_mutable(written):
             return versions
-        written = written_operand(written)
-    return None
-
-
-def _only_seen_as(versions: list[Node], node: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
-    """Return whether nothing else that may share the memory is an input, or is read after the write."""
-    others = [member for member in aliases.of(node) if order[member] < order[node] and member not in versions]
-    return all(
-        member.op == "call_function" and all(order[user] < order[node] for user in member.users) for member in others
-    )
+    return []
