@@ -2,7 +2,8 @@
 
 The search finds the shortest prefix of the delegated operators, in execution order, with which the file as a whole is
 wrong: its last operator is the culprit. If that one alone is right, as in a fusion, the operators that it needs are
-found in the same way. Each file runs in a separate process, which it may end or damage.
+found in the same way. Each file runs in a separate process, which it may end or damage; one that was right leaves its
+process to the next, since starting one takes seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
 from exir_lowering.runtime.apart.engine import open_apart
+from exir_lowering.runtime.apart.process import Process
 from exir_lowering.runtime.engine import missing_kernels
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
@@ -82,7 +84,11 @@ def bisect(
     given = check_arguments(delegates, "error")
     with torch.random.fork_rng(devices=()):
         search = _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options), share_state)
-        return search.run()
+        try:
+            return search.run()
+        finally:
+            if search.worker is not None:
+                search.worker.abandon()
 
 
 class _Only(Recovery):
@@ -134,6 +140,7 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
+    worker: Process | None = None  # in which the last file was right
     apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
@@ -274,7 +281,8 @@ class _Search:
             if not self.apart:
                 return open_file(file, self.delegates)
             if process is None:
-                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE))
+                worker, self.worker = self.worker, None
+                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE), worker)
             else:
                 process.restart()
             return LoadedProgram(file, process)
@@ -295,6 +303,8 @@ class _Search:
         finally:
             if comparison is not None:
                 comparison.close()  # what was found is kept, and a process with the file is not
+        if process is not None and not comparison.is_off:
+            self.worker = process.release()
         return _Outcome("off" if comparison.is_off else "", comparison)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:

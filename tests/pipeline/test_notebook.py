@@ -110,7 +110,7 @@ def test_what_is_huge_is_cut_and_what_fails_says_so() -> None:
     shown = _Shown(in_notebook(lambda width: "x" * 10**6, lambda: "y" * 10**7))
     assert shown.tags == ["pre"] and len(shown.text) < 101_000
     assert "The page has 10,000,000 characters" in shown.text and "and 900,000 characters more" in shown.text
-    assert len(fake_plans.large()._repr_html_()) < 3_000_000
+    assert len(fake_plans.varied()._repr_html_()) < 3_000_000
     broken = replace(fake_plans.small(), methods=None)  # type: ignore[arg-type]
     assert "This cannot be shown: TypeError" in broken._repr_html_()
 

@@ -13,8 +13,6 @@ from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import backend, reports
 from exir_lowering.lowered_module.bundled import tolerance
 
-Tensors = Mapping[str, torch.Tensor]
-
 
 def compiled(model: Any, *, fullgraph: bool = False, dynamic: bool | None = False, **options: Any) -> Any:
     """Compile every partition, without a fallback unless the options have one: what cannot be lowered is an error."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -190,71 +188,6 @@ def hostile() -> LoweringPlan:
     return LoweringPlan((made,))
 
 
-def large(layers: int = 60) -> LoweringPlan:
-    """A transformer with five partitions and fifty operators in each layer: 300 partitions, 3,000 operators."""
-    chance = random.Random(0)
-    nodes: list[PlannedNode] = []
-    backends: dict[str, str] = {}
-    weights: dict[str, int] = {}
-
-    def chain(name: str, operators: Sequence[str], inputs: Sequence[str], partition: str | None) -> str:
-        for i, operator in enumerate(operators):
-            module = f"model.layers.{layer}.{name}"
-            source = f'File "/home/user/model.py", line {20 + i}, in forward: x = {operator}(x)'
-            size, flops = chance.choice([4096, 16384, 65536]), chance.choice([1_000, 1_000_000, 20_000_000])
-            nodes.append(
-                node(
-                    f"{name}_{layer}_{i}",
-                    operator,
-                    inputs,
-                    partition=partition,
-                    module=module,
-                    source=source,
-                    result_bytes=size,
-                    flops=flops,
-                )
-            )
-            inputs = [nodes[-1].name]
-        return inputs[0]
-
-    def delegated(name: str, backend: str, operators: Sequence[str], inputs: Sequence[str]) -> str:
-        partition = f"forward_{len(backends)}"
-        backends[partition] = backend
-        weights[partition] = chance.choice([0, 1_048_576, 4_194_304])
-        return chain(name, operators, inputs, partition)
-
-    linear = ["aten.permute_copy.default", "aten.addmm.default", "aten.view_copy.default"]
-    norm = ["aten.pow.Tensor_Scalar", "aten.mean.dim", "aten.rsqrt.default", "aten.mul.Tensor", "aten.mul.Tensor"]
-    layer, hidden, mask = 0, "", ""
-    for layer in range(layers):
-        if not layer:
-            mask = chain("mask", ["aten.full.default"], [], None)
-            hidden = chain("embed", ["aten.embedding.default"], [mask], None)
-        normed = chain("norm", norm, [hidden], None)
-        query = delegated("query", "XnnpackBackend", linear * 2, [normed])
-        key = delegated("key", "XnnpackBackend", linear * 2, [normed])
-        value = delegated("value", "QnnBackend", linear * 2, [normed])
-        scores = chain("scores", ["aten.bmm.default", "aten.where.self"], [query, key, mask], None)
-        attention = delegated("attention", "QnnBackend", ["aten._softmax.default", *linear], [scores, value])
-        first = chain("residual", ["aten.add.Tensor", *norm, "aten.clone.default"], [attention, hidden], None)
-        mlp = delegated("mlp", "XnnpackBackend", [*linear * 3, "aten.gelu.default", *linear], [first])
-        hidden = chain("output", ["aten.add.Tensor"], [mlp, first], None)
-    reasons = {
-        n.name: [("no rule takes it", "XnnpackPartitioner"), (f"{n.operator} is not supported", "QnnPartitioner")]
-        for n in nodes
-        if n.partition is None
-    }
-    ids = [identity for identity, backend in backends.items() if backend == "XnnpackBackend"]
-    refused = [
-        RefusedMerge(a, b, tuple(f"norm_{i}_{j}" for j in range(5)) * 4)
-        for i, (a, b) in enumerate(itertools.pairwise(ids))
-    ]
-    made = method(
-        "forward", nodes, backends, weights=weights, host_weights=50_000_000, reasons=reasons, refused=refused
-    )
-    return LoweringPlan((made,))
-
-
 def varied(partitions: int = 300) -> LoweringPlan:
     """A model without a repeated layer: each partition differs, and host operators lie between them."""
     nodes: list[PlannedNode] = []
@@ -266,4 +199,5 @@ def varied(partitions: int = 300) -> LoweringPlan:
             more = [nodes[i].name] if i > 20 and i % 9 == 0 else []
             module = f"stage.{i // 100}.block.{i // 10}.unit.{i}"
             nodes.append(node(f"n{len(nodes)}", operator, before + more, partition=partition, module=module))
-    return LoweringPlan((method("forward", nodes, backends),))
+    merges = [RefusedMerge(f"forward_{i}", f"forward_{i + 1}", (f"n{2 * i}",) * 20) for i in range(partitions - 1)]
+    return LoweringPlan((method("forward", nodes, backends, host_weights=50_000_000, refused=merges),))

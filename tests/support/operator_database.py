@@ -41,8 +41,6 @@ SECONDS = 60
 COUNTED = ("right", "refused", "fails", "wrong", "died")
 """What may become of a sample that torch.export takes."""
 BAD = ("fails", "wrong", "died")
-_TIES = re.compile(r"^(sort|msort|argsort|topk|kthvalue|mode|median|nanmedian|masked_median)")
-"""What returns the places of equal elements in no order that is promised."""
 TIES = re.compile(r"^(aten\.)?(sort|argsort|topk|kthvalue|mode|median|nanmedian|masked_median)\b(?!\.stable)")
 """What promises no order of the places of equal elements."""
 _UNSET = re.compile(r"^(new_)?empty")

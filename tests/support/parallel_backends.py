@@ -45,10 +45,6 @@ class Sleeping(Backend):
         return PreprocessResult(signed(program), handles)
 
 
-class SleepingInThreads(Sleeping):
-    parallel = "thread"
-
-
 class Storing(Backend):
     """Keeps its weights as named data."""
 

@@ -106,10 +106,10 @@ class Apart:
             finally:
                 self._calling = False
 
-    def start(self) -> Process:
-        """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
+    def start(self, worker: Process | None = None) -> Process:
+        """Start a process unless one is given, and open the file there; raise what `load` raises, or a LimitError."""
         try:
-            worker = Process(self._modules)
+            worker = worker or Process(self._modules)
         except OSError as error:
             raise InputError(
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
@@ -132,6 +132,14 @@ class Apart:
             self.start()
         else:
             self._ask(self._file.name, self._worker, self._opening)
+
+    def release(self) -> Process | None:
+        """Return the process, if it is there, for another file; this one has none then."""
+        worker = self._worker
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._worker = self._finalizer = None
+        return worker
 
     def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
@@ -167,8 +175,17 @@ class Apart:
         self._worker = self._finalizer = None
 
 
-def open_apart(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits) -> Apart:
-    """Open a file in a separate process; raise what `load` raises, or an InputError if that is impossible."""
+def open_apart(
+    file: ProgramFile,
+    given: Mapping[str, Any],
+    unavailable: Unavailable,
+    limits: Limits,
+    worker: Process | None = None,
+) -> Apart:
+    """Open a file in a separate process, one that is there or a new one.
+
+    It raises what `load` raises, or an InputError if that is impossible.
+    """
     if not hasattr(os, "fork"):
         raise InputError(f"{file.name} cannot be loaded with limits: this system is not POSIX.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
@@ -188,7 +205,7 @@ def open_apart(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavail
     }
     contents = [source for source in sources if isinstance(source, bytes)]
     opened = Apart(file, (header, contents), modules, limits)
-    opened.start()
+    opened.start(worker)
     return opened
 
 

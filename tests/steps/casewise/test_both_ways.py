@@ -10,8 +10,8 @@ from typing import Any
 import both_ways
 import operator_programs
 import pytest
-import random_modules
 import torch
+from random_flow import export_random
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, export
@@ -315,5 +315,5 @@ def test_operators(first: int, way: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 11])
 def test_random_programs(seed: int) -> None:
-    _, program = random_modules.make(seed)
+    _, program, _ = export_random(seed)
     assert both_ways.compare(program, "xnnpack unchecked").differences == []
