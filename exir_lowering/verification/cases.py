@@ -317,7 +317,7 @@ class Generated:
         self._subject, self._sizing, self._uses = subject, Sizing(subject), list[Use]()
         kinds: list[Mapping[str, Fill] | None] = []
         for node, fixed in zip(subject.inputs, subject.convention.inputs, strict=True):
-            value = node.meta.get("val")
+            value: Any = node.meta.get("val")
             whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
             use = find_use(subject.program, node) if whole and value.dtype != torch.bool else Use()
             self._uses.append(use)
