@@ -25,9 +25,9 @@ from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
-from exir_lowering.runtime.apart.engine import open_apart
-from exir_lowering.runtime.apart.process import Process
 from exir_lowering.runtime.engine import missing_kernels
+from exir_lowering.runtime.isolated.engine import open_isolated
+from exir_lowering.runtime.isolated.process import Process
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
@@ -141,7 +141,7 @@ class _Search:
     share_state: ShareState
     lowerings: int = 1
     starter: Process | None = None  # of which each separate process is a copy
-    apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
+    isolated: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class _Search:
         try:
             self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
-            self.apart = False
+            self.isolated = False
             self.whole = self._execute(file)
         comparison, complete = self.whole.comparison, not self.whole.kind
         if comparison is not None:
@@ -223,7 +223,7 @@ class _Search:
         return ends if self._is_wrong(ends) else everything[right - high : wrong]
 
     def _narrow(self, right: int, wrong: int, choose: Callable[[int], _Units]) -> tuple[int, int]:
-        """Return the numbers between which what is chosen becomes wrong, apart where what is between cannot run."""
+        """Return the numbers between which what is chosen becomes wrong, except where what is between cannot run."""
         untried: set[int] = set()
         while self.untried <= _MOST_UNTRIED:
             left = [number for number in range(right + 1, wrong) if number not in untried]
@@ -278,10 +278,10 @@ class _Search:
 
         def load() -> LoadedProgram:
             nonlocal process
-            if not self.apart:
+            if not self.isolated:
                 return open_file(file, self.delegates)
             if process is None:
-                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE), self._begin)
+                process = open_isolated(file, self.delegates, "error", Limits(seconds=PATIENCE), self._begin)
             else:
                 process.restart()
             return LoadedProgram(file, process)

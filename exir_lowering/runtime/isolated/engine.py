@@ -23,8 +23,8 @@ from exir_lowering.plugins.addresses import NoAddressError, find_delegate_addres
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.worker_errors import WorkerDiedError, raise_error
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime.apart import transfer
-from exir_lowering.runtime.apart.process import Message, Process, TooLateError, current_folder
+from exir_lowering.runtime.isolated import transfer
+from exir_lowering.runtime.isolated.process import Message, Process, TooLateError, current_folder
 from exir_lowering.runtime.profiling import TraceEvent
 from exir_lowering.runtime.source import ProgramFile, Unavailable
 
@@ -61,7 +61,7 @@ class Limits:
             raise InputError(f"Limits(memory={memory}): this limit works on Linux only. Leave it out here.")
 
 
-class Apart:
+class IsolatedEngine:
     """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
     def __init__(self, file: ProgramFile, opening: Message, begin: Callable[[], Process], limits: Limits) -> None:
@@ -168,13 +168,13 @@ class Apart:
         self._worker = self._finalizer = None
 
 
-def open_apart(
+def open_isolated(
     file: ProgramFile,
     given: Mapping[str, Any],
     unavailable: Unavailable,
     limits: Limits,
     begin: Callable[[Sequence[str]], Process] = Process,
-) -> Apart:
+) -> IsolatedEngine:
     """Open a file in a separate process, which is made with modules imported.
 
     It raises what `load` raises, or an InputError if that is impossible.
@@ -197,7 +197,7 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, (header, contents), partial(begin, modules), limits)
+    opened = IsolatedEngine(file, (header, contents), partial(begin, modules), limits)
     opened.start()
     return opened
 
