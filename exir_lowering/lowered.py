@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.export import ExportedProgram
 
-from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
+from exir_lowering.steps.emit import Artifact, emit
+from exir_lowering.steps.file import EmitOptions, Lowered
 from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
 
@@ -94,7 +95,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
     def module(
         self,
         *,
-        delegates: Delegates | str | None = None,
+        delegates: Delegates | None = None,
         config: ExecutorchBackendConfig | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
@@ -106,7 +107,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         `BackendUnavailableError` when called. The module can still be saved, and loaded elsewhere.
 
         Args:
-            delegates: As for `load`; or "original" to run each partition's original graph in PyTorch.
+            delegates: As for `load`.
             config: ExecuTorch's options for emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.

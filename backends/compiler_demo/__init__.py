@@ -3,6 +3,6 @@
 Names are imported when they are first used, so that the run-time side does not import the compiler.
 """
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -3,6 +3,6 @@
 Names are imported when they are first used, so that `ReferenceDelegate`, the run-time side, imports no compiler.
 """
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -116,11 +116,6 @@ def delegate_info(result: PreprocessResult) -> Any:
     return result._delegate_info_meta
 
 
-def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
-    """Return a lowered module with another original program, and all else shared."""
-    return _changed(lowered, original_exported_program=program)
-
-
 _RESULT_TYPES = (PreprocessResult, NamedDataStoreOutput, DataEntry, TensorLayout, ScalarType, dict, set, frozenset)
 
 

@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exir_lowering._upstream.fakes import DECISIONS, FakeTensor, FakeTensorMode
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, pytree
+from exir_lowering.errors import exception_text
 
 _DIALECTS: dict[Any, str] = {EdgeOpOverload: "edge", BackendOpOverload: "backend"}
 
@@ -71,7 +72,7 @@ def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, l
     except MemoryError:
         raise
     except Exception as error:
-        raise NotTransportableError(f"{type(error).__name__}: {str(error)[:500]}") from error
+        raise NotTransportableError(exception_text(error)[:500]) from error
 
 
 def loads(content: bytes, pieces: Sequence[bytes]) -> ExportedProgram:

@@ -2,11 +2,10 @@
 
 from importlib import import_module
 
-import lazy_loader
-
 from exir_lowering._upstream.dynamo import register_backend, registered_backends
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)
 
 # torch finds the backend as an entry point of the group torch_dynamo_backends, and loads it when it is asked for. A
 # source tree on PYTHONPATH that is not installed has no entry points: there, it is registered here.

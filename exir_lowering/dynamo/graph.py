@@ -19,16 +19,15 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import pytree
-from exir_lowering._upstream.tensors import version
+from exir_lowering._upstream.tensors import SYMBOLS, version
 from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.errors import BackendFailure, LoweringError
+from exir_lowering.errors import BackendFailure, LoweringError, exception_text
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.checksums import checksum
 
@@ -130,7 +129,7 @@ def _foreseen() -> Iterator[None]:
     except (NotLowered, LoweringError, TorchDynamoException, MemoryError):
         raise
     except Exception as error:
-        raise NotLowered(f"{type(error).__name__}: {error}. Please report this function") from error
+        raise NotLowered(f"{exception_text(error)}. Please report this function") from error
 
 
 def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.errors import exception_text
 from exir_lowering.plans.report import Report
 
 
@@ -102,7 +103,7 @@ class Log:
         """Note that something could not be compiled, and what is taken instead; warn unless that is usual."""
         node = getattr(error, "node", None)
         source = graphs.source_line(node) if isinstance(node, Node) else ""
-        reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
+        reason = error.reason if isinstance(error, NotLowered) else exception_text(error)
         fallback = Fallback(attempt, graph, reason, source, instead)
         with _lock:
             self.fallbacks = [*self.fallbacks, fallback][-MOST:]

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from exir_lowering.errors.wording import did_you_mean as did_you_mean, few as few
+from exir_lowering.errors.wording import did_you_mean as did_you_mean, exception_text as exception_text, few as few
 
 
 class LoweringError(Exception):

@@ -1,4 +1,4 @@
-"""What messages share: the known name that was meant, and the first of many names."""
+"""What messages share: the known name that was meant, the first of many names, and what another one's error says."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def few(names: Iterable[str], most: int) -> str:
     """List the first names, and count the others: a, b and 7 more."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def exception_text(error: BaseException, end: str = "") -> str:
+    """Return the type and text of an exception, without `end`; its `__str__` may be a plug-in's, and raise."""
+    try:
+        text = str(error)
+    except MemoryError:
+        raise
+    except Exception:
+        text = "it has no message that can be shown"
+    return f"{type(error).__name__}: {text.removesuffix(end)}"

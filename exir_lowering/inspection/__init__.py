@@ -1,9 +1,9 @@
 """Report what is in a file, without running any of it: `inspect` reads the tables, and returns a `FileReport`.
 
-report: the values; reading: from a file to them; memory: planned memory over time; text: the view; difference: how
-two files differ; compatibility: `check`.
+report: the values; reading: from a file to them; memory: planned memory over time; text: the view; compatibility:
+`check`.
 """
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.runtime.inputs import show
 
 
@@ -79,7 +79,12 @@ class Convention:
         bound.apply_defaults()
         leaves: list[Any] = []
         for name, spec in self._parameters():
-            leaves += self._flat(name, spec, bound.arguments[name])
+            try:
+                leaves += spec.flatten_up_to(bound.arguments[name])
+            except ValueError as error:
+                raise InputError(
+                    f"{self.method}(): argument {name!r} has a different structure than at export: {error}"
+                ) from None
         for label, fixed, leaf in zip(self.labels, self.inputs, leaves, strict=True):
             if fixed is not None and not _same(fixed.value, leaf):
                 raise InputError(
@@ -98,17 +103,14 @@ class Convention:
     def write_back(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Copy what a method wrote into its arguments to the caller's tensors; InputError if one is not writable."""
         for index, new in zip(self.written, outputs, strict=False):
-            self._write(index, leaves[index], new)
-
-    def _write(self, index: int, argument: torch.Tensor, new: torch.Tensor) -> None:
-        try:
-            with torch.no_grad():
-                argument.copy_(new)
-        except RuntimeError as error:
-            raise InputError(
-                f"{self.method}(): {self.labels[index]} is {show(argument)}, which the method writes into, but that "
-                f"fails: {error}. Pass a copy: .clone()."
-            ) from error
+            try:
+                with torch.no_grad():
+                    leaves[index].copy_(new)
+            except RuntimeError as error:
+                raise InputError(
+                    f"{self.method}(): {self.labels[index]} is {show(leaves[index])}, which the method writes into, "
+                    f"but that fails: {error}. Pass a copy: .clone()."
+                ) from error
 
     def restore(self, outputs: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns them in."""
@@ -123,23 +125,9 @@ class Convention:
         index -= len(self.written)
         return f"its output {_paths(self.out_spec)[index] or index}"
 
-    def is_fixed(self, index: int) -> bool:
-        """Return whether export fixed an output of the program."""
-        index -= len(self.written)
-        return index >= 0 and self.outputs[index] is not None
-
     def _parameters(self) -> list[tuple[str, Any]]:
         children = [child for part in self.in_spec.children() for child in part.children()]
         return list(zip((*self.positional, *self.keywords), children, strict=True))
-
-    def _flat(self, name: str, spec: Any, value: Any) -> list[Any]:
-        try:
-            leaves: list[Any] = spec.flatten_up_to(value)
-            return leaves
-        except ValueError as error:
-            raise InputError(
-                f"{self.method}(): argument {name!r} has a different structure than at export: {error}"
-            ) from None
 
     def __str__(self) -> str:
         return f"{self.method}{self.signature}"
@@ -156,24 +144,18 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     if len(names) != args.num_children or not all(map(_is_name, names)):
         names = [f"arg{index}" for index in range(args.num_children)]
     signature = program.graph_signature
-    inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    outputs = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    inputs: list[Any] = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    outputs: list[Any] = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     positions = {argument.name: index for index, argument in enumerate(inputs)}
     mutations = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
-    return Convention(
-        method,
-        tuple(names),
-        keywords,
-        entry.in_spec,
-        entry.out_spec,
-        tuple(map(_leaf, inputs)),
-        tuple(map(_leaf, outputs)),
-        tuple(positions[str(spec.target)] for spec in mutations),
+    fixed_inputs, fixed_outputs = (
+        tuple(Fixed(one.value) if isinstance(one, ConstantArgument) else None for one in arguments)
+        for arguments in (inputs, outputs)
     )
-
-
-def _leaf(argument: Any) -> Leaf:
-    return Fixed(argument.value) if isinstance(argument, ConstantArgument) else None
+    written = tuple(positions[str(spec.target)] for spec in mutations)
+    return Convention(
+        method, tuple(names), keywords, entry.in_spec, entry.out_spec, fixed_inputs, fixed_outputs, written
+    )
 
 
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
@@ -183,7 +165,7 @@ def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
         raise
     except Exception as error:  # of a registered type, for which the file has a different context
         raise InputError(
-            f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
+            f"{method}(): its {what} cannot be put into the structure {spec}: {exception_text(error)}. Load a "
             "file that was saved with the same definition of the type."
         ) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -12,17 +12,21 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from exir_lowering.errors import InputError, did_you_mean
-from exir_lowering.lowered_module import bundled, record, runners
+from exir_lowering.errors import BackendContractError, InputError, InvariantError, did_you_mean
+from exir_lowering.lowered_module import bundled, record
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Runner, Source, data_paths, debug_beside
+from exir_lowering.lowered_module.record import Record
+from exir_lowering.lowered_module.source import Source, debug_beside
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.digests import Verify
-from exir_lowering.runtime.program import check_arguments, read_file
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import NULL, Tensor
+from exir_lowering.runtime import LoadedProgram
+from exir_lowering.runtime.inputs import describe, prepare, show
+from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import Unavailable
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
@@ -31,8 +35,8 @@ Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[D
 class LoweredMethod:
     """A method of a `LoweredModule`, called as the original was."""
 
-    def __init__(self, runner: Runner, convention: Convention) -> None:
-        self._runner, self._convention = runner, convention
+    def __init__(self, loaded: LoadedProgram, method: MethodSpec, convention: Convention) -> None:
+        self._loaded, self._method, self._convention = loaded, method, convention
         self.__name__ = self.__qualname__ = convention.method
         self.__signature__ = convention.signature
 
@@ -54,31 +58,37 @@ class LoweredMethod:
             BackendContractError: What a delegate returned is not what the program says.
             InvariantError: What the runtime returned is not what the program says.
         """
-        leaves = self._convention.bind(args, kwargs)
-        outputs = self._runner.run(self._convention, leaves)
-        self._convention.write_back(leaves, outputs)
-        return self._convention.restore(outputs)
+        called, method = self._convention, self._method
+        leaves = called.bind(args, kwargs)
+        given = [
+            None if fixed is not None and value.kind == NULL else leaf  # a file has None for a str
+            for leaf, fixed, value in zip(leaves, called.inputs, method.inputs, strict=True)
+        ]
+        outputs = self._loaded.run(called.method, *prepare(f"{called.method}()", method, given, called.labels))
+        check_outputs(called, method, outputs)
+        called.write_back(leaves, outputs)
+        return called.restore(outputs)
 
     def __repr__(self) -> str:
         return f"<lowered method {self._convention}>"
 
 
-def _refuse(who: str) -> Any:
-    """Return a method that refuses: a module would neither use nor save what it is given."""
-
-    def refuse(self: LoweredModule, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: set an attribute; a lowered module holds no other.
-
-        Raises:
-            InputError: Always.
-        """
-        raise InputError(
-            f"{who}({name!r}): a LoweredModule has no buffers, parameters or modules of its own: it would neither use "
-            "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
-        )
-
-    refuse.__name__ = who
-    return refuse
+def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
+    """Check the declared types of outputs: BackendContractError if the method has delegates, else InvariantError."""
+    kind = BackendContractError if method.backends else InvariantError
+    by = f"of {', '.join(method.backends)}" if method.backends else "of ExecuTorch's kernels"
+    if len(outputs) != len(method.outputs):
+        raise kind(f"{convention.method}() returned {len(outputs)} outputs {by}, expected {len(method.outputs)}.")
+    for index, (value, output) in enumerate(zip(method.outputs, outputs, strict=True)):
+        expected, is_tensor = value.content, isinstance(output, torch.Tensor)
+        right = is_tensor == isinstance(expected, Tensor)
+        if isinstance(expected, Tensor) and right:
+            right = output.dtype == expected.dtype and expected.misfit(output.shape) is None
+        if not right:
+            raise kind(
+                f"{convention.method}(): {convention.output_label(index)} is {show(output)} {by}, expected "
+                f"{describe(value)}."
+            )
 
 
 class LoweredModule(nn.Module):
@@ -92,25 +102,15 @@ class LoweredModule(nn.Module):
     these. A name with a leading underscore is not saved.
     """
 
-    _source: Callable[[], Source]  # makes it when it is first needed
-    _runner: Runner
-    _original: Runner | None
-    _conventions: dict[str, Convention]
-    _methods: dict[str, LoweredMethod]
-    _attributes: dict[str, Any]
-    _bundled: dict[str, Cases]
-    _expected: dict[str, Cases]
-
-    def __init__(self, source: Callable[[], Source], runner: Runner, contents: Record, original: Runner | None) -> None:
+    def __init__(self, source: Source, loaded: LoadedProgram, contents: Record) -> None:
         super().__init__()
-        own = self.__dict__
-        own["training"] = False
-        own["_source"], own["_runner"], own["_original"] = source, runner, original
-        own["_conventions"] = dict(contents.conventions)
-        own["_methods"] = {name: LoweredMethod(runner, one) for name, one in contents.conventions.items()}
-        own["_attributes"] = dict(contents.attributes)
-        own["_bundled"] = dict(contents.bundled)
-        own["_expected"] = dict(contents.expected)
+        self.training = False
+        self._source, self._loaded = source, loaded
+        self._conventions = dict(contents.conventions)
+        self._methods = {
+            name: LoweredMethod(loaded, source.file.methods[name], one) for name, one in contents.conventions.items()
+        }
+        self._attributes, self._bundled = dict(contents.attributes), dict(contents.bundled)
 
     @classmethod
     def load(
@@ -143,24 +143,27 @@ class LoweredModule(nn.Module):
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
-        files = data_paths(data)
-        check_arguments(delegates, unavailable)
-        file = read_file(path, files or None, None, verify)
-        content = file.file.content
-        source = Source(file, tuple(map(Path, files)), cache(partial(debug_beside, Path(path), content)))
-        opened = partial(source.open, delegates, unavailable)
-        runner = DelegateRunner(source, opened(), {}, opened)
-        contents = record.read(file.name, file.methods, open_program(content)[1].named.get(MODULE))
-        return cls(lambda: source, runner, contents, None)
+        several = data if isinstance(data, (list, tuple)) else () if data is None else (data,)
+        if not all(isinstance(one, (str, os.PathLike)) for one in several):
+            raise InputError("LoweredModule.load: data: expected the path of a .ptd file, or several in a list.")
+        names = [Path(one).name for one in several]
+        if len(set(names)) < len(names):
+            raise InputError(
+                f"LoweredModule.load: data: two of {', '.join(map(repr, names))} have the same name in different "
+                "directories; save would write them to one file. Rename one of them."
+            )
+        given = check_arguments(delegates, unavailable)
+        file = read_file(path, data, None, verify)
+        source = Source(file, cache(partial(debug_beside, Path(path), file.file.content)))
+        loaded = open_file(file, given, unavailable)
+        contents = record.read(file.name, file.methods, open_program(file.file.content)[1].named.get(MODULE))
+        return cls(source, loaded, contents)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file with the attributes, and its data files beside it.
 
-        With bundled inputs, ExecuTorch's own bundled program is written beside it too, with the suffix `.bpte`: the
-        program again, with inputs and expected outputs, as ExecuTorch's tools read it. It leaves out methods that this
-        format cannot represent: those that take None, or return anything but tensors. The debug information is
-        `model.debug.json`, as for `Artifact.save`. When one of these is not written, one from an earlier save is
-        removed.
+        The debug information is `model.debug.json`, as for `Artifact.save`. When none is written, one from an earlier
+        save is removed.
 
         Args:
             path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
@@ -171,13 +174,11 @@ class LoweredModule(nn.Module):
         Raises:
             InputError: An attribute, a bundled input or the structure of a method's arguments cannot be stored, or the
                 path does not end in `.pte` or cannot be written. No file is written then.
-            BackendUnavailableError: Outputs for bundled inputs have to be computed, and cannot be.
         """
         target = saving.pte_path(path)
-        expected = self._outputs() if self._bundled else {}
-        pieces = record.write(Record(self._conventions, self._attributes, self._bundled, expected))
+        pieces = record.write(Record(self._conventions, self._attributes, self._bundled))
         try:
-            self._source().save(target, pieces, partial(self._bundle, expected))
+            self._source.save(target, pieces)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
@@ -234,28 +235,7 @@ class LoweredModule(nn.Module):
 
     @bundled_inputs.setter
     def bundled_inputs(self, given: Any) -> None:
-        self.__dict__.update(_bundled=bundled.bind(self._conventions, given), _expected={})
-
-    def verify_bundled_inputs(self, *, atol: float | None = None, rtol: float | None = None) -> dict[str, list[float]]:
-        """Execute the bundled inputs, and compare with the expected outputs.
-
-        The expected outputs are those in the file, or else those of the original graphs. The calls of a method run in
-        turn, from its initial state; the module's own state stays as it is.
-
-        Args:
-            atol: The absolute tolerance; by default it depends on the output's type, and is 0 for integers.
-            rtol: The relative tolerance, likewise.
-
-        Returns:
-            The largest absolute difference of each call, by method.
-
-        Raises:
-            BackendContractError: An output differs by more, or is of another type.
-            InputError: The file that the module was loaded from was replaced by another one.
-            InputError, BackendUnavailableError, BackendFailure: A method cannot be executed.
-        """
-        got = bundled.run(self._runner, self._conventions, self._bundled)
-        return bundled.compare(self._conventions, self._outputs(), got, atol=atol, rtol=rtol)
+        self._bundled = bundled.bind(self._conventions, given)
 
     def train(self, mode: bool = True) -> LoweredModule:
         """Do nothing for False.
@@ -274,25 +254,13 @@ class LoweredModule(nn.Module):
             raise NotImplementedError(f"A LoweredModule is for inference; it cannot be trained.{also}")
         return self
 
-    def _outputs(self) -> Mapping[str, Cases]:
-        if self._bundled and not self._expected:
-            runner = self._runner if self._original is None else self._original
-            self.__dict__["_expected"] = bundled.run(runner, self._conventions, self._bundled)
-        expected: Mapping[str, Cases] = self._expected
-        return expected
+    def _refuse(self, name: str, *_: Any, **__: Any) -> NoReturn:
+        raise InputError(
+            f"{name!r} cannot be registered: a LoweredModule has no buffers, parameters or modules of its own, and "
+            "would neither use nor save it. To save a plain tensor with it, set an attribute: module.name = tensor."
+        )
 
-    def _bundle(self, expected: Mapping[str, Cases], pte: Path) -> bytes | None:
-        """Return ExecuTorch's bundled program; None when there is nothing to bundle."""
-        methods = self._source().methods
-        suites = {}
-        for name, cases in self._bundled.items():
-            if cases and bundled.can_be_written(methods[name], expected[name]):
-                inputs = [runners.file_inputs(self._conventions[name], methods[name], leaves) for leaves in cases]
-                suites[name] = list(zip(inputs, expected[name], strict=True))
-        return bundled.bundle(pte, suites) if suites else None
-
-    register_buffer, register_parameter = _refuse("register_buffer"), _refuse("register_parameter")
-    add_module, register_module = _refuse("add_module"), _refuse("register_module")
+    register_buffer = register_parameter = add_module = register_module = _refuse
 
     def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
         """Accept `.to`, `.cpu` and the like when they change nothing."""
@@ -310,12 +278,9 @@ class LoweredModule(nn.Module):
         if name.startswith("_") or name in ("training", "bundled_inputs"):
             object.__setattr__(self, name, value)
             return
-        if name in self._methods:
-            raise InputError(f"The attribute {name!r} cannot be set: the module has a method of that name.")
-        if hasattr(type(self), name):
-            raise InputError(
-                f"The attribute {name!r} cannot be set: that name belongs to {type(self).__name__} or nn.Module."
-            )
+        if name in self._methods or hasattr(type(self), name):
+            whose = "the module has a method of that name" if name in self._methods else "it is a name of nn.Module"
+            raise InputError(f"The attribute {name!r} cannot be set: {whose}.")
         self._attributes[name] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -343,7 +308,11 @@ class LoweredModule(nn.Module):
         )
 
     def __repr__(self) -> str:
-        lines = [f"{one}: {self._runner.describe(name)}" for name, one in self._conventions.items()]
+        lines = []
+        for name, one in self._conventions.items():
+            by = ", ".join(self._source.file.methods[name].backends) or "ExecuTorch's kernels"
+            missing = "" if name in self._loaded.runnable else ", which cannot be executed here"
+            lines.append(f"{one}: {by}{missing}")
         if self._attributes:
             lines.append(f"attributes: {', '.join(self._attributes)}")
         if self._bundled:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from exir_lowering.model import Adjustment, Legalization, RefusedRewrite, Rewriting
 from exir_lowering.plans import formatting as shown
-from exir_lowering.plans.planned import Advice, HostNode, LiveTensor, MethodPlan, RefusedMerge
+from exir_lowering.plans.planned import HostNode, MethodPlan, RefusedMerge
 
 _T = TypeVar("_T")
 
@@ -76,23 +75,44 @@ class Section:
 def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     """Yield what a plan says of a method, what helps most first; `named` if arguments have to name the method."""
     own = {node.name: shown.place(node.source) for node in method.nodes}
+    app, author = list(_slow(method)), list[Finding]()
     theirs = {host.operator for host in method.host if not _by_the_app(host)}
-    refused = _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice))
-    rewrites = [(group[0].advice, _refused_rewrite(group)) for group in refused]
-    hosts = list(_group(method.host, lambda host: (host.operator, host.reason, host.by)))
-    advice = [(bool(theirs & set(each.operators)), _advice(each, method, named)) for each in method.advice]
-    app = [*_slow(method)]
-    app += [finding for backend, finding in advice if not backend]
-    app += [finding for possible, finding in rewrites if possible]
-    app += [_host(group) for group in hosts if _by_the_app(group[0])]
-    author = [finding for backend, finding in advice if backend]
-    author += [_host(group) for group in hosts if not _by_the_app(group[0])]
-    author += [finding for possible, finding in rewrites if not possible]
-    author += [_adjustment(each, own) for each in method.adjustments]
+    for each in method.advice:
+        of, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in each.operators)
+        why = f'if it supports what this rule gives it{of}: allow(op=[{operators}],to="{each.backend_id}")'
+        sources = dict.fromkeys(host.source for host in method.host if host.operator in each.operators and host.source)
+        lines = tuple(("", shown.place(source)) for source in sources)
+        (author if theirs & set(each.operators) else app).append(Finding(str(each), why, lines))
+    hosts = [list[Finding](), list[Finding]()]
+    for group in _group(method.host, lambda host: (host.operator, host.reason, host.by)):
+        first = group[0]
+        why = f"{first.reason or 'no reason given'} [{first.by}]"
+        found = Finding(f"{first.operator} on the host", why, _places(group), len(group))
+        hosts[_by_the_app(first)].append(found)
+    rewrites = [list[Finding](), list[Finding]()]
+    for refused in _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice)):
+        one = refused[0]
+        why = f"{one.reason}{'; ' if one.advice else ''}{one.advice}"
+        what = f"{one.rewrite}, {one.operator} not rewritten"
+        rewrites[bool(one.advice)].append(Finding(what, why, _places(refused), len(refused)))
+    app += [*rewrites[True], *hosts[True]]
+    author += [*hosts[False], *rewrites[False]]
+    for change in method.adjustments:
+        where = tuple((name, own.get(name, shown.Place("", ""))) for name in change.nodes)
+        author.append(Finding(f"{change.kind} {shown.span(change.nodes)}", f"{change.reason} [{change.by}]", where))
     author += _merges(method)
-    done = [_rewriting(group) for group in _group(method.rewritings, lambda one: (one.rewrite, one.operators))]
-    legal = [_legalization(group) for group in _group(method.legalized, lambda one: (one.operator, one.reason))]
-    peak = [_alive(tensor) for tensor in method.memory.tensors[:_TENSORS]] if method.memory is not None else []
+    done, legal, peak = list[Finding](), list[Finding](), list[Finding]()
+    for made in _group(method.rewritings, lambda one: (one.rewrite, one.operators)):
+        where = tuple((f"{', '.join(one.removed)} -> {one.kept}", shown.place(one.source)) for one in made)
+        operators = ", ".join(map(shown.short_operator, made[0].operators))
+        done.append(Finding(made[0].rewrite, operators, where, len(made)))
+    for replaced in _group(method.legalized, lambda one: (one.operator, one.reason)):
+        what = f"{replaced[0].operator} -> {shown.many(sum(len(one.made) for one in replaced), 'operator')}"
+        legal.append(Finding(what, replaced[0].reason, _places(replaced), len(replaced)))
+    for tensor in method.memory.tensors[:_TENSORS] if method.memory is not None else ():
+        form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
+        what = f"{shown.size(tensor.bytes)} of {tensor.name}"
+        peak.append(Finding(what, f"{form}{tensor.made_by}", (("", shown.place(tensor.source)),)))
     for title, for_the_app, findings in (
         ("What you can do in the model and with options", True, app),
         (f"Rewritten: {rewritten(method)}" if done else "", True, done),
@@ -123,15 +143,8 @@ def _slow(method: MethodPlan) -> Iterator[Finding]:
         yield Finding(what, _EACH_CALL, _places(dequantising))
 
 
-def _places(found: Iterable[HostNode]) -> tuple[tuple[str, shown.Place], ...]:
-    return tuple((host.node, shown.place(host.source)) for host in found)
-
-
-def _alive(tensor: LiveTensor) -> Finding:
-    form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
-    return Finding(
-        f"{shown.size(tensor.bytes)} of {tensor.name}", f"{form}{tensor.made_by}", (("", shown.place(tensor.source)),)
-    )
+def _places(found: Iterable[Any]) -> tuple[tuple[str, shown.Place], ...]:
+    return tuple((one.node, shown.place(one.source)) for one in found)
 
 
 def rewritten(method: MethodPlan) -> str:
@@ -157,50 +170,6 @@ def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T
     for item in items:
         groups.setdefault(key(item), []).append(item)
     yield from sorted(groups.values(), key=len, reverse=True)
-
-
-def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
-    where, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in advice.operators)
-    why = f'if it supports what this rule gives it{where}: allow(op=[{operators}],to="{advice.backend_id}")'
-    return Finding(str(advice), why, _lines(method, advice.operators))
-
-
-def _lines(method: MethodPlan, operators: Collection[str]) -> tuple[tuple[str, shown.Place], ...]:
-    """Return the model's lines of operators on the host, each once, without names of nodes."""
-    sources = dict.fromkeys(host.source for host in method.host if host.operator in operators and host.source)
-    return tuple(("", shown.place(source)) for source in sources)
-
-
-def _host(group: list[HostNode]) -> Finding:
-    first = group[0]
-    where = _places(group)
-    return Finding(
-        f"{first.operator} on the host", f"{first.reason or 'no reason given'} [{first.by}]", where, len(group)
-    )
-
-
-def _legalization(group: list[Legalization]) -> Finding:
-    first, made = group[0], sum(len(one.made) for one in group)
-    where = tuple((one.node, shown.place(one.source)) for one in group)
-    return Finding(f"{first.operator} -> {shown.many(made, 'operator')}", first.reason, where, len(group))
-
-
-def _refused_rewrite(group: list[RefusedRewrite]) -> Finding:
-    first = group[0]
-    why = f"{first.reason}{'; ' if first.advice else ''}{first.advice}"
-    where = tuple((one.node, shown.place(one.source)) for one in group)
-    return Finding(f"{first.rewrite}, {first.operator} not rewritten", why, where, len(group))
-
-
-def _rewriting(group: list[Rewriting]) -> Finding:
-    where = tuple((f"{', '.join(one.removed)} -> {one.kept}", shown.place(one.source)) for one in group)
-    operators = ", ".join(map(shown.short_operator, group[0].operators))
-    return Finding(group[0].rewrite, operators, where, len(group))
-
-
-def _adjustment(each: Adjustment, own: Mapping[str, shown.Place]) -> Finding:
-    where = tuple((name, own.get(name, shown.Place("", ""))) for name in each.nodes)
-    return Finding(f"{each.kind} {shown.span(each.nodes)}", f"{each.reason} [{each.by}]", where)
 
 
 def _merges(method: MethodPlan) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import weakref
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import PluginLoadError
+from exir_lowering.errors import PluginLoadError, exception_text
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import Backend
@@ -64,7 +64,7 @@ def load_class(address: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:
-        raise PluginLoadError(f"{address} cannot be imported: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"{address} cannot be imported: {exception_text(error)}") from error
     if found is None:
         raise PluginLoadError(f"{address} was not found: the module has no such class here.")
     return found

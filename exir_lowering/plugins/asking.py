@@ -10,7 +10,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering.errors import InputError, PartitionerContractError
+from exir_lowering.errors import InputError, PartitionerContractError, exception_text
 from exir_lowering.graphs import sources
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plugins import refusals
@@ -66,7 +66,7 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     except Exception as error:
         raised = sources.find_raised_at(error, type(partitioner))
         at = "" if raised is None else f"\n  raised at {raised}"
-        message = f"{who} raised {type(error).__name__}: {error}{at}"
+        message = f"{who} raised {exception_text(error)}{at}"
         raise PartitionerContractError(message, violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(

@@ -13,6 +13,7 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     LoweringError,
     UnknownPluginError,
+    exception_text,
 )
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -53,7 +54,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     except MemoryError:
         raise
     except Exception as error:
-        raise BackendFailure(f"{who} failed in is_available: {type(error).__name__}: {error}") from error
+        raise BackendFailure(f"{who} failed in is_available: {exception_text(error)}") from error
     if available:
         return delegate
     reason = f"{who} says that it is not available on this machine"

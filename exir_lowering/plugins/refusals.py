@@ -17,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import listening
-from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.tensors import SYMBOLS
+from exir_lowering.errors import exception_text
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
 
@@ -100,7 +101,7 @@ def _configured(
     except MemoryError:
         raise
     except Exception as error:  # a check that relies on what the partitioner did before
-        return "check", f"{check} raised {type(error).__name__}: {error}", check
+        return "check", f"{check} raised {exception_text(error)}", check
     if not taken:
         return "check", _with_values(node, f"{check} returned False"), check
     return "check", f"{type(config).__name__}.get_partition returned no partition with it", type(config).__name__

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors import InputError, PluginLoadError
+from exir_lowering.errors import InputError, PluginLoadError, exception_text
 from exir_lowering.graphs.ranges import Doubt as Doubt, ValueRanges
 from exir_lowering.plugins import registry
 
@@ -139,7 +139,7 @@ def _make(who: str, candidate: Any) -> Iterator[Rewrite]:
         except MemoryError:
             raise
         except Exception as error:
-            raise PluginLoadError(f"{who}: creating {candidate!r} raised {type(error).__name__}: {error}") from error
+            raise PluginLoadError(f"{who}: creating {candidate!r} raised {exception_text(error)}") from error
         yield _check(made)
     else:
         raise InputError(f"{who}: got {candidate!r}, expected a name, a Rewrite object or a Rewrite class.")

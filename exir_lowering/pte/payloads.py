@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from exir_lowering.errors import BackendFailure, LoweringError
+from exir_lowering.errors import BackendFailure, LoweringError, exception_text
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import MemoryLayout
@@ -150,7 +150,7 @@ def _guard(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
     except (CorruptError, LoweringError, MemoryError):
         raise
     except Exception as error:
-        raise BackendFailure(f"{_describe(backend, who)} failed: {type(error).__name__}: {error}") from error
+        raise BackendFailure(f"{_describe(backend, who)} failed: {exception_text(error)}") from error
 
 
 def _describe(backend: str, plugin: object) -> str:

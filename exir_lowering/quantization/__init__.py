@@ -1,5 +1,5 @@
 """Programs in int8, by the flow that ExecuTorch and torchao have for it, and how far each layer is from float."""
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
-from exir_lowering._upstream.likeness import SYMBOLS
-from exir_lowering.errors import InputError, did_you_mean, few
+from exir_lowering._upstream.tensors import SYMBOLS
+from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
@@ -29,12 +29,9 @@ from exir_lowering.verification.sizes import bounds_of, shape_of
 from exir_lowering.verification.subjects import bind_call
 
 LAYER_CALLS = 4  # in how many calls layers are measured: the results of all of them are kept for each
-_XNNPACK = "xnnpack-int8"
 _MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing else is left in a range that holds it
-_TOLERANCE = Tolerance(None, True, torch.float32)
 
 Call = list[Any]  # the values of a call, flat
-See = Callable[[int, str, Any], Any]  # takes the number of a call, a node and its result; returns the result
 
 
 def quantize(
@@ -69,9 +66,9 @@ def quantize(
     Raises:
         InputError: There is nothing to quantise, calls are not what the program takes, or a name is unknown.
     """
-    if isinstance(recipe, str) and recipe != _XNNPACK:
+    if isinstance(recipe, str) and recipe != "xnnpack-int8":
         raise InputError(
-            f"quantize: recipe: none is called {recipe!r}; did you mean {_XNNPACK!r}? Or pass a quantizer."
+            f"quantize: recipe: none is called {recipe!r}; did you mean 'xnnpack-int8'? Or pass a quantizer."
         )
     _check_program(program)
     if calibration is None and not dynamic:
@@ -96,7 +93,13 @@ def quantize(
                 "run_decompositions, and not all of them in keep=."
             )
         layers, names = _find_layers(module)
-        _observe(module, calls, state)
+        observers = module.graph.find_nodes(op="call_module")
+        for node in observers if not calls else ():  # the calls show the weights to theirs too
+            source: Any = node.args[0]
+            if source.op == "get_attr":
+                with neutral():
+                    module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
+        _run(module, calls, state, None)
         floats: dict[tuple[int, str], Any] = {}  # results of layers in float, by call
         least: dict[str, float] = {}  # the SQNR of each layer
 
@@ -112,7 +115,7 @@ def quantize(
             return floats[number, name].clone()  # for the next layers
 
         expected = _run(module, measured, state, keep_layers)
-        for node in module.graph.find_nodes(op="call_module"):  # search once for a range, and not for each place of it
+        for node in observers:  # search once for a range, and not for each place of it
             observer: Any = module.get_submodule(str(node.target))
             if hasattr(observer, "calculate_qparams"):
                 observer.calculate_qparams = functools.cache(observer.calculate_qparams)
@@ -141,15 +144,13 @@ def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call
     for number, leaves in enumerate(calls):
         for node, label, value in zip(nodes, called.labels, leaves, strict=True):
             fake = node.meta.get("val")
-            if isinstance(fake, torch.Tensor) and not _fits(fake, value):
-                raise InputError(f"quantize: {what}: call {number}: {label} is {show(value)}, expected {show(fake)}.")
+            if isinstance(fake, torch.Tensor):
+                fits = isinstance(value, torch.Tensor) and (value.dtype, value.ndim) == (fake.dtype, fake.ndim)
+                sizes = zip(fake.shape, value.shape, strict=True) if fits else ()
+                if not fits or any(isinstance(size, int) and size != got for size, got in sizes):
+                    expected = f"{label} is {show(value)}, expected {show(fake)}"
+                    raise InputError(f"quantize: {what}: call {number}: {expected}.")
     return calls
-
-
-def _fits(fake: torch.Tensor, value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or (value.dtype, value.ndim) != (fake.dtype, fake.ndim):
-        return False
-    return all(not isinstance(size, int) or size == got for size, got in zip(fake.shape, value.shape, strict=True))
 
 
 def _check_program(program: object) -> None:
@@ -197,7 +198,7 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
         raise
     except Exception as error:
         raise InputError(
-            f"quantize: torchao's {name} fails on this program: {type(error).__name__}: {error}. Keep in float what "
+            f"quantize: torchao's {name} fails on this program: {exception_text(error)}. Keep in float what "
             "the message is about, or export the model without it."
         ) from error
 
@@ -245,18 +246,16 @@ def _can_be(node: Node) -> bool:
     """Return whether a node may be int8: state, masks, integers stay exact; XNNPACK needs operands with dimensions."""
     if node.op != "call_function":
         return True
+    module: Any = node.graph.owning_module
     held = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    if (graphs.is_mutating(node) and node.all_input_nodes[0] in held) or any(map(_masks, held)):
+    if graphs.is_mutating(node) and node.all_input_nodes[0] in held:
         return False
+    for value in (graphs.attribute(module, str(each.target)) for each in held):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and (value.abs() >= _MASKING).any():
+            return False
     values = [each.meta.get("val") for each in node.all_input_nodes if each not in held]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return not _is_whole(node) and all(value.ndim and value.is_floating_point() for value in tensors)
-
-
-def _masks(node: Node) -> bool:
-    module: Any = node.graph.owning_module
-    value = graphs.attribute(module, str(node.target))
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and not bool((value.abs() < _MASKING).all())
 
 
 def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tuple[str, int], str]]:
@@ -278,18 +277,6 @@ def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tup
     return layers, names
 
 
-def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]) -> None:
-    """Show the calls to the observers, or without any the weights to theirs."""
-    if calls:
-        _run(module, calls, state, None)
-        return
-    for node in module.graph.find_nodes(op="call_module"):
-        (source,) = node.args
-        if isinstance(source, Node) and source.op == "get_attr":
-            with neutral():
-                module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
-
-
 class _Run(Interpreter):
     """Runs a graph; observers observe nothing, and each node goes through a function with its result."""
 
@@ -306,8 +293,16 @@ class _Run(Interpreter):
         return self._see(n.name, super().run_node(n))
 
 
-def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor], see: See | None) -> list[Any]:
-    """Return the outputs of each call, with the state of one for the next one; without `see`, observers observe."""
+def _run(
+    module: GraphModule,
+    calls: Sequence[Call],
+    state: Mapping[str, torch.Tensor],
+    see: Callable[[int, str, Any], Any] | None,
+) -> list[Any]:
+    """Return the outputs of each call, with the state of one for the next one; without `see`, observers observe.
+
+    It takes the number of a call, the name of a node and its result, and returns the result.
+    """
     results = []
     with neutral():
         torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
@@ -320,7 +315,7 @@ def _run(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.T
                     raise
                 except Exception as error:
                     raise InputError(
-                        f"quantize: PyTorch refuses call {number}: {type(error).__name__}: {error}. Give values that "
+                        f"quantize: PyTorch refuses call {number}: {exception_text(error)}. Give values that "
                         "the model takes, in shapes that it was exported for."
                     ) from error
                 results.append(copied(result))
@@ -336,7 +331,7 @@ def _measure_outputs(program: ExportedProgram, expected: list[Any], got: list[An
     called = convention.of_program("forward", program)
     first, found = len(called.written), []
     for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
-        if not called.is_fixed(first + index):
+        if called.outputs[index] is None:  # export fixed it otherwise
             of_tensors = isinstance(values[0][0], torch.Tensor)
             joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
             each = _measure(*joined)
@@ -346,7 +341,7 @@ def _measure_outputs(program: ExportedProgram, expected: list[Any], got: list[An
 
 
 def _measure(expected: Any, got: Any) -> Difference:
-    found = measure(expected, got, _TOLERANCE, 0.0, None)
+    found = measure(expected, got, Tolerance(None, True, torch.float32), 0.0, None)
     return dataclasses.replace(found, sqnr=-math.inf, cosine=math.nan) if found.problem else found
 
 
@@ -361,7 +356,7 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
         except Exception as error:
             raise InputError(
                 "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
-                f"{type(error).__name__}: {error}. Change the model so that it makes new tensors there."
+                f"{exception_text(error)}. Change the model so that it makes new tensors there."
             ) from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
@@ -418,8 +413,9 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     called = convention.of_program("forward", program)
     fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
     shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]
+    symbols = sorted({symbol for size in shown for symbol in expression(size).free_symbols}, key=str)
     dims: dict[Any, Any] = {}
-    for symbol in sorted({symbol for size in shown for symbol in expression(size).free_symbols}, key=str):
+    for symbol in symbols:
         low, high = bounds_of(program, symbol)
         dims[symbol] = Dim(str(symbol), min=low, max=high)
     sizes = {symbol: min(max(dim.min, 2), dim.max) for symbol, dim in dims.items()}
@@ -438,7 +434,7 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         raise
     except Exception as error:
         raise InputError(
-            f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
+            f"quantize: the quantised program cannot be exported again: {exception_text(error)}. Export the "
             "model with simpler sizes, or keep in float what the message is about."
         ) from error
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.tensors import versions
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
     BackendUnavailableError,
-    LoweringError,
+    exception_text,
     find_named_handle,
 )
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
@@ -28,7 +27,6 @@ from exir_lowering.runtime.source import Lines, no_lines
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-_EXIT_SECONDS = 30.0
 _NUMBERS: Mapping[int, Any] = {INT: int, BOOL: bool, DOUBLE: (int, float), NULL: (int, float)}
 
 DAMAGED = "the file may be damaged. Make or copy it again."
@@ -64,45 +62,36 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     """Let a delegate compile a payload, and check what it returns."""
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
-    data = _DataFinder(job.find_data)
+    find: Callable[[str], bytes | None] | None = job.find_data
+
+    def named_data(key: str) -> bytes | None:
+        if find is None:
+            raise RuntimeError(
+                f"named_data({key!r}): named data can be read only until compile returns. Keep it in the handle."
+            )
+        if not isinstance(key, str) or "\0" in key:
+            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
+        return find(key)
+
     try:
         with neutral():
-            context = DelegateContext(job.method, data, plan.number, job.recorder)
+            context = DelegateContext(job.method, named_data, plan.number, job.recorder)
             content = delegate.compile(job.payload, list(job.specs), context)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{job.where} cannot be set up: {error}") from error
     except MemoryError:
         raise
     except Exception as error:
-        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {_describe_error(error)}"
+        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {exception_text(error, '.')}"
         raise _failure(what, error, job.lines(plan.number, error)) from error
     finally:
-        data.close()
+        find = None
     if content is None:  # a forgotten return; in `execute` nobody would find it
         raise BackendContractError(
             f"{who}: compile returned None, expected the handle that execute and destroy get. Return what execute "
             "needs; if it needs nothing, the payload."
         )
     return Handle(who, delegate, content, plan, plan.counts, job.lines)
-
-
-class _DataFinder:
-    """Finds named data of a file until a delegate has compiled."""
-
-    def __init__(self, find: Callable[[str], bytes | None]) -> None:
-        self._find: Callable[[str], bytes | None] | None = find
-
-    def close(self) -> None:
-        self._find = None
-
-    def __call__(self, key: str) -> bytes | None:
-        if self._find is None:
-            raise RuntimeError(
-                f"named_data({key!r}): named data can be read only until compile returns. Keep it in the handle."
-            )
-        if not isinstance(key, str) or "\0" in key:
-            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
-        return self._find(key)
 
 
 def destroy(handle: Handle) -> None:
@@ -115,42 +104,10 @@ def destroy(handle: Handle) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
-def keep_others_out() -> None:
-    """Take the engines' lock when Python exits, so that no other thread is inside an engine then."""
-    locks.engine().acquire(timeout=_EXIT_SECONDS)
-
-
 def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
     """Make the error that says what a delegate raised, with the lines of the model."""
     message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
     return BackendFailure(message, debug_handle=find_named_handle(error))
-
-
-def _describe_error(error: Exception) -> str:
-    """Describe an exception without a full stop, even if it cannot be converted to a str."""
-    try:
-        text = str(error)
-    except MemoryError:
-        raise
-    except Exception:
-        text = "it has no message that can be shown"
-    return f"{type(error).__name__}: {text.removesuffix('.')}"
-
-
-def settle(handle: Handle, execute: Callable[[int], None]) -> None:
-    """Execute with each possible number of outputs until one is right, which is kept; else the first LoweringError."""
-    if len(handle.counts) == 1:
-        return execute(handle.counts[0])
-    failures: list[LoweringError] = []
-    for count in handle.counts:
-        try:
-            execute(count)
-        except LoweringError as failure:
-            failures.append(failure)
-        else:
-            handle.counts = (count,)
-            return None
-    raise failures[0]
 
 
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
@@ -164,52 +121,37 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         raise
     except Exception as error:
         shown = ", ".join(map(show, inputs)) or "none"
-        what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
+        what = f"{handle.who} failed to execute: {exception_text(error, '.')}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
-    if versions(passed) != before:
-        raise _write_error(handle, passed, before)
+    after = versions(passed)
+    if after != before:
+        tensors = [(index, value) for index, value in enumerate(passed) if type(value) is torch.Tensor]
+        written = (tensor for tensor, old, new in zip(tensors, before, after, strict=True) if old != new)
+        index, value = next(written)
+        raise BackendContractError(
+            f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, "
+            "which other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone "
+            "the input first; in-place operators write into views of an input as well."
+        )
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
-    _check(handle, expected, returned)
-    return list(zip(expected, returned, strict=True))
-
-
-def _write_error(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
-    tensors = [(index, value) for index, value in enumerate(inputs) if type(value) is torch.Tensor]
-    counts = zip(tensors, before, versions(inputs), strict=True)
-    index, value = next(tensor for tensor, old, new in counts if old != new)
-    return BackendContractError(
-        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, which "
-        "other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone the input "
-        "first; in-place operators write into views of an input as well."
-    )
-
-
-def refuse_list(handle: Handle, index: int) -> BackendFailure:
-    """Return the failure of a delegate that would be given a list or a str."""
-    return BackendFailure(
-        f"{handle.who}: its input {index} is a list or a str, which is not passed to Python delegates. Leave the "
-        "operator that takes it to the host."
-    )
-
-
-def _check(handle: Handle, expected: Sequence[ValueSpec], returned: Any) -> None:
-    """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise BackendContractError(
-            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
+            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {count} outputs."
         )
-    if len(returned) != len(expected):
+    if len(returned) != count:
         raise BackendContractError(
-            f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
+            f"{handle.who}: execute returned {len(returned)} outputs, expected {count} "
             f"({', '.join(map(describe_output, expected)) or 'none'})."
         )
-    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
-        problem = _problem(value, output)
+    # All are checked before any is written, as one may be a view of an input.
+    for index, (wanted, output) in enumerate(zip(expected, returned, strict=True)):
+        problem = _problem(wanted, output)
         if problem is not None:
             raise BackendContractError(
-                f"{handle.who}: output {index} of execute is {show(output)}, expected {describe_output(value)}. "
+                f"{handle.who}: output {index} of execute is {show(output)}, expected {describe_output(wanted)}. "
                 f"{problem}"
             )
+    return list(zip(expected, returned, strict=True))
 
 
 def _problem(expected: ValueSpec, output: Any) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
@@ -61,16 +61,18 @@ class Engine:
             self.running.add(entry)
             ready = self.prepare(method)
             listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
-            with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
+            with (
+                explaining(
+                    lambda error: (
+                        f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own "
+                        f"lines above this one, on stderr, say where. {look_at(inputs)}"
+                    )
+                ),
+                listening,
+            ):
                 return list(ready(inputs, clone_outputs=True))
         finally:
             self.running.discard(entry)
-
-    def _describe_failure(self, method: MethodSpec, inputs: Sequence[Any], error: Exception) -> str:
-        return (
-            f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own lines above "
-            f"this one, on stderr, say where. {look_at(inputs)}"
-        )
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that often in a separate program, and return what it does; no other run sees its state."""
@@ -88,13 +90,6 @@ class Engine:
             path = folder / "profile.etdp"
             program.write_etdump_result_to_file(str(path))
             return read_etdump(path.read_bytes())
-
-    def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, except those of families, and those that fail when run."""
-        chosen_from = {line.method for line in self.file.manifest}
-        for method in self.file.methods.values():
-            if self.calls_delegates(method) and method.name not in chosen_from and not missing_kernels(method):
-                self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:
         """Return whether a method calls Python delegates."""
@@ -167,44 +162,47 @@ def explaining(describe: Callable[[Exception], str]) -> Iterator[None]:
         raise InputError(describe(error)) from error
 
 
-def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
-    """Open a file, with its methods that call Python delegates set up; the errors are those of `load`."""
-    with locks.engine():
-        engine = _open(file, given, unavailable)
-        engine.set_up_delegated()
-        return engine
+def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]) -> Engine:
+    """Open a file, with its methods that call Python delegates set up; the errors are those of `load`.
 
-
-def _open(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine:
+    With "later", a method whose backend is missing is an error when it is run.
+    """
     failure = installed.runtime_failure()
     if failure is not None:
         raise BackendUnavailableError(
             f"{file.name} cannot be loaded: {failure}. Install executorch again from its wheel for this platform."
         )
     _check_given(given)
-    found, missing = find_delegates(file, given, unavailable)
-    taken = installed.own_backends().intersection(found)
-    if taken:
-        file, names = rename_backends(file, sorted(taken))
-        found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
-    if found:
-        try:
-            bridge().register(sorted(found))
-        except BackendUnavailableError as error:
-            missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
-            if file.needed(missing):
-                raise
-            found = {}
-    methods, sharing = file.methods, file.sharing
-    with explaining(
-        lambda error: (
-            f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
-            "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
-        )
-    ):
-        shared = file.open() if sharing else None
-        programs = {method: shared if method in sharing else file.open() for method in methods}
-    return Engine(file, found, programs, missing=missing)
+    with locks.engine():
+        found, missing = find_delegates(file, given, unavailable)
+        taken = installed.own_backends().intersection(found)
+        if taken:
+            file, names = rename_backends(file, sorted(taken))
+            found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
+        if found:
+            try:
+                bridge().register(sorted(found))
+            except BackendUnavailableError as error:
+                missing.update(dict.fromkeys(found, Missing("Python delegates cannot be used here", str(error))))
+                if unavailable != "later" and file.needed(missing):
+                    raise
+                found = {}
+        with explaining(
+            lambda error: (
+                f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines "
+                "above this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
+            )
+        ):
+            shared = file.open() if file.sharing else None
+            programs = {method: shared if method in file.sharing else file.open() for method in file.methods}
+        engine = Engine(file, found, programs, missing=missing)
+        # Those of families are set up when they are chosen, and those that lack something fail when they are run.
+        families = {line.method for line in file.manifest}
+        for method in file.methods.values():
+            runs = missing.keys().isdisjoint(method.backends) and not missing_kernels(method)
+            if runs and engine.calls_delegates(method) and method.name not in families:
+                engine.prepare(method)
+        return engine
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.tensors import FakeTensor
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
@@ -39,33 +39,6 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
             raise InputError(f"{where}: {label} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
     return prepared
-
-
-def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs, of any number, with tensors for numbers where the method takes one that can hold them."""
-    wanted: list[Any] = [value.content for value in method.inputs]
-    return [
-        torch.tensor(given, dtype=tensor.dtype) if _holds(tensor, given) else given
-        for given, tensor in zip(inputs, [*wanted, *[None] * len(inputs)], strict=False)
-    ]
-
-
-def _holds(tensor: Any, given: Any) -> bool:
-    """Return whether a tensor can hold a number, losing nothing but digits."""
-    if not isinstance(tensor, Tensor) or tensor.sizes or not isinstance(given, (bool, int, float)):
-        return False
-    dtype = tensor.dtype
-    if isinstance(given, bool) or dtype == torch.bool:
-        return isinstance(given, bool) and dtype == torch.bool
-    if dtype.is_floating_point:
-        return True
-    if dtype not in _INTEGERS or not isinstance(given, int):
-        return False
-    limits = torch.iinfo(dtype)
-    return limits.min <= given <= limits.max
-
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def look_at(inputs: Sequence[Any]) -> str:
@@ -147,7 +120,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         raise
     except Exception as error:
         # Tensors of transforms such as vmap, and subclasses of other libraries.
-        return f"Its values cannot be read: {type(error).__name__}: {error}", given
+        return f"Its values cannot be read: {exception_text(error)}", given
 
 
 def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.pte import slots
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
-from exir_lowering.pte.flatbuffer import Table as Entry, root
+from exir_lowering.pte.flatbuffer import root
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import Shown, make_table, printable, render
 
@@ -23,8 +23,11 @@ VERSION = 1
 _LINES = 3
 """Source lines that the table has for a delegate."""
 
-METHOD_EVENT, KERNEL_EVENT, DELEGATE_EVENT = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
+METHOD_EVENT = "Method::execute"
+_KINDS = {"OPERATOR_CALL": "kernel", "DELEGATE_CALL": "delegate"}
 """What ExecuTorch's runtime calls its events."""
+
+_INDENT = {"method": "", "kernel": "  ", "delegate": "  ", "instruction": "    "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +41,22 @@ class TraceEvent:
     start: int = 0  # when it began, in nanoseconds since an arbitrary point in time
 
 
-_Field = slots.ProfileEvent
-
-
 def read_etdump(content: bytes) -> list[TraceEvent]:
     """Return the events of all executions that an ETDump has, in order, without those of loading."""
     # ExecuTorch's own reader starts flatc, and keeps one of several events of a run that have the same identifier.
-    events: list[TraceEvent] = []
+    field, events = slots.ProfileEvent, []
     for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
-        if run.text(slots.RunData.NAME) == "Execute":
-            events += _events(run)
+        entries = run.tables(slots.RunData.EVENTS) if run.text(slots.RunData.NAME) == "Execute" else ()
+        for event in (entry.table(slots.Event.PROFILE_EVENT) for entry in entries):
+            if event is not None:
+                number = event.number(field.DELEGATE_DEBUG_ID_INT, "i", -1)
+                identifier = event.text(field.DELEGATE_DEBUG_ID_STR) or (number if number >= 0 else None)
+                start, end = event.number(field.START_TIME, "Q"), event.number(field.END_TIME, "Q")
+                chained = event.number(field.CHAIN_INDEX, "i") >= 0
+                instruction = event.number(field.INSTRUCTION_ID, "i", -1) if chained else -1
+                name = event.text(field.NAME)
+                events.append(TraceEvent(name, instruction, identifier, max(end - start, 0), start))
     return events
-
-
-def _events(run: Entry) -> Iterator[TraceEvent]:
-    for entry in run.tables(slots.RunData.EVENTS):
-        event = entry.table(slots.Event.PROFILE_EVENT)
-        if event is not None:
-            number, text = event.number(_Field.DELEGATE_DEBUG_ID_INT, "i", -1), event.text(_Field.DELEGATE_DEBUG_ID_STR)
-            identifier = text or (number if number >= 0 else None)
-            start = event.number(_Field.START_TIME, "Q")
-            took = event.number(_Field.END_TIME, "Q") - start
-            chained = event.number(_Field.CHAIN_INDEX, "i") >= 0
-            instruction = event.number(_Field.INSTRUCTION_ID, "i", -1) if chained else -1
-            yield TraceEvent(event.text(_Field.NAME), instruction, identifier, max(took, 0), start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +121,10 @@ class Profile(Shown):
         """
         if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1):
             raise InputError(f"by_time: top: got {top!r}, expected a number of at least 1, or None.")
+
+        def longest(row: ProfileRow) -> tuple[float, int]:
+            return -row.milliseconds, row.instruction
+
         groups: list[list[ProfileRow]] = []
         for row in self.rows[1:]:
             if row.kind == "instruction":
@@ -133,10 +132,10 @@ class Profile(Shown):
             else:
                 groups.append([row])
         leaves = [row for first, *inner in groups for row in inner or [first]]
-        kept = {id(row) for row in sorted(leaves, key=_longest)[:top]}
+        kept = {id(row) for row in sorted(leaves, key=longest)[:top]}
         rows = list(self.rows[:1])
-        for first, *inner in sorted(groups, key=lambda group: _longest(group[0])):
-            found = [row for row in sorted(inner, key=_longest) if id(row) in kept]
+        for first, *inner in sorted(groups, key=lambda group: longest(group[0])):
+            found = [row for row in sorted(inner, key=longest) if id(row) in kept]
             rows += [first, *found] if found or id(first) in kept else []
         return Profile(self.method, self.runs, tuple(rows))
 
@@ -147,7 +146,9 @@ class Profile(Shown):
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            what, where = f"{_INDENT[row.kind]}{printable(_what(row))}", "\n".join(map(printable, lines))
+            more = row.backend if row.kind == "delegate" else row.unit
+            what = f"{_INDENT[row.kind]}{printable(f'{row.name} ({more})' if more else row.name)}"
+            where = "\n".join(map(printable, lines))
             rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
         numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"
         return make_table(("what", *numbers, "source"), rows, numbers, title, whole=True)
@@ -172,21 +173,6 @@ class Profile(Shown):
         return "1 run" if self.runs == 1 else f"{self.runs:,} runs"
 
 
-def _longest(row: ProfileRow) -> tuple[float, int]:
-    return -row.milliseconds, row.instruction
-
-
-_INDENT = {"method": "", "kernel": "  ", "delegate": "  ", "instruction": "    "}
-
-
-def _what(row: ProfileRow) -> str:
-    more = row.backend if row.kind == "delegate" else row.unit
-    return f"{row.name} ({more})" if more else row.name
-
-
-_KINDS = {KERNEL_EVENT: "kernel", DELEGATE_EVENT: "delegate"}
-
-
 def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: MethodDebug | None) -> Profile:
     """Add up what was recorded in so many runs; `known` is what is known about the method's debug handles."""
     debug = known or MethodDebug({}, (), {})
@@ -201,20 +187,14 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
     called = [number for number, kind in kinds.items() if kind == "delegate"]
     delegates = dict(zip(called, _delegates(method, called, debug), strict=True))
 
-    def row(
-        kind: str,
-        name: str,
-        backend: str,
-        number: int,
-        handles: tuple[int, ...],
-        counted: Sequence[TraceEvent],
-        unit: str = "",
-    ) -> ProfileRow:
+    rows: list[ProfileRow] = []
+
+    def add(kind: str, name: str, backend: str, number: int, handles: Any, counted: Any, unit: str = "") -> None:
         took = sum(event.nanoseconds for event in counted)
         times = len(counted), took / 1e6, took / method_time if method_time else 0.0
-        return ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)), unit)
+        rows.append(ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)), unit))
 
-    rows = [row("method", method.name, "", -1, (), whole)]
+    add("method", method.name, "", -1, (), whole)
     for number, kind in kinds.items():
         own = steps[number].pop(None)
         if kind == "kernel":
@@ -223,22 +203,19 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
             # Several operators that were decomposed from one have one handle: the file says which one it is.
             listed = method.kernels.get(number, f"instruction {number}")
             name = listed if ", " in operators else operators or listed
-            rows.append(row("kernel", name, "", number, handles, own))
+            add("kernel", name, "", number, handles, own)
             continue
         name, delegate = delegates[number]
         backend = delegate.backend_id
-        rows.append(row("delegate", name, backend, number, delegate.handles, own))
-        for identifier, inner in sorted(steps[number].items(), key=lambda item: min(map(_begun, item[1]))):
+        add("delegate", name, backend, number, delegate.handles, own)
+        # By their start, and of those that begin together the longer one first.
+        begun = {key: min((one.start, -one.nanoseconds) for one in inner) for key, inner in steps[number].items()}
+        for identifier, inner in sorted(steps[number].items(), key=lambda item: begun[item[0]]):
             handles = delegate.handle_map.get(identifier, ())
             shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
             units = ", ".join(dict.fromkeys(delegate.units[each] for each in handles if each in delegate.units))
-            rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, inner, units))
+            add("instruction", shown or f"event {identifier}", backend, number, handles, inner, units)
     return Profile(method.name, runs, tuple(rows))
-
-
-def _begun(event: TraceEvent) -> tuple[int, int]:
-    """Order events by their start, and of those that begin together the longer one first."""
-    return event.start, -event.nanoseconds
 
 
 def _delegates(method: MethodSpec, called: Sequence[int], debug: MethodDebug) -> list[tuple[str, DebugDelegate]]:

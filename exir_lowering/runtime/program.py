@@ -1,28 +1,22 @@
 """Load a `.pte` file, and run its methods in ExecuTorch's runtime.
 
-What `load` takes:
-
-* `source`. The file's tables are checked before anything else, as the runtime ends the process on some damaged files.
-  Damage inside weights or a backend's payload cannot be seen there: digests find it, see `verify`. A file is
-  mapped, not read; it must not be changed in place while the program is in use.
-* `data`. There is no search for data files: `Artifact.save` writes them beside the `.pte` file, by the names in
-  `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in a temporary file
-  for it, which goes with the program.
-* `delegates` come before those of the entry points, and need a C++ compiler once. A backend that the runtime has itself
-  cannot be replaced. Those that the file does not need are not used.
-* `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning.
-  The file has these graphs if it was emitted with `keep_originals=True`.
-* `debug`. With debug information failures and profiles name the model's lines. A file beside the program is ignored,
-  with a warning, if it belongs to another program.
-* `verify`. In any case a data file has to be one that was emitted with the program. True also checks the tables, and
-  weights and payloads when the files have 32 MB or less together, as these have to be read for it; "full" checks
-  everything. Files that ExecuTorch has written have no digests, and load as they are.
-* `limits`. ExecuTorch's runtime keeps Python's lock while it runs: no other thread, signal handler or timeout gets a
-  turn, for as long as a file wants. With limits, even `Limits()`, the program is opened and run in a separate process:
-  other threads and Ctrl-C work, and a call that goes over a limit is ended with a LimitError. Inputs and outputs are
-  copied. State is in that process: it is lost when a call was ended or interrupted, and the next run starts a new one.
-  Delegates run there too, so that they are given as classes that can be imported, and what they print or keep stays
-  there; so do operators: those of `torch.ops.load_library` are loaded there, those defined in Python are not.
+* `source` is mapped, not read, and must not be changed in place while the program is in use. Its tables are checked
+  before anything else, as the runtime ends the process on some damaged files; digests find damage in weights and
+  payloads.
+* `data`: `Artifact.save` writes data files beside the `.pte`, by the names in `Artifact.data_files`. The runtime takes
+  one path: several files, and content, are put together in a temporary file for it, which goes with the program.
+* `delegates` come before those of the entry points, and need a C++ compiler once. A backend that the runtime has
+  itself cannot be replaced.
+* `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning,
+  if the file was emitted with `keep_originals=True`.
+* `verify`: in any case a data file has to be one that was emitted with the program. Files that ExecuTorch has written
+  have no digests, and load as they are.
+* `limits`: ExecuTorch's runtime keeps Python's lock while it runs: no other thread, signal handler or timeout gets a
+  turn. With limits, even `Limits()`, the program is opened and run in a separate process: other threads and Ctrl-C
+  work, and a call that goes over a limit is ended with a LimitError. Inputs and outputs are copied; state is lost when
+  a call was ended or interrupted, and the next run starts anew. Delegates run there too, so that they are given as
+  classes that can be imported, and operators of `torch.ops.load_library` are loaded there, those defined in Python are
+  not.
 
 Methods are set up when they first run, those that call Python delegates when the file is loaded, except those of
 families, such as forward@npu and forward@cpu: of them, the one that is chosen.
@@ -44,10 +38,10 @@ from exir_lowering.pte.files import Given, read_data_files
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.runtime import choosing
-from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
 from exir_lowering.runtime.engine import Engine, open_engine
-from exir_lowering.runtime.inputs import prepare, with_tensors
+from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.isolated.engine import IsolatedEngine, Limits, open_isolated
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import (
     ProgramFile,
@@ -69,7 +63,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine | Apart
+    _engine: Engine | IsolatedEngine
     _preferred: Preferred = None
 
     @property
@@ -114,24 +108,6 @@ class LoadedProgram:
         with self._engine.lock:
             outputs = self._engine.run(found, self._prepare(found, inputs))
             return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
-
-    def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
-        """Return values as `run` takes them, when they come from a source of plain numbers, such as a command line.
-
-        Args:
-            method: The method's name.
-            values: Tensors and numbers.
-
-        Returns:
-            The same, with a tensor for each number where the method takes a tensor without dimensions that holds it.
-
-        Raises:
-            InputError: There is no such method, or it does not take these inputs.
-        """
-        found = self._method("as_inputs", method, values)
-        given = with_tensors(found, values)
-        self._prepare(found, given)
-        return given
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.
@@ -247,7 +223,7 @@ def load(
     file = read_file(source, data, debug, verify)
     preferred = choosing.check_preferred(choose, file)
     if limits is not None:
-        return LoadedProgram(file, open_apart(file, given, unavailable, limits), preferred)
+        return LoadedProgram(file, open_isolated(file, given, unavailable, limits), preferred)
     return LoadedProgram(file, open_engine(file, given, unavailable), preferred)
 
 

@@ -59,13 +59,25 @@ class DebugFile:
 
     @cached_property
     def _info(self) -> DebugInfo | None:
-        try:
-            return self._load()
-        except InputError as error:
-            if self.asked:
-                raise
-            warnings.warn(f"{error} It is not used.", stacklevel=4)  # from the caller of `method`
+        if self.path is None:
             return None
+        try:
+            info = DebugInfo.from_json(self.path.read_bytes())
+            program = files.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
+            digest = digests.identity(program.content)
+            if info.digest != digest:
+                raise InputError(
+                    "it belongs to another .pte file, or to this one before it was made again (digest "
+                    f"{info.digest[:12]}..., the file has {digest[:12]}...)"
+                )
+        except (InputError, OSError, ValueError) as error:
+            who = f"The debug information {str(self.path)!r} cannot be used"
+            text = f"{who}: {error}. Save the artifact again: it writes both."
+            if self.asked:
+                raise InputError(text) from error
+            warnings.warn(f"{text} It is not used.", stacklevel=4)  # from the caller of `method`
+            return None
+        return info
 
     def lines(self, method: str) -> Lines:
         """Return a function that returns the model's lines for a failure of a method's delegates."""
@@ -84,25 +96,6 @@ class DebugFile:
             return sources.format_lines(found or known.lines(known.delegates[number].handles))
 
         return lines_of
-
-    def _load(self) -> DebugInfo | None:
-        if self.path is None:
-            return None
-        who = f"The debug information {str(self.path)!r} cannot be used"
-        try:
-            info = DebugInfo.from_json(self.path.read_bytes())
-            program = files.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
-            digest = digests.identity(program.content)
-        except InputError as error:
-            raise InputError(f"{who}: {error}. Save the artifact again.") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"{who}: {error}.") from error
-        if info.digest != digest:
-            raise InputError(
-                f"{who}: it belongs to another .pte file, or to this one before it was made again (digest "
-                f"{info.digest[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
-            )
-        return info
 
 
 def find_debug_file(source: str | bytes, given: object) -> DebugFile:
@@ -202,13 +195,10 @@ def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[s
 
 
 def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
-    """Check that the data files have the weights that a program asks for; raise an InputError when they lack one."""
+    """Check that the data files have the weights that a program asks for, as it takes them; else an InputError."""
     needed = needed_weights(methods)
     missing = sorted(needed - data.named.keys())
-    if not missing:
-        _check_tensors(file, data, methods)
-        return
-    if not data:
+    if missing and not data:
         path = file.source
         beside = sorted(one.name for one in Path(path).parent.glob("*.ptd")) if isinstance(path, str) else []
         found = f" Beside it are: {', '.join(beside)}." if beside else ""
@@ -216,20 +206,17 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
             f"{file.name} cannot be loaded: it lacks {len(needed)} of its weights ({few(missing, 3)}), which are in a "
             f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
-    several = len(data.files) > 1
-    raise InputError(
-        f"{file.name} cannot be loaded: the data file{'s' if several else ''} {data} {'lack' if several else 'lacks'} "
-        f"{len(missing)} of the {len(needed)} weights that should be in {'them' if several else 'it'} "
-        f"({few(missing, 3)}); {'they have' if several else 'it has'} "
-        f"{few(data.weights, 3) or 'none'}. Pass all data files that were saved with this program."
-    )
-
-
-def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
-    """Check that what the data files have is what a program takes it for: the runtime reads as much as it expects."""
+    if missing:
+        many = len(data.files) > 1
+        raise InputError(
+            f"{file.name} cannot be loaded: the data file{'s' if many else ''} {data} {'lack' if many else 'lacks'} "
+            f"{len(missing)} of the {len(needed)} weights that should be in {'them' if many else 'it'} "
+            f"({few(missing, 3)}); {'they have' if many else 'it has'} "
+            f"{few(data.weights, 3) or 'none'}. Pass all data files that were saved with this program."
+        )
     for method in methods.values():
         for weight, need in method.external.items():
-            if not data.named[weight].fits(need):
+            if not data.named[weight].fits(need):  # the runtime reads as much as it expects
                 raise InputError(
                     f"{file.name} cannot be loaded: {data} has {data.named[weight]} as {weight!r}, but method "
                     f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
@@ -246,7 +233,7 @@ _FALLBACK = (
 
 
 def find_delegates(
-    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable
+    file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]
 ) -> tuple[dict[str, Delegate], dict[str, Missing]]:
     """Find a delegate for each backend that the runtime lacks, given ones first; and what is missing but not needed."""
     found: dict[str, Delegate] = {}
@@ -265,6 +252,8 @@ def find_delegates(
         needs = f"{file.name} cannot be loaded: method {file.backends[backend]!r} needs the backend {backend!r}, and"
         if backend in errors:
             raise type(errors[backend])(f"{needs} {errors[backend]}") from errors[backend].__cause__
+        if unavailable == "later":
+            continue
         if unavailable == "error":
             raise BackendUnavailableError(f"{needs} {missing[backend].reason}. {missing[backend].advice} {_FALLBACK}")
         reason = missing.pop(backend).reason
@@ -273,7 +262,7 @@ def find_delegates(
             f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
             f"graphs, as {reason}.",
             BackendUnavailableWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return found, missing
 

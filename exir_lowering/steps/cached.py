@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream import pins
+from exir_lowering import fast
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend
@@ -64,7 +64,7 @@ def _make_keys(
     unread = backend.unread | (frozenset() if checks is None else checks.unread)
     # What overlaps with weights of others is one piece with them; ExecuTorch's classes know of no others.
     neighbours = describe_neighbours(one.program for one in group.partitions if details is None)
-    versions = [*_versions(every=False), f"fast {session.options.fast}", *pins.state()]
+    versions = [*_versions(every=False), f"fast {session.options.fast}", *fast.state()]
     made: list[dict[str, str] | str] = []
     try:
         identity = _identify(backend, declared=checks is not None)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import lacks_out_variant
 from exir_lowering._upstream.operators import is_view, written_arguments
-from exir_lowering.errors import InputError, few
+from exir_lowering.errors import InputError, exception_text, few
 from exir_lowering.graphs.walking import writes
 
 Found = tuple[tuple[str, ...], Node]  # a node, and the path of the graph that holds it
@@ -28,7 +28,7 @@ _NAMES = 3  # how many nodes of one operator a message names
 def explain_conversion(name: str, program: ExportedProgram, error: Exception) -> InputError:
     """Return why a method was not converted."""
     return _written_constants(name, program) or InputError(
-        f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
+        f"Method {name!r} could not be converted to Edge dialect: {exception_text(error)}"
     )
 
 
@@ -156,9 +156,7 @@ class OutVariants:
 def explain_emission(programs: Mapping[str, ExportedProgram], error: Exception, variants: OutVariants) -> InputError:
     """Return why lowered programs were not emitted; the pass has recorded what has no out variant."""
     if not variants.missing:
-        return InputError(
-            f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
-        )
+        return InputError(f"Methods {', '.join(map(repr, programs))} could not be emitted: {exception_text(error)}")
     lines = [
         f"Method {list(programs)[variants.method]!r} cannot be emitted: these operators stay on the host and have no "
         "out variant, one that writes into given memory; a file cannot contain others.",

@@ -22,7 +22,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, transport
-from exir_lowering.errors import LoweringError
+from exir_lowering.errors import LoweringError, exception_text
 from exir_lowering.graphs.copies import list_tensors
 from exir_lowering.model import BackendGroup, CallSite, LoweredPartition, Partition
 from exir_lowering.options import LoweringOptions
@@ -213,7 +213,7 @@ class _Workers:
             raise
         except Exception as error:
             who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
-            raise WorkerDiedError(f"{who} raised {type(error).__name__}: {error}") from error
+            raise WorkerDiedError(f"{who} raised {exception_text(error)}") from error
         if isinstance(answer, str):
             raise RefusedError(answer)
         if isinstance(answer, dict):
@@ -288,7 +288,7 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:
-        return f"its program cannot be read in another process: {type(error).__name__}: {error}"
+        return f"its program cannot be read in another process: {exception_text(error)}"
     session = Session(LoweringOptions(check_weights=check_weights, fast=fast))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # as in the process that sent the task: results may depend on it
@@ -297,6 +297,6 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
     except (LoweringError, MemoryError) as error:
         return describe_error(error, error)
     except Exception as error:
-        return f"its result cannot be sent: {type(error).__name__}: {error}"
+        return f"its result cannot be sent: {exception_text(error)}"
     finally:
         torch.set_num_threads(before)

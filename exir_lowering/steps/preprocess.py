@@ -12,16 +12,16 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
     LoweringError,
+    exception_text,
     few,
     find_named_handle,
 )
+from exir_lowering.fast import accelerated
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import list_tensors, private_copy
 from exir_lowering.graphs.weights import WeightStore
@@ -41,12 +41,12 @@ def preprocess(
     It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
     """
     programs = [partition.program for partition in group.partitions]
-    keeping = keeping_contents(session.options.fast)
-    with keeping, session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
+    fast = session.options.fast
+    with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.fast):
+            with locks.conversion(), converting(programs, gradients=True, fast=fast), accelerated(fast, "preprocess"):
                 return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-        with settings(programs, gradients=True), accelerating(session.options.fast):
+        with settings(programs, gradients=True), accelerated(fast, "preprocess"):
             return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 
@@ -273,7 +273,7 @@ def list_units(lowered: Iterable[LoweredPartition]) -> dict[str, dict[str, tuple
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
     """Return an error that names the backend, the line in it, the partitions, and the lines of the model."""
-    lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
+    lines = [f"Backend {backend_id!r} failed: {exception_text(error)}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details
         lines.append(f"  raised at {raised}")

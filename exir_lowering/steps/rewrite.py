@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.errors import InputError, RewriteContractError
+from exir_lowering.errors import InputError, RewriteContractError, exception_text
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
@@ -198,7 +198,7 @@ class Walk:
         except MemoryError:
             raise
         except Exception as error:
-            raise RewriteContractError(f"{who} raised {type(error).__name__}: {error}") from error
+            raise RewriteContractError(f"{who} raised {exception_text(error)}") from error
         if isinstance(answer, Doubt):
             self._refuse(rewrite, node, answer)
         elif answer is not None:

@@ -5,6 +5,6 @@ compares, `local_errors` finds where an error arises, `checking` has `verify`.
 `bisecting` has `bisect`; `repro` is what it saves. `results` has what both find.
 """
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

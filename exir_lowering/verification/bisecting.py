@@ -2,7 +2,8 @@
 
 The search finds the shortest prefix of the delegated operators, in execution order, with which the file as a whole is
 wrong: its last operator is the culprit. If that one alone is right, as in a fusion, the operators that it needs are
-found in the same way. Each file runs in a separate process, which it may end or damage.
+found in the same way. Each file runs in a separate process, which it may end or damage: a copy of
+one that has imported what they need, since that takes seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
-from exir_lowering.runtime.apart.engine import open_apart
 from exir_lowering.runtime.engine import missing_kernels
+from exir_lowering.runtime.isolated.engine import open_isolated
+from exir_lowering.runtime.isolated.process import Process
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
@@ -82,7 +84,11 @@ def bisect(
     given = check_arguments(delegates, "error")
     with torch.random.fork_rng(devices=()):
         search = _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options), share_state)
-        return search.run()
+        try:
+            return search.run()
+        finally:
+            if search.starter is not None:
+                search.starter.abandon()
 
 
 class _Only(Recovery):
@@ -134,7 +140,8 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
-    apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
+    starter: Process | None = None  # of which each separate process is a copy
+    isolated: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)
@@ -153,7 +160,7 @@ class _Search:
         try:
             self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
-            self.apart = False
+            self.isolated = False
             self.whole = self._execute(file)
         comparison, complete = self.whole.comparison, not self.whole.kind
         if comparison is not None:
@@ -216,7 +223,7 @@ class _Search:
         return ends if self._is_wrong(ends) else everything[right - high : wrong]
 
     def _narrow(self, right: int, wrong: int, choose: Callable[[int], _Units]) -> tuple[int, int]:
-        """Return the numbers between which what is chosen becomes wrong, apart where what is between cannot run."""
+        """Return the numbers between which what is chosen becomes wrong, except where what is between cannot run."""
         untried: set[int] = set()
         while self.untried <= _MOST_UNTRIED:
             left = [number for number in range(right + 1, wrong) if number not in untried]
@@ -271,10 +278,10 @@ class _Search:
 
         def load() -> LoadedProgram:
             nonlocal process
-            if not self.apart:
+            if not self.isolated:
                 return open_file(file, self.delegates)
             if process is None:
-                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE))
+                process = open_isolated(file, self.delegates, "error", Limits(seconds=PATIENCE), self._begin)
             else:
                 process.restart()
             return LoadedProgram(file, process)
@@ -296,6 +303,11 @@ class _Search:
             if comparison is not None:
                 comparison.close()  # what was found is kept, and a process with the file is not
         return _Outcome("off" if comparison.is_off else "", comparison)
+
+    def _begin(self, modules: Sequence[str]) -> Process:
+        """Return a process for one file."""
+        self.starter = self.starter or Process(modules)  # for the first file, which needs the most
+        return self.starter.fork()
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
         _, outcome = self.smallest or (None, self.whole)

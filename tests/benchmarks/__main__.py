@@ -19,8 +19,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import parameters
-import proposals
 import startup
 from chains import EachBlock, chain
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
@@ -133,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
-    parser.add_argument("--only", choices=("lowering", "proposals", "parameters", "startup"), help="one part")
+    parser.add_argument("--only", choices=("lowering", "startup"), help="one part")
     arguments = parser.parse_args()
     sizes = [50, 100, 200] if arguments.quick else [50, 100, 200, 400, 800, 1600, 3200]
     best(lambda: exir_lowering.to_backend(chain(20), EachBlock()), 2)  # imports and caches of both engines
@@ -146,15 +144,6 @@ def main() -> None:
         show(console, rows, figures["memory"])
         growths = [row["growth"] for row in rows if "growth" in row]
         print(f"largest time(2T)/time(T): {max(growths):.2f}, median {statistics.median(growths):.2f}")
-    if arguments.only in (None, "proposals"):
-        compared, alone, used = proposals.compare(arguments.quick), proposals.growth(), proposals.memory()
-        figures["proposals"] = {"compared": compared, "growth": alone, "memory": used}
-        proposals.show(console, compared, alone, used)
-        growths = [row["growth"] for row in alone if "growth" in row]
-        print(f"largest time(2N)/time(N): {max(growths):.2f}, median {statistics.median(growths):.2f}")
-    if arguments.only in (None, "parameters"):
-        figures["parameters"] = parameters.compare(arguments.quick)
-        parameters.show(console, figures["parameters"])
     if arguments.only in (None, "startup"):
         figures["startup"] = startup.measure(3 if arguments.quick else 5)
         startup.show(console, figures["startup"])

@@ -259,82 +259,6 @@ def measure_model(name: str, rounds: int) -> Row:
     return {"model": name, "delegated": share, "compile_s": seconds, "ms": ms, "inductor_failed": failure}
 
 
-class Loop:
-    """A step of a training loop."""
-
-    def __init__(self, called: Any, model: nn.Module) -> None:
-        self.called, self.model = called, model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        self.x, self.target = torch.randn(32, 256), torch.randn(32, 256)
-        self.other = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def train(self, times: int = 1) -> None:
-        """Write the weights after so many gradients."""
-        for _ in range(times):
-            nn.functional.mse_loss(self.called(self.x), self.target).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def evaluate(self, times: int) -> None:
-        """Call the model without gradients."""
-        with torch.no_grad():
-            for _ in range(times):
-                self.called(self.x)
-
-    def swap(self) -> None:
-        """Exchange the weights for another set of them."""
-        now = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(self.other)
-        self.other = now
-
-
-def _accumulate(loop: Loop) -> None:
-    loop.train(2)
-
-
-def _evaluate(loop: Loop) -> None:
-    loop.train()
-    loop.evaluate(3)
-
-
-def _exchange(loop: Loop) -> None:
-    loop.evaluate(2)
-    loop.swap()
-
-
-LOOPS = {"two gradients, then a step": _accumulate, "a step, three evaluations": _evaluate, "two sets": _exchange}
-
-
-def measure_loop(name: str, steps: int, rounds: int) -> Row:
-    """Measure a step of a loop in CPU milliseconds, once what has to be compiled is compiled."""
-    torch._dynamo.reset()
-    runs = {}
-    for label, how in {"no torch.compile": None, BASE: BASE, "xnnpack": backend, "reference": backend}.items():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
-        loop = Loop(model if how is None else compiled(model, how, partitioners=label), model)
-
-        def run(loop: Loop = loop) -> None:
-            for _ in range(steps):
-                LOOPS[name](loop)
-
-        for _ in range(2):
-            run()
-        runs[label] = run
-    found = in_turns(runs, rounds)
-    return {"loop": name, "ms": {label: min(seconds) / steps * 1e3 for label, seconds in found.items()}}
-
-
-def show_loops(console: Console, rows: Sequence[Row]) -> None:
-    """Print the table of loops."""
-    table = Table(title="A step of a loop, CPU ms, least of the rounds: two linear layers of 256, 32 rows")
-    for column in ("loop", *rows[0]["ms"]):
-        table.add_column(column, justify="left" if column == "loop" else "right")
-    for row in rows:
-        table.add_row(row["loop"], *(f"{value:.2f}" for value in row["ms"].values()))
-    console.print(table)
-
-
 def _forget(*, conversions: bool = False) -> None:
     """Forget what was compiled; with `conversions`, also what the Edge conversion remembers in a process."""
     torch._dynamo.reset()
@@ -402,7 +326,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="fewer runs, and one model")
-    parser.add_argument("--only", choices=("calls", "models", "loops"), help="one part")
+    parser.add_argument("--only", choices=("calls", "models"), help="one part")
     arguments = parser.parse_args()
     use_cores(1)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -420,10 +344,6 @@ def main() -> int:
             names = MODELS[-1:] if arguments.quick else MODELS
             figures["models"] = [measure_model(name, 5 if arguments.quick else 20) for name in names]
         show_models(console, figures["models"])
-    if arguments.only in (None, "loops"):
-        with torch._dynamo.config.patch(recompile_limit=64):  # the models are of one class
-            rows = figures["loops"] = [measure_loop(name, 20, 3 if arguments.quick else 10) for name in LOOPS]
-        show_loops(console, rows)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
     return status

@@ -70,12 +70,13 @@ def _words(node: ast.AST) -> str:
 
 
 def _messages() -> dict[str, set[str]]:
-    """Return the messages of each class, from the calls in the code."""
+    """Return the texts in the modules that name each class: its messages, and what they are put together from."""
     found: dict[str, set[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-                found.setdefault(node.func.id, set()).add(_words(node.args[0]))
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        texts = {_words(node) for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)}
+        for name in {node.id for node in nodes if isinstance(node, ast.Name)} & set(CLASSES):
+            found.setdefault(name, set()).update(texts)
     return found
 
 
@@ -86,4 +87,4 @@ def test_the_messages_in_the_tables_are_those_of_the_code() -> None:
             pattern = re.compile(".*".join(map(re.escape, words.split("…"))))
             if not any(map(pattern.search, messages.get(page.stem, ()))):
                 wrong.append(f"{page.name}: {words}")
-    assert not wrong
+    assert not wrong, "\n".join(wrong)

@@ -14,10 +14,14 @@ import weakref
 import forked
 import pytest
 import torch
-from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
+from executorch.devtools import BundledProgram
+from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+from executorch.devtools.bundled_program.serialize import (
+    deserialize_from_flatbuffer_to_bundled_program,
+    serialize_from_bundled_program_to_flatbuffer,
+)
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
-from executorch.extension.pybindings import portable_lib
 from lowering_support import TagPartitioner, by_operator, without_address
 from models import exported
 from scripted import ScriptBackend, ScriptDelegate
@@ -38,7 +42,7 @@ from exir_lowering import (
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.lowered_module import record
 from exir_lowering.lowered_module.convention import of_program
-from exir_lowering.lowered_module.runners import check_outputs
+from exir_lowering.lowered_module.module import check_outputs
 from exir_lowering.partitioners import SupportPartitioner, everything, ops
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling
@@ -202,9 +206,8 @@ def adding():
 
 
 class TestCalls:
-    @pytest.mark.parametrize("delegates", [None, "original"])
-    def test_arguments_and_results_have_the_structure_of_the_original(self, rich, delegates):
-        module = rich.module(delegates=delegates)
+    def test_arguments_and_results_have_the_structure_of_the_original(self, rich):
+        module = rich.module()
         args, kwargs = rich_call()
         expected = Rich()(*args, **kwargs)
         assert_same(module(*args, **kwargs), expected)
@@ -245,19 +248,12 @@ class TestCalls:
         message = message_of(lambda: rich_module(*args, **kwargs))
         assert message.startswith("forward()") and all(word in message for word in words), message
 
-    def test_the_original_graphs_say_what_they_do_not_take(self, rich):
-        args, kwargs = rich_call()
-        module = rich.module(delegates="original")
-        message = message_of(lambda: module(torch.ones(5, 3), *args[1:], **kwargs))
-        assert "original graphs do not take" in message and "'x': a tensor of float32 of shape [5, 3]" in message
-
     def test_delegates_of_three_kinds_with_a_dynamic_batch(self, mixed):
         model, lowered = mixed
-        module, original = lowered.module(), lowered.module(delegates="original")
+        module = lowered.module()
         for size in (4, 1, 16, 7):
             x = torch.randn(size, 4)
             assert_same(module(x), model(x))
-            assert_same(original(x), model(x))
         assert "at most [16, 4]" in message_of(lambda: module(torch.randn(17, 4)))
 
     def test_a_name_that_is_none_in_python_is_called_by_method(self, mixed):
@@ -280,25 +276,24 @@ class TestCalls:
     def test_a_registered_type_goes_in_and_comes_out(self):
         point = Point(torch.randn(3), torch.randn(3))
         lowered = lower(export(Points(), (point,)), "xnnpack")
-        for module in (lowered.module(), lowered.module(delegates="original")):
-            assert_same(module(point), Points()(point))
+        module = lowered.module()
+        assert_same(module(point), Points()(point))
         assert "argument 'p' has a different structure" in message_of(lambda: module((point.x, point.y)))
 
     def test_gradients_end_at_the_module(self, mixed):
         x = torch.randn(4, 4, requires_grad=True)
-        for module in (mixed[1].module(), mixed[1].module(delegates="original")):
-            assert not module(x).requires_grad
-            with torch.inference_mode():
-                assert_same(module(x), mixed[0](x))
+        module = mixed[1].module()
+        assert not module(x).requires_grad
+        with torch.inference_mode():
+            assert_same(module(x), mixed[0](x))
 
     def test_control_flow(self):
         torch.manual_seed(0)
         model = Cond().eval()
         lowered = lower(export(model, (torch.ones(2, 4),)), TagPartitioner(by_operator(MUL, ADD), "reference"))
-        module, original = lowered.module(), lowered.module(delegates="original")
+        module = lowered.module()
         for x in (torch.ones(2, 4), -torch.ones(2, 4)):
             assert_same(module(x), model(x))
-            assert_same(original(x), model(x))
 
     @pytest.mark.parametrize("name", ["bert", "llama"])
     def test_a_whole_model(self, name):
@@ -321,7 +316,7 @@ class TestCalls:
 
 def emitted(lowered):
     """The file of a module, which `LoweredMethods.emit` refuses to make when a str is returned."""
-    return lowered.module()._source().file.file.content
+    return lowered.module()._source.file.file.content
 
 
 class TestWrittenInputs:
@@ -329,12 +324,12 @@ class TestWrittenInputs:
     def lowered(self, request):
         return lower(export(Writes(), (torch.ones(3), [torch.ones(3), torch.ones(3)])), request.param)
 
-    @pytest.mark.parametrize("how", ["runtime", "original", "loaded"])
+    @pytest.mark.parametrize("how", ["runtime", "loaded"])
     def test_the_callers_tensors_are_written_as_in_eager(self, lowered, how, tmp_path):
         if how == "loaded":
             module = LoweredModule.load(lowered.module().save(tmp_path / "model.pte"))
         else:
-            module = lowered.module(delegates="original" if how == "original" else None)
+            module = lowered.module()
         eager = Writes()
         mine, theirs = ([torch.arange(6.0)[::2], [torch.ones(3), torch.zeros(3)]] for _ in range(2))
         for _ in range(2):
@@ -349,8 +344,7 @@ class TestWrittenInputs:
         module = lowered.module()
         module.bundled_inputs = [(torch.ones(3), [torch.ones(3), torch.ones(3)])]
         loaded = LoweredModule.load(module.save(tmp_path / "model.pte"))
-        for _ in range(2):
-            assert loaded.verify_bundled_inputs() == {"forward": [0.0]}
+        loaded(*loaded.bundled_inputs["forward"][0])
         assert torch.equal(loaded.bundled_inputs["forward"][0][0], torch.ones(3))
 
 
@@ -364,9 +358,8 @@ class TestState:
         assert lowered.report.methods[0].coverage == 1.0
         return lowered
 
-    @pytest.mark.parametrize("delegates", [None, "original"])
-    def test_it_starts_as_the_models_and_is_the_modules_own(self, lowered, delegates):
-        first, second, eager = lowered.module(delegates=delegates), lowered.module(delegates=delegates), Count()
+    def test_it_starts_as_the_models_and_is_the_modules_own(self, lowered):
+        first, second, eager = lowered.module(), lowered.module(), Count()
         results = []
         for step in range(3):
             x = torch.full((3,), step + 1.0)
@@ -374,17 +367,7 @@ class TestState:
         for got, expected in results:  # later runs do not change what was returned
             assert_same(got, expected)
         assert_same(second(torch.ones(3)), Count()(torch.ones(3)))
-        assert_same(lowered.module(delegates=delegates)(torch.ones(3)), Count()(torch.ones(3)))
-
-    def test_bundled_inputs_do_not_touch_it(self, lowered, tmp_path):
-        module, eager = lowered.module(), Count()
-        module.bundled_inputs = [(torch.ones(3),), (torch.ones(3),)]
-        assert_same(module(torch.ones(3)), eager(torch.ones(3)))
-        assert module.verify_bundled_inputs() == {"forward": [0.0, 0.0]}
-        loaded = LoweredModule.load(module.save(tmp_path / "count.pte"))
-        assert_same(module(torch.ones(3)), eager(torch.ones(3)))
-        assert loaded.verify_bundled_inputs() == {"forward": [0.0, 0.0]}
-        assert_same(loaded(torch.ones(3)), Count()(torch.ones(3)))
+        assert_same(lowered.module()(torch.ones(3)), Count()(torch.ones(3)))
 
 
 ATTRIBUTES = {
@@ -498,23 +481,20 @@ class TestAttributes:
         ids=without_address,
     )
     def test_what_cannot_be_stored_is_named_and_nothing_is_written(self, rich, tmp_path, value, kind):
-        module = rich.module(delegates="original")
+        module = rich.module()
         module.sizes = value
         message = message_of(lambda: module.save(tmp_path / "model.pte"))
         assert "'sizes'" in message and kind in message
         assert not list(tmp_path.iterdir())
 
     def test_an_int_that_json_cannot_hold(self, rich, tmp_path):
-        module = rich.module(delegates="original")
-        for value, where in ((10**5000, "'size'"), ([-(10**4300)], "'size'[0]")):
-            module.size = value
-            message = message_of(lambda: module.save(tmp_path / "model.pte"))
-            assert f"{where} is an int of more than 4300 digits" in message
-        module.size = 10**4300 - 1
-        assert LoweredModule.load(module.save(tmp_path / "model.pte")).size == 10**4300 - 1
+        module = rich.module()
+        module.size = 10**5000
+        assert "hex(" in message_of(lambda: module.save(tmp_path / "model.pte"))
+        assert not list(tmp_path.iterdir())
 
     def test_a_list_that_holds_itself(self, rich, tmp_path):
-        module = rich.module(delegates="original")
+        module = rich.module()
         module.loop = []
         module.loop.append(module.loop)
         assert "'loop' contains itself" in message_of(lambda: module.save(tmp_path / "model.pte"))
@@ -522,12 +502,12 @@ class TestAttributes:
     def test_a_name_that_is_taken_is_refused_when_it_is_set(self, rich_module):
         assert "has a method of that name" in message_of(lambda: setattr(rich_module, "forward", 1))
         for name in ("to", "save", "state_dict", "method_names"):
-            assert "or nn.Module." in message_of(lambda name=name: setattr(rich_module, name, 1))
+            assert "a name of nn.Module" in message_of(lambda name=name: setattr(rich_module, name, 1))
 
     @pytest.mark.parametrize("name", ["register_buffer", "register_parameter", "add_module", "register_module"])
     def test_what_a_module_would_not_save_is_refused(self, rich_module, name):
         message = message_of(lambda: getattr(rich_module, name)("mean", None))
-        assert message.startswith(f"{name}('mean')") and "set an attribute" in message
+        assert message.startswith("'mean' cannot be registered") and "set an attribute" in message
 
     def test_an_empty_name(self, rich_module):
         assert "The attribute ''" in message_of(lambda: setattr(rich_module, "", 1))
@@ -554,15 +534,13 @@ class TestFiles:
             result = module(**call)
             assert torch.equal(result["nested"][0], call["x"] * 2.5 + call["pair"][0])
             print({key: value for key, value in result.items() if not torch.is_tensor(value) and key != "nested"})
-            print(module.verify_bundled_inputs())
             assert "pickle" not in str(type(module)) and "test_lowered_module" not in sys.modules
         """
         done = forked.run(textwrap.dedent(script), cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout.splitlines()[-3:] == [
+        assert done.stdout.splitlines()[-2:] == [
             "['a', 'b'] (x, flag=True, name='q', scale=2.5, pair, *, mask, table)",
             "{'nothing': None, 'count': 3, 'rows': 2, 'flag': True, 'name': 'q'}",
-            "{'forward': [0.0]}",
         ]
 
     def test_a_type_that_is_not_registered_where_it_is_loaded(self, tmp_path):
@@ -578,9 +556,9 @@ class TestFiles:
     def test_a_type_that_cannot_be_written_down(self, tmp_path):
         one = Unwritable(torch.randn(3))
         lowered = lower(export(Points(Unwritable), (one,)))
-        for module in (lowered.module(), lowered.module(delegates="original")):
-            assert_same(module(one), Points(Unwritable)(one))
-            assert "Unwritable" in message_of(lambda module=module: module.save(tmp_path / "model.pte"))
+        module = lowered.module()
+        assert_same(module(one), Points(Unwritable)(one))
+        assert "Unwritable" in message_of(lambda: module.save(tmp_path / "model.pte"))
         assert not list(tmp_path.iterdir())
 
     def test_weights_in_a_data_file(self, tmp_path):
@@ -622,33 +600,6 @@ class TestFiles:
         LoweredModule.load(path).save(again)
         assert sorted(os.listdir(tmp_path)) == ["again.pte", "model.pte"]
 
-    @pytest.mark.parametrize("change", [os.replace, lambda new, old: os.unlink(old)], ids=["replaced", "removed"])
-    def test_a_file_that_is_another_one_meanwhile(self, mixed, tmp_path, change):
-        model, lowered = mixed
-        x = torch.randn(2, 4)
-        module = lowered.module()
-        module.bundled_inputs = [(x,)]
-        path, other = module.save(tmp_path / "model.pte"), module.save(tmp_path / "other.pte")
-        loaded = LoweredModule.load(path)
-        loaded.verify_bundled_inputs()
-        loaded.version = "1"
-        loaded.save(path)  # its own methods again
-        loaded.verify_bundled_inputs()
-        change(other, path)
-        message = message_of(loaded.verify_bundled_inputs)
-        assert "model.pte" in message and "Load the module again" in message
-        assert_same(loaded(x), model(x))
-        assert_same(LoweredModule.load(loaded.save(tmp_path / "third.pte"))(x), model(x))
-
-    def test_a_bundled_program_of_an_earlier_file_goes(self, mixed, tmp_path):
-        module = mixed[1].module()
-        module.bundled_inputs = [(torch.ones(2, 4),)]
-        path = module.save(tmp_path / "model.pte")
-        assert path.with_suffix(".bpte").exists()
-        module.bundled_inputs = {}
-        module.save(path)
-        assert sorted(os.listdir(tmp_path)) == ["model.debug.json", "model.pte"]
-
     def test_a_file_that_no_module_wrote(self, rich, mixed, tmp_path):
         path = mixed[1].emit().save(tmp_path / "model.pte")
         assert "not saved by LoweredModule.save" in message_of(lambda: LoweredModule.load(path))
@@ -667,65 +618,26 @@ class TestFiles:
 
 
 class TestBundledInputs:
-    def test_executorch_reads_them(self, mixed, tmp_path):
+    def test_they_are_saved(self, mixed, tmp_path):
         model, lowered = mixed
         module = lowered.module()
         calls = [(torch.randn(3, 4),), (torch.randn(5, 4),)]
-        module.bundled_inputs = {
-            "forward": calls,
-            "plain": calls,
-            "add-mul": [{"y": torch.ones(3), "x": torch.randn(3)}],
-        }
-        path = module.save(tmp_path / "model.pte")
-        content = path.with_suffix(".bpte").read_bytes()
-        assert deserialize_from_flatbuffer_to_bundled_program(content).program == path.read_bytes()
-        bundle = portable_lib._load_bundled_program_from_buffer(content)
-        # XnnpackBackend and portable kernels, as the runtime has them without this package.
-        for index, (x,) in enumerate(calls):
-            (got,) = bundle.verify_result_with_bundled_expected_output("plain", index, 1e-4, 1e-4)
-            assert_same(got, model(x))
-        loaded = LoweredModule.load(path)
+        module.bundled_inputs = {"forward": calls, "add-mul": [{"y": torch.ones(3), "x": torch.randn(3)}]}
+        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"))
         assert_same(loaded.bundled_inputs["forward"], tuple(calls))
-        differences = loaded.verify_bundled_inputs()
-        assert list(map(len, differences.values())) == [2, 2, 1] and max(map(max, differences.values())) < 1e-5
         loaded.version = "2"
         again = LoweredModule.load(loaded.save(tmp_path / "again.pte"))
-        assert_same(dict(again.bundled_inputs), dict(loaded.bundled_inputs))
-
-    def test_a_delegate_that_computes_something_else_is_found(self, adding):
-        class Wrong(ScriptDelegate):
-            def execute(self, handle, inputs):
-                return [output * 1.5 for output in super().execute(handle, inputs)]
-
-        module = adding.module(delegates=[Wrong()])
-        module.bundled_inputs = {"two": [(torch.ones(3), torch.ones(3))], "one": [(torch.ones(3), torch.ones(3))]}
-        message = message_of(module.verify_bundled_inputs, BackendContractError)
-        assert "Bundled input 0 of 'one'" in message and "differs by 1 " in message
-        assert module.verify_bundled_inputs(atol=2) == {"two": [0.0], "one": [1.0]}
-
-    @pytest.mark.parametrize(
-        ("dtype", "factor", "passes"),
-        [(torch.float16, 1.005, True), (torch.float32, 1.005, False), (torch.float64, 1 + 1e-5, False)],
-    )
-    def test_the_tolerance_is_that_of_the_type(self, dtype, factor, passes):
-        class Near(ScriptDelegate):
-            def execute(self, handle, inputs):
-                return [output * factor for output in super().execute(handle, inputs)]
-
-        ones = torch.ones(3, dtype=dtype)
-        partitioner = TagPartitioner(by_operator(ADD), "script")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BackendUnavailableWarning)
-            lowered = lower(export(AddMul(), (ones, ones)), partitioner, backends={"script": ScriptBackend()})
-        module = lowered.module(delegates=[Near()])
-        module.bundled_inputs = [(ones, ones)]
-        if passes:
-            assert 0 < module.verify_bundled_inputs()["forward"][0] < 0.02
-        else:
-            assert "differs by" in message_of(module.verify_bundled_inputs, BackendContractError)
+        assert_same(dict(again.bundled_inputs), dict(module.bundled_inputs))
+        for call in again.bundled_inputs["forward"]:
+            assert_same(again(*call), model(*call))
+        # ExecuTorch's own bundled program takes the file.
+        suite = MethodTestSuite("forward", [MethodTestCase(call, [model(*call)]) for call in calls])
+        path = tmp_path / "model.pte"
+        bundle = serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, [suite], str(path)))
+        assert deserialize_from_flatbuffer_to_bundled_program(bundle).program == (tmp_path / "model.pte").read_bytes()
 
     def test_they_are_copies(self, mixed):
-        module = mixed[1].module(delegates="original")
+        module = mixed[1].module()
         module.bundled_inputs = [(torch.ones(2, 4),)]
         module.bundled_inputs["forward"][0][0].zero_()
         assert_same(module.bundled_inputs["forward"], ((torch.ones(2, 4),),))
@@ -757,13 +669,13 @@ class TestAvailability:
         assert_same(module.two(x, y), AddMul()(x, y))
         assert "'script'" in message_of(lambda: module.one(x, y), BackendUnavailableError)
         assert "cannot be executed here" in repr(module)
-        # Saved here, with outputs that the original graphs gave, and loaded where the backend is.
+        # Saved here, and loaded where the backend is.
         module.bundled_inputs = {"one": [(x, y)]}
         path = module.save(tmp_path / "model.pte")
         message_of(lambda: LoweredModule.load(path), BackendUnavailableError)
         loaded = LoweredModule.load(path, delegates=[ScriptDelegate()])
         assert_same(loaded.one(x, y), AddMul()(x, y))
-        assert loaded.verify_bundled_inputs() == {"one": [0.0]}
+        assert_same(loaded.one(*loaded.bundled_inputs["one"][0]), AddMul()(x, y))
 
     def test_no_method_can_be_executed(self, adding, tmp_path):
         program = export(AddMul(), (torch.ones(3), torch.ones(3)))
@@ -781,24 +693,20 @@ class TestAvailability:
         with pytest.warns(BackendUnavailableWarning):
             module = adding.module(keep_originals=True)
         module.version = "1"
-        module.bundled_inputs = {"one": [(x, y)]}
         path = module.save(tmp_path / "model.pte")
         message_of(lambda: LoweredModule.load(path), BackendUnavailableError)
         with pytest.warns(BackendUnavailableWarning, match="executed by PyTorch"):
             loaded = LoweredModule.load(path, unavailable="fallback")
         assert_same(loaded.one(x, y), AddMul()(x, y))
-        assert loaded.version == "1" and loaded.verify_bundled_inputs() == {"one": [0.0]}
+        assert loaded.version == "1"
 
     def test_nothing_is_said_where_it_is_available(self, adding):
         delegate = ScriptDelegate()
         with warnings.catch_warnings():
             warnings.simplefilter("error", BackendUnavailableWarning)
             module = adding.module(delegates=[delegate])
-            original = adding.module(delegates="original")
         x, y = torch.randn(3), torch.randn(3)
         assert_same(module.one(x, y), AddMul()(x, y))
-        assert delegate.executed == 1
-        assert_same(original.one(x, y), AddMul()(x, y))
         assert delegate.executed == 1
 
 

@@ -1,15 +1,10 @@
-"""Bad input: each a clear error of the right class, the input as it was, and nothing lost.
-
-Assert statements vanish under `python -O` (but for those that pytest rewrites), so what this file checks it
-checks with `check`, and one of its last tests runs all of it again under `python -O`.
-"""
+"""Bad input: each a clear error of the right class, the input as it was, and nothing lost."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +14,7 @@ import forked
 import pytest
 import torch
 from executorch.exir import to_edge
-from folders import ROOT, SUPPORT
+from folders import SUPPORT
 from lowering_support import TagPartitioner, delegates, snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -42,13 +37,11 @@ from exir_lowering import (
 )
 from exir_lowering.graphs import operator_name, walk
 
-OPTIMISED = "EXIR_LOWERING_TEST_OPTIMISED"
-
 X = torch.tensor([1.0, -2.0, 3.0])
 
 
 def check(condition: Any, message: str) -> None:
-    """Fail, under `python -O` too."""
+    """Fail with a message."""
     if not condition:
         pytest.fail(message)
 
@@ -158,7 +151,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("entry", [exir_lowering.to_backend, exir_lowering.lower], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_something_that_is_no_program(case: str, entry: Callable[..., Any]) -> None:
@@ -166,7 +158,6 @@ def test_something_that_is_no_program(case: str, entry: Callable[..., Any]) -> N
     refused(InputError, words, lambda: entry(make(), good_partitioner(), backends={"good": Good}))
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, Small(), "forward"], ids=["none", "module", "string"])
 def test_a_whole_program_that_is_none(value: Any) -> None:
     words = (f"got {type(value).__name__}", "expected a torch.export.ExportedProgram")
@@ -174,7 +165,6 @@ def test_a_whole_program_that_is_none(value: Any) -> None:
     refused(InputError, words, lambda: exir_lowering.lower_whole_program(value, "good", backends=backends))
 
 
-@pytest.mark.optimised
 def test_a_program_that_is_not_in_edge_dialect() -> None:
     programs = {"decode": EDGE["decode"], "prefill": EXPORTED}
     words = ("'prefill'", f"{EXPORTED.dialect} dialect", "expected Edge dialect", "exir_lowering.lower")
@@ -189,7 +179,6 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", METHODS)
 def test_an_unknown_method_in_the_partitioner_map(case: str) -> None:
     methods, words = METHODS[case]
@@ -207,35 +196,17 @@ CHOSEN: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", CHOSEN)
 def test_something_that_is_no_partitioner(case: str) -> None:
     given, words = CHOSEN[case]
     refused(InputError, words, lambda: lower(given))
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("name", ["xnpack", "XnnpackPartitioner"])
 def test_a_partitioner_name_that_nobody_provides(name: str) -> None:
     words = (repr(name), "exir_lowering.partitioners", "Did you mean 'xnnpack'?", "exir-lower plugins")
     error = refused(UnknownPluginError, words, lambda: lower(name))
     check(error.plugin_id == name, "plugin_id is the name that was asked for")
-
-
-OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "dict": ({"non_convex": "raise"}, ("options", "LoweringOptions", "got dict")),
-    "empty-dict": ({}, ("options", "LoweringOptions", "got dict")),
-    "string": ("raise", ("options", "LoweringOptions", "got str")),
-    "class": (LoweringOptions, ("options", "LoweringOptions", "got type")),
-}
-
-
-@pytest.mark.optimised
-@pytest.mark.parametrize("case", OPTIONS)
-def test_options_of_the_wrong_type(case: str) -> None:
-    given, words = OPTIONS[case]
-    refused(InputError, words, lambda: lower(good_partitioner(), options=given))
-    refused(InputError, words, lambda: exir_lowering.lower(EXPORTED, options=given))
 
 
 FIELDS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -246,7 +217,6 @@ FIELDS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("field", FIELDS)
 def test_an_option_of_the_wrong_type(field: str) -> None:
     value, words = FIELDS[field]
@@ -262,7 +232,6 @@ BACKENDS: dict[str, tuple[type[Exception], Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", BACKENDS)
 def test_backends_of_the_wrong_type(case: str) -> None:
     kind, given, words = BACKENDS[case]
@@ -337,7 +306,6 @@ def _changes_operator(program: ExportedProgram, depth: int) -> None:
 REWRITES = [_adds, _removes, _reorders, _renames, _changes_argument, _changes_keyword, _changes_operator]
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("depth", [0, 1], ids=["top", "branch"])
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda f: f.__name__.strip("_"))
 def test_a_partitioner_that_rewrites_the_graph(rewrite: Callable[..., None], depth: int) -> None:
@@ -414,7 +382,6 @@ TAGS: dict[str, tuple[str, Callable[[ExportedProgram], Any], tuple[str, ...]]] =
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", TAGS)
 def test_tags_that_cannot_be_followed(case: str) -> None:
     violation, also, words = TAGS[case]
@@ -433,7 +400,6 @@ class Returns(Partitioner):
         return self.value
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, {}, EDGE["decode"]], ids=["none", "dict", "program"])
 def test_a_partitioner_that_returns_something_else(value: Any) -> None:
     words = ("Returns", "'decode'", f"returned {type(value).__name__}", "expected a PartitionResult")
@@ -441,7 +407,6 @@ def test_a_partitioner_that_returns_something_else(value: Any) -> None:
     check(error.violation == "result_type", error.violation)
 
 
-@pytest.mark.optimised
 def test_a_partitioner_that_raises() -> None:
     cause = KeyError("aten.foo")
     words = ("Returns", "'decode'", "raised KeyError: 'aten.foo'", "raised at File", "raise self.value")
@@ -517,7 +482,6 @@ RESULTS: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], tuple[str, ...]]
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", RESULTS)
 def test_results_that_were_not_asked_for(case: str) -> None:
     change, words = RESULTS[case]
@@ -541,7 +505,6 @@ class OneByOne(Backend):
 _BYTEARRAY = PreprocessResult(bytearray(b"x"))
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, b"x", _BYTEARRAY], ids=["none", "bytes", "bytearray"])
 def test_a_result_that_was_not_asked_for(value: Any) -> None:
     got = "bytearray" if isinstance(value, PreprocessResult) else type(value).__name__
@@ -549,7 +512,6 @@ def test_a_result_that_was_not_asked_for(value: Any) -> None:
     refused(BackendContractError, words, lambda: lower(good_partitioner(), OneByOne(value)))
 
 
-@pytest.mark.optimised
 def test_preprocess_that_raises() -> None:
     cause = ArithmeticError("tile does not fit")
     where = ("method 'prefill'", "aten_sum", "test_bad_input.py", "y = (x + self.weight)")
@@ -563,7 +525,6 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-@pytest.mark.optimised
 def test_preprocess_all_that_raises() -> None:
     cause = ValueError("cannot share")
     words = ("'good'", "ValueError: cannot share", "method 'prefill'", "method 'decode'", "torch.sin(x) * x")
@@ -573,7 +534,6 @@ def test_preprocess_all_that_raises() -> None:
     check("<eval_with_key>" not in str(error), "a branch's line is that of generated code")
 
 
-@pytest.mark.optimised
 def test_a_whole_program_that_the_backend_refuses() -> None:
     cause = ValueError("cannot")
     words = ("'good'", "ValueError: cannot", "forward", "torch.sin(x) * x")
@@ -654,9 +614,12 @@ WRITES = [_in_place, _one_element, _data, _new_data, _numpy, _repack]
 
 
 @pytest.mark.usefixtures("_restored")
-@pytest.mark.parametrize("backend", [Writes, WritesAll], ids=["preprocess", "preprocess_all"])
-@pytest.mark.parametrize("name", ["weight", "kept", "np", "constant"])
-@pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.parametrize(
+    ("write", "name", "backend"),
+    [(write, "weight", Writes) for write in WRITES]
+    + [(_in_place, name, WritesAll) for name in ("kept", "np", "constant")],
+    ids=lambda given: getattr(given, "__name__", given),
+)
 def test_a_backend_that_writes_into_a_weight(write: Callable[..., None], name: str, backend: type[Writes]) -> None:
     words = ("'good'", "wrote into", f"prefill:{name}", "Restore", "copy")
     error = refused(BackendContractError, words, lambda: lower(good_partitioner(), backend(name, write)))
@@ -664,7 +627,6 @@ def test_a_backend_that_writes_into_a_weight(write: Callable[..., None], name: s
     check(not any(f"prefill:{other}" in str(error) for other in others), f"names another tensor: {error}")
 
 
-@pytest.mark.optimised
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("backend", [Writes, WritesAll], ids=["preprocess", "preprocess_all"])
 def test_a_backend_that_writes_and_then_raises(backend: type[Writes]) -> None:
@@ -702,7 +664,6 @@ CONSTANTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", CONSTANTS)
 def test_constant_methods_that_cannot_be_emitted(case: str, lowered: exir_lowering.LoweredMethods) -> None:
     given, words = CONSTANTS[case]
@@ -710,7 +671,6 @@ def test_constant_methods_that_cannot_be_emitted(case: str, lowered: exir_loweri
     check(lowered.emit().buffer, "it can still be emitted")
 
 
-@pytest.mark.optimised
 def test_a_configuration_of_the_wrong_type(lowered: exir_lowering.LoweredMethods) -> None:
     refused(InputError, ("config", "got dict", "ExecutorchBackendConfig"), lambda: lowered.emit({"a": 1}))
     check(lowered.emit().buffer, "it can still be emitted")
@@ -736,7 +696,6 @@ PATHS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("case", PATHS)
 def test_a_path_that_cannot_be_written(case: str, artifact: exir_lowering.Artifact, tmp_path: Path) -> None:
     make, words = PATHS[case]
@@ -928,47 +887,3 @@ def test_a_missing_duplicate_or_broken_plugin(case: str, plugins: dict[str, list
 def test_a_good_plugin_works_beside_broken_ones(case: str, plugins: dict[str, list[str]]) -> None:
     check(plugins[case] == ["lowered", "works"], str(plugins[case]))
     check(plugins["unchanged"] == [True, ""], "the program changed")
-
-
-# -- python -O -------------------------------------------------------------------------------------
-
-
-DELIBERATE = f"""
-import sys
-import pytest
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_bad_input import check, refused
-
-pytestmark = pytest.mark.optimised
-
-def test_optimised():
-    check(sys.flags.optimize == 1 and not __debug__, 'not -O')
-
-def test_check():
-    check(sys.flags.optimize == 0, 'checked')
-
-def test_refused():
-    refused(ValueError, (), lambda: 5)
-
-def test_words():
-    refused(ValueError, ('seven',), lambda: int('x'))
-"""
-"""Three tests that have to fail: they show that a check that does not hold is found there."""
-
-
-@pytest.mark.skipif(sys.flags.optimize > 0, reason="this is that run")
-def test_what_is_marked_holds_under_python_o(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    deliberate = tmp_path / "test_deliberate.py"
-    deliberate.write_text(DELIBERATE)
-    options = ["-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "optimised"]
-    code = f"import pytest, sys\nsys.exit(pytest.main({[*options, __file__, str(deliberate)]}))"
-    run = forked.run(code, cwd=ROOT, flags=["-O"], timeout=600)
-    shown = run.stdout[-3000:] + run.stderr[-1000:]
-    check(run.returncode == 1, shown)
-    for words in ("checked", "expected ValueError, got 5", "expected 'seven' in: invalid literal"):
-        check(words in run.stdout, shown)
-    items = [item for item in request.session.items if item.path == request.node.path]
-    chosen = request.config.option.keyword or request.config.option.markexpr == "nightly"
-    if not chosen and not any("::" in argument for argument in request.config.args):
-        passed = 1 + sum(item.get_closest_marker("optimised") is not None for item in items)
-        check(f"3 failed, {passed} passed" in run.stdout, shown)

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir import to_edge
 from executorch.exir.backend.backend_details import BackendDetails
 from lowering_support import TagPartitioner
 
 import exir_lowering
+import exir_lowering.plugins
 from exir_lowering import (
     Backend,
     BackendContractError,
     BackendFailure,
     Delegate,
+    PartitionerContractError,
     PluginLoadError,
     PreprocessResult,
-    compat,
+    RewriteContractError,
     register_backend,
     register_delegate,
 )
@@ -153,8 +154,44 @@ def test_a_failure_in_what_the_backend_calls_names_the_backends_line() -> None:
     assert "in preprocess: return PreprocessResult(json.dumps(program).encode())" in text
 
 
-def test_a_refusal_needs_no_line() -> None:
-    assert "raised at" not in failure_of(Refusing)
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class Mute(Table):
+    def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+        raise MuteError
+
+
+def raise_mute(*_: Any, **__: Any) -> Any:
+    raise MuteError
+
+
+class MuteClass(Table):
+    __init__ = raise_mute
+
+
+class MutePartitioner(TagPartitioner):
+    partition = raise_mute
+
+
+class MuteRewrite(exir_lowering.plugins.Rewrite):
+    name, operators, exactness = "mute", ("*",), "bits"
+    rewrite = raise_mute
+
+
+def test_an_error_without_a_text_does_not_escape() -> None:
+    """Whoever raises it is named, and what it raises when it is asked for its text is not."""
+    shown = "MuteError: it has no message that can be shown"
+    assert failure_of(Mute).startswith(f"Backend 'table' failed: {shown}")
+    given = program(lambda m, x: x + x, torch.ones(3))
+    with pytest.raises(PartitionerContractError, match=shown):
+        exir_lowering.lower(given, MutePartitioner(backend="table"), backends={"table": Table})
+    with pytest.raises(RewriteContractError, match=shown):
+        exir_lowering.lower(given, options=exir_lowering.LoweringOptions(rewrites=[MuteRewrite()]))
+    with pytest.raises(PluginLoadError, match=shown):
+        exir_lowering.lower(given, TagPartitioner(backend="table"), backends={"table": MuteClass})
 
 
 def test_a_backend_in_a_package_is_told_by_its_package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,18 +243,6 @@ def test_named_data_that_was_not_returned(payload: Any, returned: Any) -> None:
     message = str(caught.value)
     assert "Backend 'table' refers in its payload of partition forward/0:t to named data that it did not" in message
     assert "data_store_output=context.weights.named_data(refs)" in message
-
-
-@pytest.mark.parametrize(
-    ("payload", "returned"),
-    [
-        (str.encode, lambda weights, refs: weights.named_data(refs)),
-        (lambda key: b"the numbers themselves", lambda weights, refs: None),  # it referred, and thought better of it
-    ],
-)
-def test_named_data_that_was_returned_or_not_used(payload: Any, returned: Any) -> None:
-    backend = forgetting(payload, returned)
-    exir_lowering.lower(WEIGHTED, TagPartitioner(backend="table"), backends={"table": backend})
 
 
 def test_classes_that_nobody_can_make_are_not_registered() -> None:
@@ -277,11 +302,3 @@ def test_an_error_of_another_process_has_its_page_once(kind: type[Exception]) ->
     with pytest.raises(exir_lowering.InputError) as caught:
         raise_error(describe_error(exir_lowering.InputError("no"), error))
     assert caught.value.__notes__ == again.__notes__
-
-
-def test_what_executorch_raises_has_no_page() -> None:
-    edge = to_edge(WEIGHTED).exported_program()
-    with pytest.raises(NotImplementedError) as caught:
-        compat.to_backend(edge, TagPartitioner(backend="mute"))
-    assert not hasattr(caught.value, "__notes__")
-    assert caught.value.__cause__ is not None and hasattr(caught.value.__cause__, "__notes__")

@@ -158,30 +158,14 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return device_client.build(tmp_path_factory.mktemp("client"))
 
 
-@pytest.mark.parametrize("delegates", [None, "original"])
-def test_modules_share_it(model: Model, delegates: str | None, tmp_path: Path) -> None:
-    module = lower(programs_of(model), "xnnpack").module(delegates=delegates, keep_originals=True)
+def test_modules_share_it(model: Model, tmp_path: Path) -> None:
+    module = lower(programs_of(model), "xnnpack").module()
 
     def of(one: LoweredModule) -> Any:
         return lambda name, x: [value.clone() for value in one.method(name)(x)]
 
     check(of(module), model)
-    # Bundled calls of each method start from the initial state.
-    module.bundled_inputs = {name: [(torch.ones(4),)] * 2 for name in ("write", "read", "other")}
-    assert set(module.verify_bundled_inputs()) >= {"write", "read", "other"}
     check(of(LoweredModule.load(module.save(tmp_path / "m.pte"))), model)
-
-
-def test_files_without_shared_state_are_as_they_were() -> None:
-    for programs in (
-        programs_of(Model(), "write"),
-        programs_of(Model(), "read", "returned"),
-        {name: programs_of(Model(), "write")["write"] for name in ("first", "second")},
-    ):
-        lowered = lower(programs)
-        assert not any(state.shared for state in lowered.report.states)
-        assert lowered.emit().buffer == lowered.emit(share_state=False).buffer
-        assert all(len(method.arenas) == 2 for method in load(lowered.emit().buffer)._file.methods.values())
 
 
 def named(*models: torch.nn.Module) -> dict[str, ExportedProgram]:

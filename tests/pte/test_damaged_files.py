@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from damaged_models import Attention, Loop, Net, Operators
 from executorch.exir import ExecutorchBackendConfig
 from forked import outcome
-from fuzz_samples import Attention, Loop, Net, Operators
 from torch.export import export
 
 from exir_lowering import Limits, LoweringError, cli, load, lower

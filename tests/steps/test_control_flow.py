@@ -11,8 +11,8 @@ from executorch.exir import ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.runtime import Runtime
 from functorch.experimental.control_flow import map as torch_map
-from hunt_control_flow import run_random
 from lowering_support import edge_program
+from random_flow import run_random
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
@@ -381,7 +381,7 @@ def test_rows_are_stacked_in_contiguous_order(partitioner: str | None) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_models(seed: int) -> None:
-    """`python tests/support/hunt_control_flow.py` looks at more of them."""
+    """`python tests/support/hunt.py flow` looks at more of them."""
     assert run_random(seed) == ""
 
 

@@ -33,7 +33,6 @@ class Way:
         partitioner: "none", "xnnpack", "reference" (state stays on the host), "own" (state moves into delegates), or
             "some" and "some own": the reference backend with a random half of the operators, which `seed` chooses.
         rewrites: As in LoweringOptions.
-        originals: Whether a module runs the partitions' graphs in PyTorch, instead of ExecuTorch's runtime the file.
         edge: "fast" or "executorch", as `fast` of LoweringOptions says; or "to_backend": ExecuTorch's `to_edge`, then
             `to_backend`.
         seed: Which half.
@@ -41,12 +40,11 @@ class Way:
 
     partitioner: str = "none"
     rewrites: str = "safe"
-    originals: bool = False
     edge: str = "fast"
     seed: int = 0
 
     def __str__(self) -> str:
-        return " ".join(map(str, (self.partitioner, self.rewrites, self.originals, self.edge, self.seed))).replace(
+        return " ".join(map(str, (self.partitioner, self.rewrites, self.edge, self.seed))).replace(
             "some own", "some-own"
         )
 
@@ -116,9 +114,6 @@ def run(
     share: Any = "auto" if way.edge != "to_backend" or len(programs) == 1 else True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if way.originals:
-            module = low.module(delegates="original", share_state=share)
-            return [_one_call(getattr(module, name), call) for name, call in calls]
         return run_file(low.emit(share_state=share).buffer, low.programs, calls)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import culprit_delegates
 import culprits
 import pytest
 import quantized_models
@@ -72,8 +73,8 @@ def test_what_only_some_values_show() -> None:
     found = bisect(program, "reference", backends=saturating)
     assert names(found) == ["aten_mul_tensor"] and found.error.endswith('in "ramp from 0 to 255", call 1.')
     table = export(culprits.Table().eval(), (torch.tensor([[1, 2]]),))
-    assert bisect(table, "reference", inputs=[(torch.tensor([[3, 4]]),)], delegates=[culprits.LastId]).ok
-    found = bisect(table, "reference", delegates=[culprits.LastId])
+    assert bisect(table, "reference", inputs=[(torch.tensor([[3, 4]]),)], delegates=[culprit_delegates.LastId]).ok
+    found = bisect(table, "reference", delegates=[culprit_delegates.LastId])
     assert names(found) == ["aten_embedding_default"] and '"last token id"' in found.error, str(found)
 
 
@@ -120,17 +121,17 @@ def test_state_is_shared_as_emit_shares_it() -> None:
 
 def test_the_third_call() -> None:
     program = chain(12, {5: torch.atan})
-    found = bisect(program, "reference", delegates=[culprits.ThirdCall])
+    found = bisect(program, "reference", delegates=[culprit_delegates.ThirdCall])
     assert names(found) == ["aten_atan_default"] and "call 3" in found.error
-    assert not bisect(program, "reference", delegates=[culprits.ThirdCall()]).ok
+    assert not bisect(program, "reference", delegates=[culprit_delegates.ThirdCall()]).ok
 
 
 @pytest.mark.parametrize(
     ("delegate", "kind", "error"),
     [
-        (culprits.Dying, "crashes", "SIGSEGV"),
-        (culprits.Hanging, "hangs", "took more"),
-        (culprits.Failing, "fails", "out of order"),
+        (culprit_delegates.Dying, "crashes", "SIGSEGV"),
+        (culprit_delegates.Hanging, "hangs", "took more"),
+        (culprit_delegates.Failing, "fails", "out of order"),
     ],
 )
 def test_what_ends_the_process_hangs_or_fails(
@@ -144,18 +145,18 @@ def test_what_ends_the_process_hangs_or_fails(
 
 
 def test_a_piece_that_ends_the_process_where_the_whole_is_off() -> None:
-    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprits.Brittle])
+    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprit_delegates.Brittle])
     assert names(found)[0] == "aten_atan_default" and found.kind == "off" and len(found.operators) == 4, str(found)
 
 
 def test_what_leaves_its_process_damaged() -> None:
-    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprits.Damaging])
+    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprit_delegates.Damaging])
     assert names(found) == ["aten_atan_default"] and found.others is False, str(found)
 
 
 def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
     program = chain(9, {2: lambda x: torch.nextafter(x, x + 1), 5: torch.atan})
-    found = bisect(program, "reference", delegates=[culprits.Failing])
+    found = bisect(program, "reference", delegates=[culprit_delegates.Failing])
     assert found.where == "backend" and names(found) == ["aten_atan_default", "aten_nextafter_default"], str(found)
     assert "out of order" in found.error and found.others is None
 
@@ -170,7 +171,7 @@ def test_no_process_is_left() -> None:
         return parents.count(str(os.getpid()))
 
     before = children()
-    found = bisect(chain(1, {0: torch.atan}), "reference", delegates=[culprits.Wrong])
+    found = bisect(chain(1, {0: torch.atan}), "reference", delegates=[culprit_delegates.Wrong])
     gc.collect()
     assert names(found) == ["aten_atan_default"] and children() <= before
 
@@ -178,7 +179,7 @@ def test_no_process_is_left() -> None:
 @pytest.mark.parametrize("apart", [1, 9])
 def test_what_goes_wrong_only_together(apart: int) -> None:
     program = chain(20, {8: torch.atan, 8 + apart: torch.erf})
-    found = bisect(program, "reference", delegates=[culprits.Fused])
+    found = bisect(program, "reference", delegates=[culprit_delegates.Fused])
     between = [] if apart == 1 else [f"aten_sin_default_{number}" for number in range(15, 7, -1)]
     assert names(found) == ["aten_erf_default", *between, "aten_atan_default"] and found.others is False, str(found)
 
@@ -273,7 +274,10 @@ def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     command = ["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]
     assert cli.main(command) == 0
     assert "matches eager PyTorch in 2 calls" in capsys.readouterr().out
-    for group, plugin in ((registry.BACKENDS, culprits.WrongBackend), (registry.DELEGATES, culprits.WrongDelegate)):
+    for group, plugin in (
+        (registry.BACKENDS, culprits.WrongBackend),
+        (registry.DELEGATES, culprit_delegates.WrongDelegate),
+    ):
         monkeypatch.setitem(registry._registered[group], "wrong", plugin)
     (shell / "mine_of_bisect.py").write_text(PARTITIONER)
     command[2:4] = ["-p", "mine_of_bisect:make"]

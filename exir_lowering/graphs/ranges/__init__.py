@@ -1,5 +1,5 @@
 """Value ranges: what can be said, without running a program, about every value that it computes."""
 
-import lazy_loader
+from exir_lowering.public_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

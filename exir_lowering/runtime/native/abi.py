@@ -11,7 +11,7 @@ import torch
 from exir_lowering.errors import BackendFailure, InputError
 from exir_lowering.pte import value_kinds
 from exir_lowering.pte.value_kinds import DTYPES, Tensor, ValueSpec
-from exir_lowering.runtime.contract import DAMAGED, Handle, refuse_list
+from exir_lowering.runtime.contract import DAMAGED, Handle
 
 NONE, TENSOR, INT, DOUBLE, BOOL = range(5)
 """The kinds of arguments."""
@@ -81,26 +81,14 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "exir_start": (ctypes.POINTER(Callbacks),),
     "exir_ticks": (),
 }
-"""The functions of the shim, with the types of what they take; a library that lacks one of these is not the shim."""
+"""The functions of the shim, with the types of what they take."""
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Declare the arguments of the shim's functions."""
-    for name, types in FUNCTIONS.items():
-        getattr(library, name).argtypes = types
-
-
-# These are called with the interpreter's lock held: a delegate's threads may record events too.
-
-
-def clock(library: ctypes.CDLL) -> Callable[[], int]:
-    """Return the function that returns the time of events."""
-    return ctypes.PYFUNCTYPE(ctypes.c_uint64)(("exir_ticks", library))
-
-
-def recorder(library: ctypes.CDLL) -> Callable[..., None]:
-    """Return the function that records an event: for a tracer, by a str or a number, with start and end."""
-    return ctypes.PYFUNCTYPE(None, *FUNCTIONS["exir_event"])(("exir_event", library))
+def event_functions(library: ctypes.CDLL) -> tuple[Callable[[], int], Callable[..., None]]:
+    """Return what tells the time of events, and what records one: for a tracer, by a str or a number, start and end."""
+    # They are called with the interpreter's lock held: a delegate's threads may record events too.
+    ticks = ctypes.PYFUNCTYPE(ctypes.c_uint64)(("exir_ticks", library))
+    return ticks, ctypes.PYFUNCTYPE(None, *FUNCTIONS["exir_event"])(("exir_event", library))
 
 
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -123,7 +111,10 @@ def read_argument(handle: Handle, index: int, argument: Argument) -> Any:
         return bool(argument.integer)
     if kind == NONE:
         return None
-    raise refuse_list(handle, index)
+    raise BackendFailure(
+        f"{handle.who}: its input {index} is a list or a str, which is not passed to Python delegates. Leave the "
+        "operator that takes it to the host."
+    )
 
 
 def view_tensor(handle: Handle, argument: Argument) -> torch.Tensor:

@@ -25,10 +25,9 @@ import torch
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import compile_spec
-from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError
+from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import ValueSpec
 from exir_lowering.runtime.contract import (
     DAMAGED,
     Compilation,
@@ -37,22 +36,20 @@ from exir_lowering.runtime.contract import (
     describe_output,
     destroy,
     execute,
-    keep_others_out,
-    settle,
 )
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import abi, shim
-from exir_lowering.runtime.native.abi import Argument, describe_argument, read_argument, view_tensor
+from exir_lowering.runtime.native.abi import describe_argument, read_argument, view_tensor
 from exir_lowering.runtime.source import Lines, no_lines
 
 if TYPE_CHECKING:
-    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    pass
 
 _FAILED, _DONE = 0, 1
 _NOT_FOUND = 0x20
 _ROOM = 16
 _UNKNOWN = -1
-_ELSEWHERE = "A method that was not set up by exir_lowering.load"
+_EXIT_SECONDS = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +86,9 @@ class Bridge:
         self._entries = self._available, self._compile, self._execute, self._destroy
         kinds: tuple[Any, ...] = (abi.AVAILABLE, abi.COMPILE, abi.EXECUTE, abi.DESTROY)
         self._callbacks = abi.Callbacks(*(kind(entry) for kind, entry in zip(kinds, self._entries, strict=True)))
-        abi.declare(self._library)
-        self._ticks, self._event = abi.clock(self._library), abi.recorder(self._library)
+        for name, types in abi.FUNCTIONS.items():
+            getattr(self._library, name).argtypes = types
+        self._ticks, self._event = abi.event_functions(self._library)
         self._library.exir_start(ctypes.byref(self._callbacks))
         atexit.register(self._close)
 
@@ -184,21 +182,6 @@ class Bridge:
     def _find_served(self) -> dict[str, Delegate]:
         return {name: delegate for delegates in self._serving for name, delegate in delegates.items()}
 
-    def _compile(
-        self, slot: int, context: int, method: bytes | None, processed: int | None, size: int, specs: Any, count: int
-    ) -> int:
-        try:
-            payload = ctypes.string_at(processed, size) if processed else b""
-            made = [
-                compile_spec(
-                    specs[i].key.decode(), ctypes.string_at(specs[i].value, specs[i].size) if specs[i].size else b""
-                )
-                for i in range(count)
-            ]
-            return self._compile_by(self._ids[slot], context, (method or b"").decode(), payload, made)
-        except BaseException as failure:
-            return self._keep(failure)
-
     def _keep(self, failure: BaseException) -> int:
         """Keep a failure for the listeners, or show it; return the runtime's error number for it."""
         self._thread.failure = failure
@@ -207,22 +190,34 @@ class Bridge:
         code = getattr(failure.__cause__ or failure, "executorch_error", None)
         return -code if isinstance(code, int) and 0 < code < 0x100 else _FAILED
 
-    def _compile_by(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
-        setups = self._thread.setups
-        # Of a file that was not read, nothing is known but the payload's size.
-        unread = Delegation(_UNKNOWN, name, len(payload), _UNKNOWN, (), ())
-        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._find_served(), iter([unread]), no_lines)
-        plan = next(setup.plans, None)
-        if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
-            raise InputError(
-                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {DAMAGED}"
-            )
-        recorder, find_data = _EventRecorder(self._ticks, self._event), partial(self._find_data, context)
-        job = Compilation(setup.where, method, plan, payload, specs, find_data, recorder, setup.lines)
-        handle = compile_payload(setup.delegates[name], job)
-        key = next(self._keys)
-        self._handles[key] = handle, recorder
-        return key
+    def _compile(
+        self, slot: int, context: int, method: bytes | None, processed: int | None, size: int, specs: Any, count: int
+    ) -> int:
+        try:
+            name, setups = self._ids[slot], self._thread.setups
+            payload = ctypes.string_at(processed, size) if processed else b""
+            options = [
+                compile_spec(each.key.decode(), ctypes.string_at(each.value, each.size) if each.size else b"")
+                for each in specs[:count]
+            ]
+            # Of a file that was not read, nothing is known but the payload's size.
+            unread = Delegation(_UNKNOWN, name, len(payload), _UNKNOWN, (), ())
+            where = "A method that was not set up by exir_lowering.load"
+            setup = setups[-1] if setups else _Setup(where, self._find_served(), iter([unread]), no_lines)
+            plan = next(setup.plans, None)
+            if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
+                raise InputError(
+                    f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: "
+                    f"{DAMAGED}"
+                )
+            recorder, find_data = _EventRecorder(self._ticks, self._event), partial(self._find_data, context)
+            called = (method or b"").decode()
+            job = Compilation(setup.where, called, plan, payload, options, find_data, recorder, setup.lines)
+            handle, key = compile_payload(setup.delegates[name], job), next(self._keys)
+            self._handles[key] = handle, recorder
+            return key
+        except BaseException as failure:
+            return self._keep(failure)
 
     def _find_data(self, context: int, key: str) -> bytes | None:
         """Return named data of a file, as long as the context lives."""
@@ -245,45 +240,52 @@ class Bridge:
         except BaseException as failure:
             return self._keep(failure)
         try:
-            if handle.plan.arguments == _UNKNOWN:
-                handle.plan = _add_arguments(handle.plan, arguments[:count])
-                handle.counts = handle.plan.counts
+            if handle.plan.arguments == _UNKNOWN:  # each of the values may be an output, and one is
+                values, counts = tuple(map(describe_argument, arguments[:count])), tuple(range(1, count + 1))
+                handle.plan = replace(handle.plan, arguments=count, outputs=values, counts=counts)
+                handle.counts = counts
             if count != handle.plan.arguments:
                 raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {DAMAGED}")
-            settle(handle, lambda outputs: self._execute_with(handle, outputs, arguments))
-            return _DONE
+            failures: list[LoweringError] = []
+            for outputs in handle.counts:  # until one is right, which is kept
+                try:
+                    self._execute_with(handle, outputs, arguments)
+                except LoweringError as error:
+                    failures.append(error)
+                else:
+                    handle.counts = (outputs,)
+                    return _DONE
+            raise failures[0]
         except BaseException as failure:
             return self._keep(failure)
         finally:
             recorder.tracer = before
 
     def _execute_with(self, handle: Handle, count: int, arguments: Any) -> None:
+        """Execute with a number of outputs, and give these to the runtime."""
         first = handle.plan.arguments - count
         inputs = [read_argument(handle, index, arguments[index]) for index in range(first)]
         for index, (value, output) in enumerate(execute(handle, inputs, count)):
             argument = arguments[first + index]
             if (argument.kind == abi.TENSOR) != isinstance(output, torch.Tensor):
                 raise InputError(f"{handle.who}: the runtime cannot take its output {index}: {DAMAGED}")
-            if isinstance(output, torch.Tensor):
-                self._write(handle, index, value, argument, output)
-            elif isinstance(output, bool):
+            if isinstance(output, bool):
                 self._library.exir_set_bool(argument, output)
             elif isinstance(output, int):
                 self._library.exir_set_int(argument, output)
-            else:
+            elif isinstance(output, float):
                 self._library.exir_set_double(argument, output)
-
-    def _write(self, handle: Handle, index: int, value: ValueSpec, argument: Argument, output: torch.Tensor) -> None:
-        shape = tuple(output.shape)
-        if tuple(argument.sizes[: argument.rank]) != shape:
-            error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
-            if error != 0:
-                raise BackendContractError(
-                    f"{handle.who}: output {index} of execute is {show(output)}, and the runtime cannot give that "
-                    f"shape to {describe_output(value)}: error {error:#x}."
-                )
-        if argument.bytes:
-            view_tensor(handle, argument).copy_(output.detach() if output.requires_grad else output)
+            else:
+                shape, error = tuple(output.shape), 0
+                if tuple(argument.sizes[: argument.rank]) != shape:
+                    error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
+                if error != 0:
+                    raise BackendContractError(
+                        f"{handle.who}: output {index} of execute is {show(output)}, and the runtime cannot give that "
+                        f"shape to {describe_output(value)}: error {error:#x}."
+                    )
+                if argument.bytes:
+                    view_tensor(handle, argument).copy_(output.detach() if output.requires_grad else output)
 
     def _destroy(self, key: int) -> None:
         found = self._handles.pop(key, None)
@@ -292,16 +294,10 @@ class Bridge:
 
     def _close(self) -> None:
         """Release all handles when Python exits; the lock is kept, so that no other thread is in the runtime then."""
-        keep_others_out()
+        locks.engine().acquire(timeout=_EXIT_SECONDS)
         self._library.exir_close()
         for key in list(self._handles):
             self._destroy(key)
-
-
-def _add_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:
-    """Return what the first call adds to a plan: the values that may be outputs, of which at least one is."""
-    values = tuple(map(describe_argument, arguments))
-    return replace(plan, arguments=len(values), outputs=values, counts=tuple(range(1, len(values) + 1)))
 
 
 class _EventRecorder:

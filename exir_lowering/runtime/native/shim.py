@@ -26,7 +26,6 @@ from pathlib import Path
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.pte.saving import TemporaryFolder, replace_file
-from exir_lowering.runtime.native import abi
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -52,48 +51,40 @@ def library() -> ctypes.CDLL:
     package = _package(release)
     # The runtime's library is found by its name, as it is loaded already.
     executorch_runtime()
-    key = hashlib.sha256("\0".join((*FLAGS, sys.platform, _source())).encode()).hexdigest()[:16]
+    try:
+        source = SOURCE.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
+        ) from error
+    key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
     kept = folder() / f"shim-{release}-{platform.machine()}-{key}.so"
     with suppress(OSError):  # there is none; or it is of another system, such as one with an older C library
-        return _load(kept)
-    built = _build(package)
+        content = kept.read_bytes()
+        if hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]:  # loading another may end the process
+            return ctypes.CDLL(str(kept))
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_file(kept, lambda file: file.write(built + hashlib.sha256(built).digest()))
-        return _load(kept)
-    except OSError as error:
-        warnings.warn(
-            f"Compiled code for Python delegates is not kept in {kept.parent}: {error}. It is compiled again in each "
-            "process.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    try:
+        # Nobody else can open the folder, and change what is made before it is read.
         with TemporaryFolder() as temporary:
-            (temporary / kept.name).write_bytes(built)
-            return _open(temporary / kept.name)
+            made = temporary / kept.name
+            _compile(package, made)
+            built = made.read_bytes()
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                replace_file(kept, lambda file: file.write(built + hashlib.sha256(built).digest()))
+            except OSError as error:
+                warnings.warn(
+                    f"Compiled code for Python delegates is not kept in {kept.parent}: {error}. It is compiled "
+                    "again in each process.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return ctypes.CDLL(str(made))
     except OSError as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: the compiled library cannot be loaded: {error}. Does CXX compile "
-            f"for this machine ({platform.machine()})?"
+            f"Python delegates cannot be used: the compiled library cannot be loaded: {error}. Does CXX compile for "
+            f"this machine ({platform.machine()})? Is there space in the temporary folder (TMPDIR)?"
         ) from error
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    """Load a library of the cache; OSError if it is damaged, too."""
-    content = path.read_bytes()
-    if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:  # loading it might end the process
-        raise OSError(f"{path} is damaged")
-    return _open(path)
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    """Load a library; OSError if it cannot be loaded, or lacks a function."""
-    loaded = ctypes.CDLL(str(path))
-    missing = [symbol for symbol in abi.FUNCTIONS if not hasattr(loaded, symbol)]
-    if missing:
-        raise OSError(f"it has no function {', '.join(missing)}")
-    return loaded
 
 
 def _package(release: str) -> Path:
@@ -115,15 +106,6 @@ def _package(release: str) -> Path:
     )
 
 
-def _source() -> str:
-    try:
-        return SOURCE.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BackendUnavailableError(
-            f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
-        ) from error
-
-
 def folder() -> Path:
     """Return the folder where compiled shims are kept; whether it is usable shows when it is used."""
     import platformdirs  # only where a delegate is used
@@ -134,61 +116,38 @@ def folder() -> Path:
 def compiler() -> list[str]:
     """Return the command of the C++ compiler."""
     chosen = os.environ.get("CXX", "").strip()
-    if chosen:
-        try:
-            command = shlex.split(chosen)
-        except ValueError as error:
-            raise BackendUnavailableError(
-                f"Python delegates need a C++ compiler, and the environment variable CXX, {chosen!r}, is not a "
-                f"command: {error}. Correct it, or unset it."
-            ) from error
-        if shutil.which(command[0]) is None:
-            raise BackendUnavailableError(
-                f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which "
-                "does not exist. Correct it, or unset it."
-            )
-        return command
-    for name in COMPILERS:
+    command = chosen.split()
+    if chosen and shutil.which(command[0]) is None:
+        raise BackendUnavailableError(
+            f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which does not "
+            "exist. Correct it, or unset it."
+        )
+    for name in () if chosen else COMPILERS:
         if shutil.which(name) is not None:
             return [name]
-    raise BackendUnavailableError(
-        f"Python delegates need a C++ compiler once, and none of {', '.join(COMPILERS)} is on the PATH. Install one "
-        "(Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; "
-        "conda: conda install cxx-compiler), or name one with the environment variable CXX."
-    )
+    if not chosen:
+        raise BackendUnavailableError(
+            f"Python delegates need a C++ compiler once, and none of {', '.join(COMPILERS)} is on the PATH. Install "
+            "one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; "
+            "conda: conda install cxx-compiler), or name one with the environment variable CXX."
+        )
+    return command
 
 
-def _build(package: Path) -> bytes:
-    """Compile in a folder that only this user can open, so that nobody changes what is made before it is read."""
-    command = compiler()
+def _compile(package: Path, target: Path) -> None:
     include = package / "include"
     includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
     libraries = (f"-L{package / 'lib'}", "-lexecutorch")
-    try:
-        with TemporaryFolder() as folder:
-            target = folder / "shim.so"
-            _compile([*command, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
-            return target.read_bytes()
-    except OSError as error:
-        raise BackendUnavailableError(
-            f"Python delegates cannot be used: the library that they need cannot be compiled: {error}. Free space in "
-            "the temporary folder, or choose another one with the environment variable TMPDIR."
-        ) from error
-
-
-def _compile(command: list[str]) -> None:
+    command = [*compiler(), *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)]
     shown = shlex.join(command)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL
         )
-    except subprocess.TimeoutExpired as error:
+    except (subprocess.TimeoutExpired, OSError) as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: the C++ compiler did not finish within {SECONDS} seconds: {shown}"
-        ) from error
-    except OSError as error:
-        raise BackendUnavailableError(
-            f"Python delegates cannot be used: the C++ compiler cannot be started: {error}. The command was: {shown}"
+            f"Python delegates cannot be used: the C++ compiler cannot be started, or did not finish within {SECONDS} "
+            f"seconds: {error}. The command was: {shown}"
         ) from error
     if done.returncode != 0:
         output = f"{done.stdout}{done.stderr}".strip() or "nothing"

@@ -11,8 +11,8 @@ import module_programs
 import operator_programs
 import quantized_attention
 import random_attention
-import random_modules
 import torch
+from random_flow import export_random
 from random_programs import random_program
 from torch.export import ExportedProgram
 
@@ -45,7 +45,7 @@ KINDS: Mapping[str, Callable[[int], Made]] = {
     "state": lambda seed: random_attention.make(seed, state=True),
     "ops": _operators,
     "modules": lambda seed: _of_examples(*module_programs.make(seed), seed),
-    "random": lambda seed: _of_examples(*random_modules.make(seed), seed),
+    "random": export_random,
     "methods": _methods,
     "quantized": quantized_attention.make,
 }

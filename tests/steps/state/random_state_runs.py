@@ -91,8 +91,8 @@ def _ways(r: random.Random, kind: str, count: int) -> list[Way]:
 
 
 def _read(way: str) -> Way:
-    partitioner, rewrites, originals, edge, seed = way.split()
-    return Way(partitioner.replace("-", " "), rewrites, originals == "True", edge, int(seed))
+    partitioner, rewrites, edge, seed = way.split()
+    return Way(partitioner.replace("-", " "), rewrites, edge, int(seed))
 
 
 def _verdict(compare: Any) -> list[str]:

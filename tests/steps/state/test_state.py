@@ -533,7 +533,6 @@ DOORS = (
     Way("some own", "none", seed=2),
     Way(edge="executorch"),
     Way("xnnpack", "none", edge="to_backend"),
-    Way(originals=True),
 )
 WRONG_ONCE = list(CASES)[:11]
 
