@@ -22,7 +22,6 @@ from nbclient import NotebookClient
 from pte_files import made
 
 import exir_lowering
-from exir_lowering.inspection.difference import compare
 from exir_lowering.pte.printing import in_notebook
 
 TOUR = ROOT / "docs" / "examples" / "tour.ipynb"
@@ -53,7 +52,6 @@ def _values() -> dict[str, Any]:
         "plan": exir_lowering.plan(program, "reference"),
         "file": file,
         "report": lowered.report,
-        "difference": compare(file, exir_lowering.inspect(made("state").pte)),
         "verification": exir_lowering.verify(artifact, program),
         "culprit": exir_lowering.bisect(program, "reference"),
         "profile": exir_lowering.load(artifact.buffer).profile("forward", *inputs),
