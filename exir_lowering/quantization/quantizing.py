@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
-from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention

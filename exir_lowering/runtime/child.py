@@ -52,6 +52,9 @@ def main(file: str, modules: str) -> None:
         send_message(connection, ({}, ()))
         while True:
             task = read_message(connection)
+            if task[0]["do"] == "fork":
+                connection = _fork(connection)
+                continue
             _end_with(connection, True)
             try:
                 reply = _work(task)
@@ -64,6 +67,25 @@ def main(file: str, modules: str) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _fork(connection: socket.socket) -> socket.socket:
+    """Make a copy of this process, which has not worked yet; return the socket over which each of the two goes on."""
+    _, (file,), _, _ = socket.recv_fds(connection, 1, 1)
+    pid = os.fork()
+    if pid:
+        os.close(file)
+        send_message(connection, ({"pid": pid}, ()))
+        return connection
+    connection.close()
+    connection = socket.socket(fileno=file)
+    send_message(connection, ({}, ()))
+    return connection
+
+
+def _wait(header: Any, contents: Sequence[bytes]) -> Message:
+    """Wait for the end of a copy."""
+    return {"status": os.waitstatus_to_exitcode(os.waitpid(header["pid"], 0)[1])}, ()
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:
@@ -86,7 +108,7 @@ def _work(message: Message) -> Message:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            reply, contents = _open(header, given) if header["do"] == "open" else _run(header, given)
+            reply, contents = _TASKS[header["do"]](header, given)
         except (LoweringError, MemoryError) as error:
             reply = describe_error(_over_memory(header["where"], error) or error, error)
     warned = [(one.category.__name__, str(one.message)) for one in caught]
@@ -126,6 +148,9 @@ def _run(header: Any, contents: Sequence[bytes]) -> Message:
         outputs = _engine.run(method, inputs)
     described, made = transfer.write(outputs)
     return {"values": described}, made
+
+
+_TASKS = {"open": _open, "run": _run, "record": _run, "wait": _wait}
 
 
 def _bound(memory: int | None) -> None:

@@ -9,8 +9,9 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,9 +64,9 @@ class Limits:
 class IsolatedEngine:
     """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
-    def __init__(self, file: ProgramFile, opening: Message, modules: Sequence[str], limits: Limits) -> None:
+    def __init__(self, file: ProgramFile, opening: Message, begin: Callable[[], Process], limits: Limits) -> None:
         self._file, self._opening, self._limits = file, opening, limits
-        self._modules = modules
+        self._begin = begin
         self._lock, self._calling = threading.RLock(), False
         self._process = os.getpid()
         self._worker: Process | None = None
@@ -106,10 +107,10 @@ class IsolatedEngine:
             finally:
                 self._calling = False
 
-    def start(self, worker: Process | None = None) -> Process:
-        """Start a process unless one is given, and open the file there; raise what `load` raises, or a LimitError."""
+    def start(self) -> Process:
+        """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
         try:
-            worker = worker or Process(self._modules)
+            worker = self._begin()
         except OSError as error:
             raise InputError(
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
@@ -132,14 +133,6 @@ class IsolatedEngine:
             self.start()
         else:
             self._ask(self._file.name, self._worker, self._opening)
-
-    def release(self) -> Process | None:
-        """Return the process, if it is there, for another file; this one has none then."""
-        worker = self._worker
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._worker = self._finalizer = None
-        return worker
 
     def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
@@ -180,9 +173,9 @@ def open_isolated(
     given: Mapping[str, Any],
     unavailable: Unavailable,
     limits: Limits,
-    worker: Process | None = None,
+    begin: Callable[[Sequence[str]], Process] = Process,
 ) -> IsolatedEngine:
-    """Open a file in a separate process, one that is there or a new one.
+    """Open a file in a separate process, which is made with modules imported.
 
     It raises what `load` raises, or an InputError if that is impossible.
     """
@@ -204,8 +197,8 @@ def open_isolated(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = IsolatedEngine(file, (header, contents), modules, limits)
-    opened.start(worker)
+    opened = IsolatedEngine(file, (header, contents), partial(begin, modules), limits)
+    opened.start()
     return opened
 
 
