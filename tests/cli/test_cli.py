@@ -441,24 +441,6 @@ def test_run_takes_numbers_and_shows_every_output(main: Main, models: Path, tmp_
     assert "float32" in out and "bool" in out and "-4" in out
 
 
-class Scaled(torch.nn.Module):
-    def forward(self, x: torch.Tensor, times: torch.Tensor, on: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        return torch.where(on, x * times, x) + step
-
-
-def test_run_makes_tensors_without_dimensions_of_numbers(main: Main, tmp_path: Path) -> None:
-    given = (torch.ones(2), torch.tensor(2.5), torch.tensor(True), torch.tensor(4))
-    exir_lowering.lower(export(Scaled(), given), []).emit().save(tmp_path / "s.pte")
-    argv = ("run", tmp_path / "s.pte", "--save", tmp_path / "y.pt", "--inputs", tmp_path / "x.pt")
-    torch.save([torch.ones(2), 3, True, 4], tmp_path / "x.pt")
-    assert main(*argv)[0] == 0
-    assert torch.load(tmp_path / "y.pt")[0].tolist() == [7.0, 7.0]
-    for wrong in ((3, 1, 4), (3, True, 4.5), (True, True, 4)):
-        torch.save([torch.ones(2), *wrong], tmp_path / "x.pt")
-        code, _, err = main(*argv)
-        assert code == 2 and "expected a tensor of" in err
-
-
 def test_random_inputs_are_the_same_each_time(main: Main, pte: Path) -> None:
     argv = ("run", pte, "--method", "small")
     assert main(*argv) == main(*argv)
@@ -474,7 +456,7 @@ def test_inputs_that_are_wrong(main: Main, pte: Path, tmp_path: Path, monkeypatc
         "none.pt": ("There is no file 'none.pt'",),
         "weights.pt": ("expected a tensor",),
         "code.pt": ("not a torch.save file with only tensors",),
-        "wrong.pt": (".to(torch.float32)", "dimension 0 is 3, not 2", "  takes x: float32[1..16, 8]"),
+        "wrong.pt": (".to(torch.float32)", "dimension 0 is 3, not 2"),
     }.items():
         code, out, err = main("run", pte, "--method", "small", "--inputs", given)
         assert (code, out) == (2, "") and all(part in err for part in parts), err
