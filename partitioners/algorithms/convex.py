@@ -166,44 +166,38 @@ def _follows(node: Node) -> bool:
 def _contract_nodes(
     nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
 ) -> tuple[list[list[Node]], Dag]:
-    """Return the nodes of each vertex, and the graph that the vertices make."""
+    """Return the nodes of each vertex, and the graph that the vertices make.
+
+    The nodes of a group that one backend takes whole are joined, and what is on a cycle of such groups; the nodes of
+    other groups are left to the host.
+    """
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
-        members = [together.place[node] for node in list_group_operators(number, group, together.place)]
-        for other in members[1:]:
-            grouped.join(members[0], other)
+        places = [together.place[node] for node in list_group_operators(number, group, together.place)]
+        for other in places[1:]:
+            grouped.join(places[0], other)
             found = True
-    if found:
-        label_of = _join_groups(label_of, grouped, together)
-        _close(label_of, together)
-    return _number(label_of, together)
-
-
-def _join_groups(label_of: Mapping[Node, str], grouped: Sets, together: Together) -> Mapping[Node, str]:
-    """Join the nodes of each group that one backend takes whole; leave the nodes of the others to the host."""
+    if not found:
+        return _number(label_of, together)
     members: dict[int, list[Node]] = {}
-    for i, node in enumerate(together.nodes):
+    for i, node in enumerate(nodes):
         members.setdefault(grouped.find(i), []).append(node)
     left = dict(label_of)
-    for group in members.values():
-        labels = {label_of.get(node) for node in group if not _follows(node)}
+    for joined in members.values():
+        labels = {label_of.get(node) for node in joined if not _follows(node)}
         if len(labels) == 1 and None not in labels:
-            together.join(group)
-        elif len(group) > 1:
-            for node in group:
+            together.join(joined)
+        elif len(joined) > 1:
+            for node in joined:
                 left.pop(node, None)
-    return left
-
-
-def _close(label_of: Mapping[Node, str], together: Together) -> None:
-    """Join what is on a cycle of groups if one backend takes all of it; otherwise, refuse it."""
     for knot in together.knots():
-        inside = [node for node in together.nodes if together.find(node) in knot]
-        labels = {label_of.get(node) for node in inside if not _follows(node)}
+        inside = [node for node in nodes if together.find(node) in knot]
+        labels = {left.get(node) for node in inside if not _follows(node)}
         if len(labels) > 1 or None in labels:
-            raise _describe_nonconvex(label_of, together, knot)
+            raise _describe_nonconvex(left, together, knot)
         together.join(inside)
+    return _number(left, together)
 
 
 def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
