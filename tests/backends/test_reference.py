@@ -159,19 +159,6 @@ def test_outputs_and_inputs_of_every_kind() -> None:
     check(Model(), torch.randn(2, 4), torch.tensor(1.5))
 
 
-def test_no_inputs() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(3))
-
-        def forward(self) -> Any:
-            return self.weight + self.weight, torch.arange(5)
-
-    with torch.no_grad():
-        check(Model())
-
-
 def test_several_calls_leave_weights_alone() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -264,42 +251,6 @@ def test_state_lives_in_the_handle() -> None:
         x = torch.randn(4)
         compare(first(x), [value.clone() for value in eager(x)])
     compare(second(torch.ones(4)), Cache()(torch.ones(4)))  # from the beginning
-
-
-class Swap(torch.nn.Module):
-    """State that is swapped and returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("first", torch.arange(4.0))
-        self.register_buffer("second", torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        old = self.first.clone()
-        self.first.copy_(self.second)
-        self.second.copy_(old)
-        return self.first, x * 2 + old, None, 7
-
-
-def test_a_whole_program_that_swaps_its_state() -> None:
-    eager = Swap().eval()
-    found = exir_lowering.lower_whole_program(edge_program(Swap(), (torch.ones(4),)), "reference")
-    handle, delegate = compiled(found)
-    for _ in range(3):
-        x = torch.randn(4)
-        got, expected = list(delegate.execute(handle, [x])), eager(x)
-        assert got[2:] == [None, 7] and len(got) == 4
-        compare(got[:2], expected[:2])
-
-
-def test_a_whole_program_that_writes_its_input_is_refused() -> None:
-    class Write(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x.add_(1)
-            return x * 2
-
-    with pytest.raises(BackendFailure, match="a delegate's inputs are the runtime's own memory"):
-        exir_lowering.lower_whole_program(edge_program(Write(), (torch.ones(4),)), "reference")
 
 
 class Decoder(torch.nn.Module):
@@ -435,27 +386,6 @@ def first(tree: Any) -> Any:
     return tree["graphs"][0][1][0]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda tree: tree.pop("graphs"), "cannot be read: KeyError"),
-        (lambda tree: tree["weights"].append(["", 0, "Tensor", [], []]), "weight is damaged"),
-        (lambda tree: first(tree).__setitem__(0, "aten.nonsense.default"), "aten.nonsense.default is not registered"),
-        (lambda tree: first(tree).__setitem__(0, "aten.add.__class__"), "aten.add.__class__ is not registered"),
-        (lambda tree: first(tree).__setitem__(0, "nonsense"), "nonsense is not registered"),
-        (lambda tree: first(tree).__setitem__(1, [{"state": 55}]), "cannot be read: ValueError: there is no entry 55"),
-        (lambda tree: tree["outputs"].__setitem__(0, 55), "cannot be read: ValueError: there is no entry 55"),
-        (lambda tree: tree["states"][0].__setitem__(1, -4), "weight is damaged"),
-        (lambda tree: tree["states"][0].__setitem__(3, [-4]), "weight is damaged"),
-    ],
-)
-def test_payloads_that_somebody_else_wrote(change: Any, said: str) -> None:
-    tree = FORMAT.unpack(payload(lowered(Cache(), (torch.ones(4),))))
-    change(tree)
-    with pytest.raises(InputError, match=said):
-        ReferenceDelegate().compile(FORMAT.pack(tree), [], DelegateContext("forward", lambda key: bytes(32)))
-
-
 def test_missing_and_short_named_data() -> None:
     good = payload(lowered(Cache(), (torch.ones(4),)))
     with pytest.raises(InputError, match="has no named data"):
@@ -522,18 +452,6 @@ def test_the_partitioner_says_why_not(library: Any) -> None:
     node.target, node.args = torch.ops.aten.ones.default, ([2],)
     node.kwargs = {"device": torch.device("cuda")}
     assert "makes a tensor on device cuda" in str(refusal(program, node))
-
-
-def test_the_backend_names_the_source_line_of_what_it_cannot() -> None:
-    class Host(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.sin(x) * 2
-
-    program = edge_program(Host(), (torch.ones(2),))
-    (node,) = [n for n in program.graph.nodes if "sin" in n.name]
-    node.meta["val"] = node.meta["val"].to_sparse()
-    with pytest.raises(BackendFailure, match=r"aten.sin.default is not supported by backend 'reference': aten_sin.* "):
-        exir_lowering.lower(program, TagPartitioner(backend="reference"))
 
 
 # -- many programs ----------------------------------------------------------------------------------------------------

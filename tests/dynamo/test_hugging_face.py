@@ -128,16 +128,3 @@ def test_generate_with_a_compile_config(config: dict[str, Any]) -> None:
     got = model.generate(ids, cache_implementation="static", compile_config=given, **how)
     assert _ran() == {"exir_lowering"}
     assert torch.equal(got, model.generate(ids, **how))
-
-
-def test_what_the_libraries_refuse(tmp_path: Path) -> None:
-    """When one of these works, docs/torch-compile.md can say so."""
-    with pytest.raises(ValueError, match="'EXIR_LOWERING' is not a valid DynamoBackend"):
-        _train(tmp_path, lambda model: model, torch_compile_backend="exir_lowering")
-    with pytest.raises(ValueError, match="'EXIR_LOWERING' is not a valid DynamoBackend"):
-        Accelerator(cpu=True, dynamo_backend="exir_lowering")
-    with pytest.raises(ValueError, match="The batch received was empty"):
-        _train(tmp_path, torch.compile(backend="exir_lowering", options=OPTIONS))
-    config = CompileConfig(backend="exir_lowering", options=OPTIONS)
-    with pytest.raises(RuntimeError, match="Either mode or options"):
-        torch.compile(torch.sin, **config.to_dict())

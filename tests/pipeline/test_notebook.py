@@ -23,7 +23,6 @@ from pte_files import made
 
 import exir_lowering
 from exir_lowering.inspection.difference import compare
-from exir_lowering.pte.printing import in_notebook
 
 TOUR = ROOT / "docs" / "examples" / "tour.ipynb"
 CELL = re.compile(r'/[^\s&;"]*ipykernel_\d+/\d+\.py')
@@ -104,15 +103,6 @@ def test_names_are_text() -> None:
         assert set(shown.tags) <= {"iframe", "details", "summary", "pre"}
         page = shown.frame.get("srcdoc") or ""
         assert {"script", "img"}.isdisjoint(_Shown(page).tags) and "<b>x" not in page
-
-
-def test_what_is_huge_is_cut_and_what_fails_says_so() -> None:
-    shown = _Shown(in_notebook(lambda width: "x" * 10**6, lambda: "y" * 10**7))
-    assert shown.tags == ["pre"] and len(shown.text) < 101_000
-    assert "The page has 10,000,000 characters" in shown.text and "and 900,000 characters more" in shown.text
-    assert len(fake_plans.varied()._repr_html_()) < 3_000_000
-    broken = replace(fake_plans.small(), methods=None)  # type: ignore[arg-type]
-    assert "This cannot be shown: TypeError" in broken._repr_html_()
 
 
 def test_a_text_is_a_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import ctypes
 import gc
 import os
 import re
-import resource
 import signal
 import sys
 import threading
@@ -742,16 +741,6 @@ class TestShim:
             assert part in message
         assert not kept(cache)
 
-    def test_no_compiler_when_a_file_is_loaded(self, adds, cache, tmp_path):
-        (tmp_path / "model.pte").write_bytes(adds)
-        code = (
-            "from scripted import ScriptDelegate\nfrom exir_lowering import BackendUnavailableError, load\n"
-            "try:\n    load('model.pte', delegates=[ScriptDelegate])\n"
-            "except BackendUnavailableError as error:\n    print(error)"
-        )
-        done = run(code, cwd=tmp_path, env={"PATH": str(cache)})
-        assert "need a C++ compiler once" in done.stdout, done.stderr[-2000:]
-
     def test_a_wrong_compiler(self, cache, monkeypatch):
         monkeypatch.setenv("CXX", "/nowhere/c++ -O3")
         assert "'/nowhere/c++ -O3', which does not exist" in message_of(shim.library, BackendUnavailableError)
@@ -765,23 +754,6 @@ class TestShim:
         for part in ("exit code 3", "an error of mine", str(compiler), "-std=c++17"):
             assert part in message
         assert not kept(cache)
-
-    def test_a_damaged_source(self, cache, tmp_path, monkeypatch):
-        damaged = tmp_path / "shim.cpp"
-        damaged.write_bytes(shim.SOURCE.read_bytes()[:-200])
-        monkeypatch.setattr(shim, "SOURCE", damaged)
-        assert "error:" in message_of(shim.library, BackendUnavailableError)
-        damaged.write_bytes(b"\xff\xfe")
-        assert "Install exir-lowering again" in message_of(shim.library, BackendUnavailableError)
-        damaged.unlink()
-        assert "cannot be read" in message_of(shim.library, BackendUnavailableError)
-
-    def test_what_is_not_a_library(self, cache, tmp_path, monkeypatch):
-        compiler = tmp_path / "compiler"
-        compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nothing > "$2"\n')
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CXX", str(compiler))
-        assert "cannot be loaded" in message_of(shim.library, BackendUnavailableError)
 
     def test_another_executorch(self, cache, monkeypatch):
         monkeypatch.setattr(shim, "version", lambda name: "9.1.0")
@@ -801,19 +773,6 @@ class TestShim:
         )
         done = run(code, tmp_path)
         assert "has no lib/libexecutorch.so" in done.stdout, done.stderr[-2000:]
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """A compiled shim, and a compiler that copies it."""
-    folder = tmp_path_factory.mktemp("compiled")
-    shim._compile(shim._package(shim.version("executorch")), folder / "shim")
-    compiler = folder / "compiler"
-    compiler.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {folder}/shim "$2"\necho >> {folder}/calls\n'
-    )
-    compiler.chmod(0o755)
-    return folder
 
 
 def forked(work):
@@ -848,77 +807,6 @@ def test_a_forked_child_runs_what_another_thread_runs(adds, xy):
     finally:
         over.set()
         thread.join()
-
-
-def replaced(path, content):
-    """Put another file in a place; the one that was there may be in use."""
-    path.unlink()
-    path.write_bytes(content)
-
-
-class TestCache:
-    """What is in the cache may be damaged."""
-
-    @pytest.fixture(autouse=True)
-    def kept(self, cache, compiled, monkeypatch):
-        """A cache with a shim in it; `calls` is there when one was compiled since."""
-        monkeypatch.setenv("CXX", str(compiled / "compiler"))
-        shim.library()
-        (path,) = kept(cache)
-        (compiled / "calls").unlink()
-        self.calls = compiled / "calls"
-        return path
-
-    def works(self, library=None):
-        library = shim.library() if library is None else library
-        library.exir_ticks.restype = ctypes.c_uint64
-        assert library.exir_ticks() > 0
-
-    def test_it_is_used(self, kept):
-        self.works()
-        assert not self.calls.exists()
-        assert kept.parent.stat().st_mode & 0o777 == 0o700
-
-    @pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.999])
-    def test_one_that_was_cut_off(self, kept, part):
-        content = kept.read_bytes()
-        replaced(kept, content[: int(len(content) * part)])
-        self.works()
-        assert kept.read_bytes() == content
-
-    def test_one_that_was_changed(self, kept):
-        content = bytearray(kept.read_bytes())
-        content[len(content) // 2] ^= 1
-        replaced(kept, bytes(content))
-        self.works()
-        assert self.calls.exists() and kept.read_bytes() != content
-
-    def test_a_folder_that_cannot_be_made(self, kept):
-        kept.unlink()
-        kept.parent.rmdir()
-        kept.parent.write_bytes(b"")
-        with pytest.warns(RuntimeWarning, match="is not kept in"):
-            self.works()
-        assert self.calls.exists()
-
-    def test_no_home(self, monkeypatch):
-        monkeypatch.delenv("HOME")
-        self.works()
-        assert not self.calls.exists()
-
-    def test_a_full_disk(self, kept):
-        """The library fits, and the copy that is kept does not."""
-        kept.unlink()
-        size = (self.calls.parent / "shim").stat().st_size
-
-        def work():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))
-            with pytest.warns(RuntimeWarning, match="is not kept in"):
-                self.works()
-
-        assert forked(work) == 0
-        assert not list(kept.parent.iterdir())
 
 
 def test_the_backend_that_the_tests_use_is_its_own():

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from forked import is_alive, wait_until
@@ -300,7 +299,7 @@ class TestEnds:
         script, pids = tmp_path / "script.py", tmp_path / "pids"
         script.write_text(QUIET)
         pids.mkdir()
-        command = [sys.executable, *flags, str(script), str(Path(forked.__file__).parent), str(pids / "pid")]
+        command = [sys.executable, *flags, str(script), str(Path(__file__).parent), str(pids / "pid")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert not told.exists(), told.read_text()
