@@ -21,8 +21,8 @@ _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 class ConvexPartitioner(CapabilityBasedPartitioner):
     """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
 
-    It makes no more partitions than torch.fx's, and needs no table of all downstream nodes. Its other methods are
-    torch.fx's.
+    It makes no more partitions than torch.fx's where those may have parts that share no edge, and needs no table of all
+    downstream nodes. Its other methods are torch.fx's.
 
     Args:
         graph_module: The graph.

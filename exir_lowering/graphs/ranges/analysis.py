@@ -195,8 +195,9 @@ class ValueRanges:
         found = set()
         for node in self._program.graph.find_nodes(op="placeholder"):
             state, first = self._constants.mutated(node), self._constants.stored(node)
-            floating = state is not None and first is not None and first.is_floating_point()
-            if floating and self._constants.extremes(first).magnitude <= _STATE_BOUND:
+            if state is None or first is None or not first.is_floating_point():
+                continue
+            if self._constants.extremes(first).magnitude <= _STATE_BOUND:
                 found.add(state)
         return found
 

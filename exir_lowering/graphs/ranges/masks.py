@@ -131,8 +131,9 @@ class Rows:
         if key not in self._truths:
             shape = shape_of(node)
             unclear = shape is None or len(shape) < -dim or depth > _DEEPEST
-            found = unclear or self._find_truth(node, dim, truth, depth + 1)
-            self._truths[key] = doubts.masked(self._ranges, node, str(not truth)) if found is True else found
+            found = True if unclear else self._find_truth(node, dim, truth, depth + 1)
+            masked = isinstance(found, bool)
+            self._truths[key] = doubts.masked(self._ranges, node, str(not truth)) if masked else found
         return self._truths[key]
 
     def _find_truth(self, node: Node, dim: int, truth: bool, depth: int) -> Doubt | bool | None:
