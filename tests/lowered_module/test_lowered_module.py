@@ -23,7 +23,6 @@ from executorch.devtools.bundled_program.serialize import (
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from lowering_support import TagPartitioner, by_operator, without_address
-from models import exported
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
 from torch.export import Dim, export
@@ -88,15 +87,6 @@ class Count(nn.Module):
     def forward(self, x):
         self.total.add_(x)
         return self.total * 2
-
-
-class Cond(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda v: self.linear(v) + 1, lambda v: v * 3, (x,))
 
 
 class AddMul(nn.Module):
@@ -279,28 +269,6 @@ class TestCalls:
         module = lowered.module()
         assert_same(module(point), Points()(point))
         assert "argument 'p' has a different structure" in message_of(lambda: module((point.x, point.y)))
-
-    def test_gradients_end_at_the_module(self, mixed):
-        x = torch.randn(4, 4, requires_grad=True)
-        module = mixed[1].module()
-        assert not module(x).requires_grad
-        with torch.inference_mode():
-            assert_same(module(x), mixed[0](x))
-
-    def test_control_flow(self):
-        torch.manual_seed(0)
-        model = Cond().eval()
-        lowered = lower(export(model, (torch.ones(2, 4),)), TagPartitioner(by_operator(MUL, ADD), "reference"))
-        module = lowered.module()
-        for x in (torch.ones(2, 4), -torch.ones(2, 4)):
-            assert_same(module(x), model(x))
-
-    @pytest.mark.parametrize("name", ["bert", "llama"])
-    def test_a_whole_model(self, name):
-        model, inputs, program = exported(name)
-        lowered = lower(program, [SupportPartitioner({"reference": everything()})])
-        module = lowered.module(delegates=[ReferenceDelegate])
-        assert_same(module(*inputs), model(*inputs))
 
     def test_an_output_that_is_not_what_the_program_says_is_named(self, rich, mixed):
         for lowered, name, error in ((rich, "forward", BackendContractError), (mixed[1], "add-mul", InvariantError)):
@@ -486,18 +454,6 @@ class TestAttributes:
         message = message_of(lambda: module.save(tmp_path / "model.pte"))
         assert "'sizes'" in message and kind in message
         assert not list(tmp_path.iterdir())
-
-    def test_an_int_that_json_cannot_hold(self, rich, tmp_path):
-        module = rich.module()
-        module.size = 10**5000
-        assert "hex(" in message_of(lambda: module.save(tmp_path / "model.pte"))
-        assert not list(tmp_path.iterdir())
-
-    def test_a_list_that_holds_itself(self, rich, tmp_path):
-        module = rich.module()
-        module.loop = []
-        module.loop.append(module.loop)
-        assert "'loop' contains itself" in message_of(lambda: module.save(tmp_path / "model.pte"))
 
     def test_a_name_that_is_taken_is_refused_when_it_is_set(self, rich_module):
         assert "has a method of that name" in message_of(lambda: setattr(rich_module, "forward", 1))
@@ -700,15 +656,6 @@ class TestAvailability:
         assert_same(loaded.one(x, y), AddMul()(x, y))
         assert loaded.version == "1"
 
-    def test_nothing_is_said_where_it_is_available(self, adding):
-        delegate = ScriptDelegate()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", BackendUnavailableWarning)
-            module = adding.module(delegates=[delegate])
-        x, y = torch.randn(3), torch.randn(3)
-        assert_same(module.one(x, y), AddMul()(x, y))
-        assert delegate.executed == 1
-
 
 class TestModule:
     def test_it_is_for_inference(self, rich_module):
@@ -718,19 +665,6 @@ class TestModule:
         assert rich_module.to("cpu") is rich_module
         assert "torch.float16" in message_of(rich_module.half)
         assert "on meta" in message_of(lambda: rich_module.to("meta"))
-
-    def test_it_is_part_of_another_module(self, mixed):
-        model, lowered = mixed
-        outer = nn.Sequential(lowered.module(), nn.ReLU()).eval()
-        x = torch.randn(3, 4)
-        assert_same(outer(x), model(x).relu())
-
-    def test_hooks_run(self, mixed):
-        module, seen = mixed[1].module(), []
-        with module.register_forward_hook(lambda *call: seen.append(call)):
-            module(torch.randn(3, 4))
-        module(torch.randn(3, 4))
-        assert len(seen) == 1
 
     @pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_no_pickle(self, rich_module, call):
