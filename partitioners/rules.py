@@ -15,8 +15,8 @@ from torch.fx import Node
 from exir_lowering import CompileSpec, DelegationSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
-from exir_lowering.partitioners.supports.attributes import suggest
 from exir_lowering.partitioners.supports.predicates import check_operator
+from exir_lowering.partitioners.supports.support import suggest
 
 HOST = "host"
 """Where operators go that no backend takes."""

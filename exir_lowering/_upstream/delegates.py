@@ -113,11 +113,6 @@ def delegate_info(result: PreprocessResult) -> Any:
     return result._delegate_info_meta
 
 
-def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
-    """Return a lowered module with another original program, and all else shared."""
-    return _changed(lowered, original_exported_program=program)
-
-
 def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> PreprocessResult:
     """Make a backend's result; the argument for what `delegate_info` returns is private."""
     return PreprocessResult(payload, handles, data, _delegate_info_meta=info)

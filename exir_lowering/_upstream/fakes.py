@@ -23,7 +23,7 @@ from torch.utils._sympy.value_ranges import (
     bound_sympy,  # what an expression of sizes can be
 )
 
-from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.tensors import SYMBOLS
 
 _KEY = "exir_lowering_decisions"
 

@@ -24,8 +24,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.locks import conversion, during, replacing
+from exir_lowering._upstream.locks import during, replacing
 
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and the name of what refused it."""
@@ -111,8 +110,8 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
-def _wrapping(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, str, Any]]:
-    """Return ExecuTorch's own conversions, each in a context."""
+def conversions_in(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, str, Any]]:
+    """Return what replaces ExecuTorch's own conversions by the same ones, each in a context."""
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -127,10 +126,3 @@ def _wrapping(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[
     # The functions that to_edge and to_edge_transform_and_lower call before they have a manager.
     functions = [(et_program, name) for name in ("_generate_edge_program", "_gen_edge_manager_for_partitioners")]
     return [(owner, name, within(getattr(owner, name))) for owner, name in methods + functions]
-
-
-WAITING = replacing(lambda: _wrapping(conversion))
-"""A context in which ExecuTorch's own conversions take the lock of conversions."""
-
-ACCELERATED = replacing(lambda: _wrapping(accelerating))
-"""A context in which ExecuTorch's own conversions are accelerated; to be entered inside `WAITING` only."""

@@ -8,16 +8,27 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
+from executorch.exir.passes.memory_format_ops_pass import MemoryFormatOpsPass
+from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
+from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass
+from executorch.exir.program._program import _default_decomposition_table, _get_aten_to_edge_passes
 from torch._decomp import decomposition_table  # all decompositions that torch has, by operator; no public name
 from torch._dispatch.python import enable_python_dispatcher  # runs operators on fake tensors
+from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import ReplaceViewOpsWithViewCopyOpsPass
 from torch._ops import OpOverload
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from exir_lowering._upstream.conversion import default_table, dialect_passes
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.operators import wrapped_operator
+
+
+def dialect_passes(config: EdgeCompileConfig) -> list[Any]:
+    """Return ExecuTorch's passes from core ATen to Edge operators, in its order."""
+    before, _ = _get_aten_to_edge_passes(config)
+    passes = [RemoveNonCoreAtenOpGraphAssertsPass(), ReplaceViewOpsWithViewCopyOpsPass(), *before, OpReplacePass()]
+    return passes if config._skip_dim_order else [*passes, MemoryFormatOpsPass()]
 
 
 def own_decomposition(target: Any) -> Callable[..., Any] | None:
@@ -55,7 +66,7 @@ def trace(
 
     It returns tensors, in a tuple.
     """
-    table = {**_prims(), **default_table(), **decompositions}
+    table = {**_prims(), **_default_decomposition_table(), **decompositions}
     with mode, enable_python_dispatcher(), torch.no_grad():
         traced = make_fx(functionalize(function, remove="mutations"), decomposition_table=table)(*values)
     traced.graph.eliminate_dead_code()

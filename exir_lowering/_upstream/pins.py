@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import linecache
 import logging
 import operator
@@ -20,34 +21,47 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from exir_lowering._upstream.locks import original_of
-from exir_lowering._upstream.pinned import DIGESTS, FEATURES as FEATURES, Feature as Feature
+from exir_lowering._upstream.pinned import FEATURES as FEATURES
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""
 
 _LOG = logging.getLogger(__name__)
 _BY_NAME = {feature.name: feature for feature in FEATURES}
+_PLACES = {feature.name: feature.places for feature in FEATURES}
+_VENDORS = "executorch.backends."  # what is in these modules counts only if something has imported them
 _OFF: set[str] = set()  # the features that were found off in this process
-_TOLD: set[str] = set()  # what the log has said
+_LOGGED: set[str] = set()  # what the log has said
 # What was looked at: what it consists of, and whether it is known.
 _SEEN: dict[str, tuple[tuple[Any, ...], bool]] = {}
 _CHANGING = (dict, list, set)  # their content is looked at each time
 _STDLIB = sysconfig.get_path("stdlib")
 _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
-_LENGTH = 16  # hexadecimal digits of a SHA-256
 
+# What the class statement adds to a class; `__` names that are no functions are left out, too.
 _IGNORED = frozenset(("__annotations__", "__dict__", "__doc__", "__module__", "__orig_bases__", "__parameters__"))
-"""What the class statement adds to a class; `__` names that are no functions are left out, too."""
 
 
 class UnknownCodeError(Exception):
     """Code without a source, or a value that cannot be described."""
+
+
+@cache
+def digests() -> Mapping[str, list[str]]:
+    """Return the digests of upstream code that was looked at, by its place: see tests/house/record_pins.py."""
+    table: dict[str, list[str]] = json.loads(resources.files(__package__).joinpath("pins.json").read_bytes())
+    return table
+
+
+def is_plain() -> bool:
+    """Return whether everything is turned off."""
+    return os.environ.get(PLAIN, "") not in ("", "0")
 
 
 def is_on(name: str) -> bool:
@@ -57,96 +71,62 @@ def is_on(name: str) -> bool:
 
 def why_off(name: str) -> str:
     """Return why a feature is off, "" if it is on."""
-    reason = _find_reason(_BY_NAME[name])
-    # Another thread may just have restored what it had replaced.
-    reason = reason and _find_reason(_BY_NAME[name])
+    reason, _ = _find_reason(name)
+    if reason:  # another thread may just have restored what it had replaced
+        reason, _ = _find_reason(name)
     if reason:
         _OFF.add(name)
     return reason
 
 
-def switched_off(names: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return the features that are off, of those that were asked for or of all, each with the reason."""
-    reasons = {name: why_off(name) for name in (_BY_NAME if names is None else names)}
-    return tuple(f"{name}: {reason}; {_BY_NAME[name].without}" for name, reason in reasons.items() if reason)
-
-
-def tell_switched_off() -> tuple[str, ...]:
+def report_switched_off() -> tuple[str, ...]:
     """Return the features that were found off in this process, each with the reason; the log says each once."""
     found = switched_off(name for name in _BY_NAME if name in _OFF or is_plain())
     for line in found:
-        if line not in _TOLD and not is_plain():
-            _TOLD.add(line)
+        if line not in _LOGGED and not is_plain():
+            _LOGGED.add(line)
             _LOG.warning("Off: %s", line)
     return found
 
 
+def switched_off(names: Iterable[str] = _BY_NAME) -> tuple[str, ...]:
+    """Return the features that are off, of those that were asked for, each with the reason."""
+    reasons = {name: why_off(name) for name in names}
+    return tuple(f"{name}: {reason}; {_BY_NAME[name].without}" for name, reason in reasons.items() if reason)
+
+
 def state() -> list[str]:
     """Return lines that differ where results of this process could: for keys of what is kept; none if all is known."""
-    return [f"off: {name} {_find_reason(_BY_NAME[name], exactly=True)}" for name in _BY_NAME if why_off(name)]
+    found = {name: _find_reason(name) for name in _BY_NAME if why_off(name)}
+    return [f"off: {name} {reason} {instead}".rstrip() for name, (reason, instead) in found.items()]
 
 
-def find(place: str) -> Any:
-    """Return upstream's own code, or a file's text, at a place; ImportError or AttributeError if it is not there."""
-    module, _, path = place.partition(":")
-    if module == "file":
-        return _read_file(path)
-    value: Any = sys.modules.get(module) or import_module(module)
-    for name in path.split(".") if path else ():
-        owner, value = value, inspect.getattr_static(value, name)
-        value = original_of(owner, name, value)
-    return value
+def vendor_modules() -> list[str]:
+    """Return the modules that count only if something has imported them."""
+    modules = {place.partition(":")[0] for places in _PLACES.values() for place in places}
+    return sorted(module for module in modules if module.startswith(_VENDORS))
 
 
-def _read_file(path: str) -> str:
-    package, _, rest = path.partition("/")
-    (folder, *_) = sys.modules[package].__path__
-    try:
-        return (Path(folder) / rest).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ImportError(str(error)) from error
-
-
-def digest_of(value: Any) -> str:
-    """Return the first digits of the SHA-256 of a function, class or table; UnknownCodeError if there is no source."""
-    return _short("\n".join(_describe(value, 0)))
-
-
-def digest_of_functions(functions: Iterable[Any]) -> str:
-    """Return the same of several functions, "" if one of them has no source."""
-    try:
-        return _short("\n".join(line for function in functions for line in describe_function(function)))
-    except UnknownCodeError:
-        return ""
-
-
-def is_plain() -> bool:
-    """Return whether everything is turned off."""
-    return os.environ.get(PLAIN, "") not in ("", "0")
-
-
-def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
-    """Return why a feature is off, "" if it is on; `exactly` with what is there instead."""
+def _find_reason(name: str) -> tuple[str, str]:
+    """Return why a feature is off, "" if it is on, and what tells apart what is there instead."""
     if is_plain():
-        return f"{PLAIN} is set"
-    here = f" {_PROCESS}" if exactly else ""
-    for place in feature.places:
+        return f"{PLAIN} is set", ""
+    for place in _PLACES[name]:
         module = place.partition(":")[0]
-        if module in feature.when_imported and module not in sys.modules:
+        if module.startswith(_VENDORS) and module not in sys.modules:
             continue
         try:
-            known = _is_known(place)
+            if not _is_known(place):
+                return f"{place} differs from the code that was checked", digest_of(find(place))
         except (ImportError, AttributeError) as error:
-            return f"{place} is missing ({error})"
+            return f"{place} is missing ({error})", ""
         except UnknownCodeError as error:
-            return f"{place} is not known: {error}{here}"
+            return f"{place} is not known: {error}", _PROCESS
         except MemoryError:
             raise
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
-            return f"{place} cannot be inspected ({type(error).__name__}: {error}){here}"
-        if not known:
-            return f"{place} differs from the code that was checked" + (f" {digest_of(find(place))}" if exactly else "")
-    return ""
+            return f"{place} cannot be inspected ({type(error).__name__}: {error})", _PROCESS
+    return "", ""
 
 
 def _is_known(place: str) -> bool:
@@ -156,7 +136,7 @@ def _is_known(place: str) -> bool:
     seen = _SEEN.get(place)
     if seen is not None and len(seen[0]) == len(parts) and all(map(operator.is_, seen[0], parts)):
         return seen[1]
-    known = digest_of(value) in DIGESTS.get(place, ())
+    known = digest_of(value) in digests().get(place, ())
     if not any(isinstance(part, _CHANGING) for part in parts):
         _SEEN[place] = parts, known
     return known
@@ -172,6 +152,43 @@ def _parts(value: Any) -> Iterator[Any]:
                 yield from _parts(item)
 
 
+def find(place: str) -> Any:
+    """Return upstream's own code, or a file's text, at a place; ImportError or AttributeError if it is not there."""
+    module, _, path = place.partition(":")
+    if module == "file":
+        return _read_file(path)
+    value: Any = sys.modules.get(module) or import_module(module)
+    for name in path.split("."):
+        owner, value = value, inspect.getattr_static(value, name)
+        value = original_of(owner, name, value)
+    return value
+
+
+def _read_file(path: str) -> str:
+    package, _, rest = path.partition("/")
+    try:
+        return Path(*sys.modules[package].__path__, rest).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ImportError(str(error)) from error
+
+
+def digest_of(value: Any) -> str:
+    """Return the first digits of the SHA-256 of a function, class or table; UnknownCodeError if there is no source."""
+    return _short(_describe(value, 0))
+
+
+def digest_of_functions(functions: Iterable[Any]) -> str:
+    """Return the same of several functions, "" if one of them has no source."""
+    try:
+        return _short(line for function in functions for line in _describe_function(function))
+    except UnknownCodeError:
+        return ""
+
+
+def _short(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
 def _describe(value: Any, depth: int) -> Iterator[str]:
     if depth > 6:
         raise UnknownCodeError("it is nested too deeply")
@@ -182,12 +199,11 @@ def _describe(value: Any, depth: int) -> Iterator[str]:
         for function in (value.fget, value.fset):
             yield from () if function is None else _describe(function, depth + 1)
     elif isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
-        yield from describe_function(value)
+        yield from _describe_function(value)
     elif isinstance(value, type):
         yield from _describe_class(value, depth)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield f"{_name(key)}: {_name(item)}"
+        yield from (f"{_name(key)}: {_name(item)}" for key, item in value.items())
     elif isinstance(value, (set, frozenset)):
         yield from sorted(map(_name, value))
     elif isinstance(value, (list, tuple)):
@@ -196,7 +212,7 @@ def _describe(value: Any, depth: int) -> Iterator[str]:
         yield _name(value)
 
 
-def describe_function(function: Any) -> Iterator[str]:
+def _describe_function(function: Any) -> Iterator[str]:
     """Describe a function, and those that it wraps."""
     while True:
         code = getattr(function, "__code__", None)
@@ -271,7 +287,3 @@ def _source(code: CodeType) -> str:
     if not 0 < code.co_firstlineno <= len(lines):
         raise UnknownCodeError(f"{code.co_name} has no source")
     return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # has no memory; `fakes` imports sympy
 
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that may be symbolic
+
 KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The classes of tensors whose memory is all that there is to them."""
 

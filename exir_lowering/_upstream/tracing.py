@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,18 +13,13 @@ from executorch.exir import tracer as et_tracer
 # Tracing that is interrupted, or that a forked child never continues, leaves its switches as they are. They are
 # looked up by name: they are global variables, and some come and go with versions of torch.
 from torch import compiler as torch_compiler
-from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # for fake tensors
 from torch._export import utils as export_utils
-from torch._export.utils import _get_decomp_for_cia  # what a composite operator consists of
 from torch._subclasses import fake_impls  # rules of fake tensors for operators; conversions add to them
 from torch.export import _trace, exported_program
 from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
 from torch.fx.experimental import proxy_tensor
-from torch.fx.proxy import _COPY_META_FIELDS  # the metadata that a retraced node takes over from the one it is made of
-from torch.fx.traceback import NodeSource, NodeSourceAction  # where a node comes from
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration import current
 from exir_lowering._upstream.locks import replacing
 
 _SWITCHES: Sequence[tuple[Any, str]] = (
@@ -80,41 +76,20 @@ class _Kernels:
     """The Python kernels of operators before a conversion decides which of them it decomposes."""
 
     def __init__(self, operators: Iterable[Any]) -> None:
-        self._tables = [(operator, dict(operator.py_kernels)) for operator in operators]
-        self._rules = dict(fake_impls.op_implementations_dict)
-
-    def reuse(self, operators: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Put the kernels that were put before into operators that are as they were then; return the other ones."""
-        others = {}
-        for operator, decomposition in operators.items():
-            known = _put_before.get(operator)
-            if known is None or known[0] != operator.py_kernels or known[1] is not self._rules.get(operator):
-                others[operator] = decomposition
-                continue
-            operator.py_kernels.update({**known[2], _COMPOSITE: decomposition})
-            operator._dispatch_cache.clear()
-            _set_rule(operator, known[3])
-        return others
-
-    def remember(self, operators: Container[Any]) -> None:
-        """Remember what was put into operators, but for the decompositions, which come with each conversion."""
-        for operator, table in self._tables:
-            if operator in operators:
-                made = {**operator.py_kernels, _COMPOSITE: None}
-                rule = fake_impls.op_implementations_dict.get(operator)
-                _put_before[operator] = (table, self._rules.get(operator), made, rule)
+        self.tables = [(operator, dict(operator.py_kernels)) for operator in operators]
+        self.rules = dict(fake_impls.op_implementations_dict)
 
     def restore(self) -> None:
-        for operator, table in self._tables:
+        for operator, table in self.tables:
             if operator.py_kernels != table:
                 operator.py_kernels.clear()
                 operator.py_kernels.update(table)
                 operator._dispatch_cache.clear()
-        for operator, _ in self._tables:
-            _set_rule(operator, self._rules.get(operator))
+        for operator, _ in self.tables:
+            set_rule(operator, self.rules.get(operator))
 
 
-def _set_rule(operator: Any, rule: Any) -> None:
+def set_rule(operator: Any, rule: Any) -> None:
     """Set an operator's rule for fake tensors, None for none."""
     known = fake_impls.op_implementations_dict.get(operator)
     if known is not rule:
@@ -124,10 +99,9 @@ def _set_rule(operator: Any, rule: Any) -> None:
             fake_impls.register_op_impl(operator)(rule)
 
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+kernel_cache: ContextVar[Any] = ContextVar("exir_lowering_kernel_cache", default=None)
+"""What puts kernels into operators that torch made before (the module `fast.lookups`), if this thread reuses them."""
 
-# By operator: its kernels and its rule before, and what torch made of them, 20 kernels for each of 550 operators.
-_put_before: dict[Any, tuple[dict[Any, Any], Any, dict[Any, Any], Any]] = {}
 _decomposing: list[_Kernels] = []  # the conversions that have replaced kernels; they are nested, since there is a lock
 
 
@@ -137,13 +111,14 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
     @contextmanager
     def restored(operators: Mapping[Any, Any]) -> Iterator[None]:
         kernels = _Kernels(operators)
-        reuses = not _decomposing and current() is not None and pins.is_on("reused kernels")
+        known = kernel_cache.get() if not _decomposing else None
         _decomposing.append(kernels)
         try:
-            others = kernels.reuse(operators) if reuses else operators
+            others = operators if known is None else known.reuse_kernels(kernels, operators)
             with override(others):
-                if reuses and _decomposing == [kernels]:  # no other thread decomposes without the lock, by torch alone
-                    kernels.remember(others)
+                # Another thread may decompose without the lock, by torch alone.
+                if known is not None and _decomposing == [kernels]:
+                    known.remember_kernels(kernels, others)
                 yield
         finally:
             # If torch is interrupted in between, it restores nothing of what it has replaced.
@@ -155,17 +130,4 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
 
 
 DECOMPOSITIONS = replacing(lambda: _decompositions() if pins.is_on("restored kernels") else [])
-"""A context that restores what conversions replace in operators, however they end; where they are accelerated, torch
-makes the kernels once that they put there."""
-
-
-COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
-decomposed_call = _get_decomp_for_cia
-
-
-def source_of(node: torch.fx.Node, step: str) -> NodeSource:
-    """Return the origin of a node made from another one; it shares the older history, which torch copies for each."""
-    source = NodeSource(None, step, NodeSourceAction.CREATE)
-    source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
-    source.from_node = node.meta.get("from_node", [])
-    return source
+"""A context that restores what conversions replace in operators, however they end."""

@@ -46,7 +46,7 @@ def _examine() -> dict[str, Any]:
     from exir_lowering.plugins import registry
     from exir_lowering.steps.cache.store import find_folder
 
-    for module in sorted({module for feature in pins.FEATURES for module in feature.when_imported}):
+    for module in pins.vendor_modules():
         _import(module)
     problem = installed.runtime_failure()
     return {

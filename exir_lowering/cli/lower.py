@@ -107,8 +107,12 @@ def execute(arguments: argparse.Namespace) -> int:
     """Lower the programs, write the files and print the report."""
     files = program_files.find_programs(arguments.models)
     target = check_target(arguments.output, ".pte")
-    if arguments.external_weights is not None:
-        _check_data_name(arguments.external_weights)
+    data = arguments.external_weights
+    if data is not None and (not data.removesuffix(".ptd") or "/" in data or "\\" in data):
+        raise InputError(
+            f"--external-weights {data!r}: expected the name of a file beside the .pte file, without a directory, such "
+            "as 'weights'."
+        )
     values = read_constants(arguments, files)
     partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
@@ -138,7 +142,13 @@ def execute(arguments: argparse.Namespace) -> int:
     warn_of_narrowed(lowered.report)
     if arguments.share_state == "auto":
         _warn_of_unshared(artifact)
-    (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
+    if arguments.json:
+        report = json.loads(artifact.report.to_json())
+        if arguments.sizes:
+            report["stored"] = [asdict(row) for row in artifact.stored]
+        print(json.dumps(report, indent=2))
+    else:
+        _print_tables(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
 
@@ -171,22 +181,6 @@ def _warn_of_unshared(artifact: Artifact) -> None:
             f"--share-state all or --share-state {name}; if they are not, --share-state none.",
             error=True,
         )
-
-
-def _check_data_name(name: str) -> None:
-    """Refuse what cannot name a data file before the work, not after it."""
-    if not name.removesuffix(".ptd") or "/" in name or "\\" in name:
-        raise InputError(
-            f"--external-weights {name!r}: expected the name of a file beside the .pte file, without a directory, such "
-            "as 'weights'."
-        )
-
-
-def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Artifact) -> None:
-    report = json.loads(artifact.report.to_json())
-    if arguments.sizes:
-        report["stored"] = [asdict(row) for row in artifact.stored]
-    print(json.dumps(report, indent=2))
 
 
 def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:

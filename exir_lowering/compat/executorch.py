@@ -20,8 +20,9 @@ from torch.export.graph_signature import OutputKind
 from exir_lowering import pipeline
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering._upstream.hooks import ACCELERATED, WAITING
+from exir_lowering._upstream.hooks import conversions_in
 from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
+from exir_lowering.fast import accelerated
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
@@ -147,9 +148,9 @@ def patch_executorch(
     try:
         with ExitStack() as stack:
             stack.enter_context(_PATCHED)
-            stack.enter_context(WAITING)
+            stack.enter_context(_WAITING)
             if fast:
-                stack.enter_context(ACCELERATED)
+                stack.enter_context(_ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())
             yield PatchedLowerings(done)
@@ -191,6 +192,8 @@ def _replace_overloads() -> tuple[locks.Change, locks.Change]:
 
 
 _PATCHED = locks.Shared(_replace_overloads)
+_WAITING = locks.replacing(lambda: conversions_in(locks.conversion))
+_ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))  # to be entered inside the other one only
 
 
 @contextmanager

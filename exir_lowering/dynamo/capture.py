@@ -20,9 +20,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import Decisions, FakeCopies, FakeTensor, shape_env_of
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.operators import higher_order_name, returns_view
 from exir_lowering._upstream.programs import ATEN_VERIFIER, assemble_program, lazy_graph_module, pytree
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.dynamo.in_pytorch import LOWERED, replace_calls
 from exir_lowering.dynamo.logs import NotLowered
 from exir_lowering.steps.partition_builder import argument_of

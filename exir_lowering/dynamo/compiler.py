@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import graphs
 from exir_lowering._upstream import dynamo, locks
-from exir_lowering._upstream.acceleration import COMPOSITES
 from exir_lowering._upstream.operators import higher_order_name
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.dynamo import logs, once
@@ -28,6 +27,7 @@ from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log, NotLowered
 from exir_lowering.dynamo.options import Attempt, list_candidates, read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.fast import accelerated
 
 NAME = "exir_lowering"
 
@@ -222,7 +222,7 @@ def _choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, tr
     if given is not None:
         return dict(given)
     kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
-    with COMPOSITES:
+    with accelerated(step="look up"):
         core: Mapping[Any, Any] = dynamo.core_aten_decompositions()
         chosen = {operator: made for operator, made in core.items() if not str(operator).startswith(kept)}
     return {**chosen, _NORM: _decompose_mixed_norm}

@@ -19,9 +19,8 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import pytree
-from exir_lowering._upstream.tensors import version
+from exir_lowering._upstream.tensors import SYMBOLS, version
 from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes

@@ -19,8 +19,8 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module, pytree
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.walking import attribute, every_node
 

@@ -11,8 +11,8 @@ from torch.fx import Node
 from torch.utils import flop_counter
 
 from exir_lowering._upstream.fakes import size_hint
-from exir_lowering._upstream.likeness import SYMBOLS as SYMBOLS
 from exir_lowering._upstream.operators import operator_packet
+from exir_lowering._upstream.tensors import SYMBOLS as SYMBOLS
 from exir_lowering.graphs import is_delegate_call, is_getitem
 
 _MOVES_DATA = frozenset(

@@ -19,7 +19,7 @@ from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module.convention import Convention, Fixed
-from exir_lowering.pte.digests import XXH3
+from exir_lowering.pte.digests import digest_of
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import CODES, DTYPES, TENSOR
 
@@ -63,14 +63,14 @@ def write(record: Record) -> list[bytes | memoryview]:
 def pack(text: str, tensors: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return JSON, and the content of the tensors that it describes, as a file keeps them."""
     encoded = text.encode()
-    return [_HEAD.pack(len(encoded), XXH3.of(encoded)), encoded, *tensors]
+    return [_HEAD.pack(len(encoded), digest_of(encoded)), encoded, *tensors]
 
 
 def unpack(kept: memoryview) -> tuple[Any, memoryview]:
     """Return the JSON in what `pack` returned, and the content of the tensors; ValueError or struct.error otherwise."""
     length, digest = _HEAD.unpack_from(kept)
     text, rest = kept[_HEAD.size : _HEAD.size + length], kept[_HEAD.size + length :]
-    if XXH3.of(text) != digest:
+    if digest_of(text) != digest:
         raise ValueError("its digest differs")
     return json.loads(str(text, "utf-8")), rest
 

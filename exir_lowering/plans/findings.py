@@ -78,8 +78,8 @@ def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
     app, author = list(_slow(method)), list[Finding]()
     theirs = {host.operator for host in method.host if not _by_the_app(host)}
     for each in method.advice:
-        where, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in each.operators)
-        why = f'if it supports what this rule gives it{where}: allow(op=[{operators}],to="{each.backend_id}")'
+        of, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in each.operators)
+        why = f'if it supports what this rule gives it{of}: allow(op=[{operators}],to="{each.backend_id}")'
         sources = dict.fromkeys(host.source for host in method.host if host.operator in each.operators and host.source)
         lines = tuple(("", shown.place(source)) for source in sources)
         (author if theirs & set(each.operators) else app).append(Finding(str(each), why, lines))

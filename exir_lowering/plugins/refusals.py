@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import listening
-from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import exception_text
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection

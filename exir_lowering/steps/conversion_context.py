@@ -11,23 +11,23 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import COMPOSITES
 from exir_lowering._upstream.ambient import set_aside
 from exir_lowering._upstream.guards import evaluating
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
+from exir_lowering.fast import accelerated
 
 
 @contextmanager
-def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Iterator[None]:
+def converting(programs: Iterable[ExportedProgram], *, gradients: bool, fast: bool = True) -> Iterator[None]:
     """Set aside what `neutral` does for a conversion, and leave nothing behind. The lock of conversions must be held.
 
     The default dtype is that of the programs' export: operators without one use it. Without gradients, which are
-    enabled by default, a conversion decomposes other operators.
+    enabled by default, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
     """
     before = ConversionState()
     _converting.append(before)
     try:
-        with DECOMPOSITIONS, COMPOSITES, evaluating(), settings(programs, gradients=gradients):
+        with DECOMPOSITIONS, evaluating(), settings(programs, gradients=gradients), accelerated(fast, "look up"):
             yield
     except BaseException:
         before.restore()

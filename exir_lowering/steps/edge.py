@@ -14,9 +14,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
-from exir_lowering import graphs
-from exir_lowering._upstream import locks, pins
-from exir_lowering._upstream.acceleration import accelerating
+from exir_lowering import fast, graphs
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.edge import (
     SpecViolationError,
     gen_edge_manager,
@@ -32,7 +31,6 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached import convert_cached
-from exir_lowering.steps.casewise.value_keys import Uncovered
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.host_memory import make_inputs_contiguous
@@ -91,54 +89,38 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
 
 
 def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
-    accelerated = accelerating(options.fast)
-    with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
+    context = converting([method.program], gradients=True, fast=options.fast)
+    with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
+        origin, edge = None, method.program
+        left: tuple[str, ...] = ()
         if is_edge(method.program):
-            edge, origin = private_copy(method.program), None
-            uncovered: tuple[str, ...] = ()
+            edge = private_copy(method.program)
         else:
             origin = method.program
-            edge, uncovered = _convert(method, options, decomposed)
+            try:
+                edge, left = _convert(method, options, decomposed)
+            except (LoweringError, MemoryError):
+                raise
+            except Exception as error:
+                raise edge_errors.explain_conversion(method.name, method.program, error) from error
+            _recover_sources(method.program, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
-    return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)
+    return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left)
 
 
 def _convert(
     method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """Convert a program; return also what was left to ExecuTorch, and why."""
-    if not options.fast or not pins.is_on("fast Edge conversion"):
-        return _convert_as_executorch(method, options), ()
-    from exir_lowering.steps.casewise.convert import Conversion  # names that may be missing where this is off
-
-    try:
-        conversion = Conversion(method.name, _config(options))
+    """Convert a program, with what partitioners keep whole; return also what was left to ExecuTorch, and why."""
+    name, left = method.name, tuple[str, ...]()
+    if options.fast:
         private = _private_copy(method.program)
-        converted = conversion.rename(private) if decomposed else conversion.convert(private, method.partitioners)
-        if _lacks_state(converted):
-            raise Uncovered("a parameter is written, and not read")
-        _recover_sources(method.program, converted)
-    except MemoryError:
-        raise
-    except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
-        reason = str(error) if isinstance(error, Uncovered) else exception_text(error)
-        return _convert_as_executorch(method, options), (f"the whole conversion: {reason}",)
-    return converted, conversion.uncovered
-
-
-def _convert_as_executorch(method: RequestedMethod, options: LoweringOptions) -> ExportedProgram:
-    try:
-        return _convert_once(method, _config(options))
-    except (LoweringError, MemoryError):
-        raise
-    except Exception as error:
-        raise edge_errors.explain_conversion(method.name, method.program, error) from error
-
-
-def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
-    """Convert a program, with what partitioners keep whole added to the configuration."""
-    name, partitioners = method.name, {method.name: list(method.partitioners)}
+        made, left = fast.convert(name, private, method.partitioners, _config(options), decomposed=decomposed)
+        if made is not None and not _lacks_state(made):
+            return made, left
+        left = left if made is None else ("the whole conversion: a parameter is written, and not read",)
+    partitioners, config = {name: list(method.partitioners)}, _config(options)
     try:
         manager = gen_edge_manager(partitioners, {name: _private_copy(method.program)}, config, None)
         again = _lacks_state(manager.exported_program(name))
@@ -147,9 +129,7 @@ def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> Exporte
     if again:
         private = _private_copy(method.program, distinct=True)
         manager = gen_edge_manager(partitioners, {name: private}, config, None)
-    converted: ExportedProgram = manager.exported_program(name)
-    _recover_sources(method.program, converted)
-    return converted
+    return manager.exported_program(name), left
 
 
 def _lacks_state(program: ExportedProgram) -> bool:

@@ -12,8 +12,6 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering._upstream.tensors import is_readable
 from exir_lowering.errors import (
     BackendContractError,
@@ -23,6 +21,7 @@ from exir_lowering.errors import (
     few,
     find_named_handle,
 )
+from exir_lowering.fast import accelerated
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.weights import WeightStore
@@ -42,12 +41,12 @@ def preprocess(
     It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
     """
     programs = [partition.program for partition in group.partitions]
-    keeping = keeping_contents(session.options.fast)
-    with keeping, session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
+    fast = session.options.fast
+    with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.fast):
+            with locks.conversion(), converting(programs, gradients=True, fast=fast), accelerated(fast, "preprocess"):
                 return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-        with settings(programs, gradients=True), accelerating(session.options.fast):
+        with settings(programs, gradients=True), accelerated(fast, "preprocess"):
             return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 

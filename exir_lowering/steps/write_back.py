@@ -30,8 +30,8 @@ from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
+from exir_lowering.graphs.inlining import inline_sharing
 from exir_lowering.graphs.walking import writes
-from exir_lowering.steps.casewise.inline import inline_sharing
 
 _FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)

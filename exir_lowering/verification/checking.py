@@ -7,6 +7,7 @@ keep something from call to call. Nothing of the caller's changes: not the progr
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -216,7 +217,10 @@ class Comparison:
             if given is None:
                 self._run_generated()
             else:
-                self._run_given(given)
+                for number, (name, calls) in itertools.product(range(max(map(len, given.values()))), given.items()):
+                    if number < len(calls):
+                        case = Case(f"input {number}", number, continuous=all(map(_spread, calls[number])))
+                        self._call(name, case, 0, [calls[number]])
         for name, tally in self.tallies.items():
             tally.stateful = self.eager.is_stateful(name)
 
@@ -240,31 +244,18 @@ class Comparison:
         """Let go of the open file, and of the state of the programs; what was found stays."""
         del self.program, self._load, self.eager
 
-    def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
-        for number in range(max(map(len, given.values()))):
-            for name, calls in given.items():
-                if number < len(calls):
-                    case = Case(f"input {number}", number, continuous=all(map(_spread, calls[number])))
-                    self._call(name, case, 0, [calls[number]])
-
     def _run_generated(self) -> None:
         generated = {name: Generated(subject) for name, subject in self.subjects.items()}
         for number in range(max(len(each.cases) for each in generated.values())):
             names = [name for name, each in generated.items() if number < len(each.cases)]
             self._history = []
-            if self.eager.is_stateful():
-                self._start_again()
+            if self.eager.is_stateful() and not self._fresh:
+                self.program, self._fresh = self._load(), True
+                self.eager.reset()
             for call in range(_CALLS if number == 0 or self.eager.is_stateful() else 1):
                 for name in names:
                     case = generated[name].cases[number]
                     self._call(name, case, call, generated[name].make(case, call))
-
-    def _start_again(self) -> None:
-        """Give the file and the programs their initial state."""
-        if not self._fresh:
-            self.program = self._load()
-            self.eager.reset()
-            self._fresh = True
 
     def _call(self, name: str, case: Case, call: int, choices: Iterable[list[Any]]) -> None:
         """Compare a call, with the first inputs that PyTorch takes."""
@@ -279,7 +270,8 @@ class Comparison:
                 raise
             except Exception as error:
                 self.eager.restore(name, before)
-                tally.reason = tally.reason or _shorten(error)
+                text = " ".join(str(error).split()) or type(error).__name__
+                tally.reason = tally.reason or (text if len(text) <= 120 else f"{text[:117]}...")
         else:
             tally.skipped += 1
             return
@@ -360,8 +352,3 @@ def _round(value: Any, generator: torch.Generator) -> Any:
         return value
     parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * 4 * torch.finfo(value.dtype).eps
     return (value.double() * (1 + parts)).to(value.dtype)
-
-
-def _shorten(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else f"{text[:117]}..."

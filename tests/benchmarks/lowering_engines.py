@@ -20,8 +20,8 @@ from torch.export import ExportedProgram
 
 import exir_lowering
 from exir_lowering import LoweringOptions
+from exir_lowering._upstream.value_keys import MEMORY
 from exir_lowering.graphs import walk
-from exir_lowering.steps.casewise.value_keys import MEMORY
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from exir_lowering import LoweringOptions, lower
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import operator_name, source_line
 from exir_lowering.graphs.ranges import TOP, Range, ValueRanges, bound_together
-from exir_lowering.graphs.ranges.transfers import Found
+from exir_lowering.graphs.ranges.nodes import compute_for
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 from lowering_models import export_model
@@ -97,7 +97,6 @@ def _check_range(ranges: ValueRanges, node: Node, value: torch.Tensor) -> None:
     numbers = value.double()
     known = numbers[~numbers.isnan()]
     what = f"{node.format_node()}: {claimed}"
-    assert claimed.nan or known.numel() == numbers.numel(), what
     assert known.numel() == 0 or (claimed.low <= known.min() and known.max() <= claimed.high), (
         what,
         float(known.min()),
@@ -517,17 +516,15 @@ def test_masks_that_are_inputs() -> None:
         assert attention(lambda mask: mask.t(), mask, **{name: "finite_rows"})[0] is not None
     flat = torch.zeros(2, 8)  # whose rows are longer than those of the mask
     assert attention(lambda mask: mask.reshape(4, 4), flat, **{name: "finite_rows"})[0] is not None
-    doubt, program = attention(lambda at: torch.arange(4)[None] <= at[:, None], positions)
-    assert doubt.node.name == program.graph_signature.user_inputs[1] and "le.Tensor" in doubt.reason
-    assert attention(lambda at: torch.arange(4)[None] <= at.clamp(0, 9)[:, None], positions)[0] is None
-    assert attention(lambda at: torch.arange(4)[None] <= at.clamp(-1, 9)[:, None], positions)[0] is not None
+    doubt, _ = attention(lambda at: torch.arange(4)[None] <= at[:, None], positions)
+    assert "le.Tensor" in doubt.reason and "test_ranges.py" in doubt.reason
 
 
 def test_the_source_line_of_a_culprit_is_named() -> None:
-    program = edge(Lambda(lambda x: x.tanh().exp().log().reciprocal() + 1), (X,))
+    program = edge(Lambda(lambda x: x.tanh().exp() + 1), (X,))
     last = program.graph.output_node().args[0][0]
     doubt = ValueRanges(program).bounded(last)
-    assert "aten.reciprocal.default" in doubt.reason and "test_ranges.py" in doubt.reason and source_line(doubt.node)
+    assert "aten.exp.default" in doubt.reason and "test_ranges.py" in doubt.reason and source_line(doubt.node)
     program = edge(Lambda(lambda x: (x + 1).relu()), (X,))
     doubt = ValueRanges(program).bounded(program.graph.output_node().args[0][0])
     (name,) = program.graph_signature.user_inputs
@@ -684,19 +681,18 @@ def test_strange_nodes_are_unknown() -> None:
     assert ranges.of(tanh).magnitude == pytest.approx(1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("asks_for_all", [True, False])
-def test_a_value_with_many_inputs_is_not_computed_once_for_each_of_them(asks_for_all: bool) -> None:
+def test_a_value_with_many_inputs_is_computed_once() -> None:
     graph = Graph()
     inputs = [graph.placeholder(f"x{i}") for i in range(1000)]
     joined = graph.call_function(torch.ops.aten.cat.default, (inputs,))
-    found, computed = Found[int](), Counter[Node]()
+    computed, found = Counter[Node](), dict[Node, int]()
 
     def compute(node: Node) -> int:
         computed[node] += 1
-        return 1 + sum(found[each] for each in node.all_input_nodes[: None if asks_for_all else 2])
+        return 1 + sum(found[each] for each in node.all_input_nodes)
 
-    assert found.of(joined, compute) == (1001 if asks_for_all else 3)
-    assert computed[joined] < 20 and set(computed) == {joined, *inputs[: None if asks_for_all else 2]}
+    assert compute_for(joined, found, lambda node: node.all_input_nodes, compute) == 1001
+    assert set(computed.values()) == {1} and set(computed) == {joined, *inputs}
 
 
 def test_a_graph_may_grow_while_it_is_analysed() -> None:
@@ -710,7 +706,7 @@ def test_a_graph_may_grow_while_it_is_analysed() -> None:
             node = program.graph.call_function(tanh.target, (node,))
             node.meta["val"] = tanh.meta["val"]
     assert ranges.of(node).magnitude <= 1.01
-    assert Range(-1.0, 1.0, False).finite
+    assert Range(-1.0, 1.0).finite
 
 
 def test_integers_have_bits_not_truth() -> None:

@@ -9,18 +9,12 @@ Only write what was looked at, and what the whole suite passes with: CONTRIBUTIN
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from importlib import import_module
 from pathlib import Path
 
-from exir_lowering._upstream import digests, pinned, pins
-
-HEAD = '''"""The digests of upstream code that was looked at, by its place: see tests/house/record_pins.py."""
-
-from __future__ import annotations
-
-DIGESTS: dict[str, tuple[str, ...]] = {
-'''
+from exir_lowering._upstream import pins
 
 
 def main() -> int:
@@ -29,20 +23,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    for module in sorted({module for feature in pinned.FEATURES for module in feature.when_imported}):
+    for module in pins.vendor_modules():
         import_module(module)
-    table: dict[str, tuple[str, ...]] = {}
+    table: dict[str, list[str]] = {}
     unknown = 0
-    for place in sorted({place for feature in pinned.FEATURES for place in feature.places}):
-        known = digests.DIGESTS.get(place, ())
+    for place in sorted({place for feature in pins.FEATURES for place in feature.places}):
+        known = pins.digests().get(place, [])
         found = pins.digest_of(pins.find(place))
         if found not in known:
             unknown += 1
             print(f"{place}: {found} is not one of {known}")
-        table[place] = known if found in known else (*known, found)
+        table[place] = known if found in known else [*known, found]
     if given.write:
-        lines = [f"    {place!r}: {found!r},\n" for place, found in table.items()]
-        Path(digests.__file__).write_text(f"{HEAD}{''.join(lines)}}}\n".replace("'", '"'))
+        Path(pins.__file__).with_name("pins.json").write_text(json.dumps(table, indent=1) + "\n")
         return 0
     return int(unknown > 0)
 

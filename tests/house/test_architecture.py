@@ -54,9 +54,9 @@ def test_the_contracts_about_plugins_name_every_wing() -> None:
     assert set(contracts[2]["forbidden_modules"]) == {f"exir_lowering.{name}" for name in layers} - public
 
 
-def test_private_names_of_torch_and_executorch_are_in_one_folder() -> None:
+def test_private_names_of_torch_and_executorch_are_below_and_where_speed_is() -> None:
     for path in FILES:
-        if path.is_relative_to(PACKAGE / "_upstream"):
+        if any(path.is_relative_to(PACKAGE / room) for room in ("_upstream", "fast")):
             continue
         for module, name in _imports(path):
             if module.split(".")[0] in ("torch", "executorch"):

@@ -386,7 +386,7 @@ def test_an_interrupt_while_torch_replaces_kernels_leaves_none(small: Job, monke
     from torch.export import exported_program
 
     from exir_lowering._upstream import tracing
-    from exir_lowering.steps.casewise.value_keys import MEMORY
+    from exir_lowering._upstream.value_keys import MEMORY
 
     MEMORY.clear()  # what is known is not converted again
     tracing._put_before.clear()

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.likeness import SYMBOLS
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.graphs import attribute, origins
 
 MISSING = "missing"

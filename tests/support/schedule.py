@@ -32,8 +32,8 @@ READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "te
 """Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
 
 EVERY = """
-accelerated: executorchs_own_bytes/10
-acceleration: a_file_is_the_same/8
+patched: executorchs_own_bytes/10
+reused: a_file_is_the_same/8
 aliases: inputs_may_be_views/3 memory_is_shared_and_laid_out_as_in_eager/10
 backends: compiler_demo/5 reference/3 toy/5 xnnpack/3
 bisect: one_operator_of_two_hundred_is_named/3 what_ends_the_process_hangs_or_fails/2
@@ -123,7 +123,7 @@ cache/cache: a_cached_lowering_gives_the_same_bytes(mobilenet_v2-xnnpack)
 cache/code: equal_code_is_equal_in_another_process
 cache/edge: another_process_finds_it random_programs
 cache/store: a_kill_at_any_moment_leaves_nothing_wrong
-casewise/dynamic_sizes: what_is_not_covered_goes_the_other_way_untouched
+fast/dynamic_sizes: what_is_not_covered_goes_the_other_way_untouched
 compat/upstream_rows: m3_upstream_copies_the_weight_for_each_method
 compat/upstream_suite: (ours?test_lowered_backend_module.py)
 contracts/suite: as_pytest_tests mistakes_that_few_programs_show_fail_in_few_cases the_right_one_passes
@@ -174,14 +174,14 @@ runtime/lean: a_wheel_that_looks_different_is_used_by_its_own_wrapper
 runtime/run_limits: a_signal_handler_cannot_call_what_is_running
 runtime/runtime: damage_never_ends_the_process(-O)
 runtime/side_by_side: models random_programs
-steps/acceleration: a_file_is_the_same(mobilenet_v2)
+fast/reused: a_file_is_the_same(mobilenet_v2)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
 steps/edge_errors: a_static_cache_of_transformers_needs_a_strict_export the_command_line_names_its_own_options
 steps/host_memory: channels_last_are_computed_as_in_eager
 steps/narrowed: a_real_model
-steps/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
+fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
 steps/recovery: every_order_of_failures_gives_the_same_bytes
-steps/skipped_passes: passes_of_a_model
+fast/skipped_passes: passes_of_a_model
 """
 """Tests that are nightly, and cases, in round brackets; `*` and `?` stand for what they do in names of files."""
 
@@ -191,8 +191,8 @@ SECONDS: dict[str, float] = {
     "test_upstream_suite:ours test_backends_lifted.py": 26, "test_reports": 24, "test_distributed": 24,
     "test_ranges": 21, "test_serialized": 20, "test_compilation": 20, "test_minifier": 20, "test_both_ways": 20,
     "test_types": 20, "test_edge_errors": 19, "test_by_pattern": 19, "test_determinism": 19, "test_bisect": 18,
-    "test_suite": 18, "test_example_package": 18, "test_recovery": 18, "test_acceleration": 18,
-    "test_reference": 17, "test_farm": 16, "test_values": 16, "test_accelerated": 15, "test_language_models": 15,
+    "test_suite": 18, "test_example_package": 18, "test_recovery": 18, "test_reused": 18,
+    "test_reference": 17, "test_farm": 16, "test_values": 16, "test_patched": 15, "test_language_models": 15,
     "test_backends": 15, "test_edge": 14, "test_training": 14, "test_data_dependent_sizes": 14,
     "test_unusual_weights": 14, "test_cli": 14, "test_dynamic_sizes": 13, "test_higher_order": 13,
     "test_properties": 12, "test_damaged_files": 12, "test_compat": 12, "test_views": 12, "test_notebook": 12,

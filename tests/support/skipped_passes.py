@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from exir_lowering import graphs
-from exir_lowering._upstream.acceleration import accelerating, xnnpack
+from exir_lowering.fast import accelerated, xnnpack_passes
 
 _IGNORED = frozenset({"from_node", "seq_nr", "tensor_meta", "val"})
 """Where a node comes from, its number in autograd, and torch's older form of `val`: XNNPACK reads none of them. Values
@@ -30,15 +30,15 @@ def proving() -> Iterator[Counter[str]]:
     Yields:
         How often each pass was left out.
     """
-    decide, counted = xnnpack._is_traced, Counter[str]()
+    decide, counted = xnnpack_passes._is_traced, Counter[str]()
 
     def prove(condition: Any, program: ExportedProgram, work: Any) -> bool:
         traced = decide(condition, program, work)
         if traced:
-            kind = getattr(_passes, next(name for name, one in xnnpack.CONDITIONS.items() if one is condition))
+            kind = getattr(_passes, next(name for name, one in xnnpack_passes.CONDITIONS.items() if one is condition))
             counted[kind.__name__] += 1
             before = describe(program)
-            with accelerating(False):
+            with accelerated(False):
                 copied = graphs.copy_program(program)
                 made = kind(copied) if issubclass(kind, XNNPACKPass) else kind()
                 after = describe(_transform(copied, made))
@@ -46,11 +46,11 @@ def proving() -> Iterator[Counter[str]]:
             assert after == before, f"{kind.__name__} is not idle:\n" + "\n".join(_differences(before, after))
         return traced
 
-    xnnpack._is_traced = prove
+    xnnpack_passes._is_traced = prove
     try:
         yield counted
     finally:
-        xnnpack._is_traced = decide
+        xnnpack_passes._is_traced = decide
 
 
 def _differences(before: list[Any], after: list[Any]) -> list[str]:

@@ -22,8 +22,8 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream import serializing
-from exir_lowering._upstream.likeness import SYMBOLS
 from exir_lowering._upstream.serializing import NodeSource, make_source
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.graphs.operators.functions import FUNCTIONS, HIGHER_ORDER, REFUSED
 from exir_lowering.graphs.serialized import fake_values, plain
 from exir_lowering.graphs.serialized.fake_values import FakeReader, FakeWriter

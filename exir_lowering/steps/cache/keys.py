@@ -18,9 +18,9 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensor, constant_of, describe_symbols, symbols_of
-from exir_lowering._upstream.likeness import PLAIN, SYMBOLS, form_of
 from exir_lowering._upstream.operators import identify_operator
-from exir_lowering._upstream.tensors import is_readable
+from exir_lowering._upstream.tensors import SYMBOLS, is_readable
+from exir_lowering._upstream.value_keys import PLAIN, form_of
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.checksums import hash_storage
 from exir_lowering.plugins.reads import NAMES

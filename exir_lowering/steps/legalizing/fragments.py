@@ -12,15 +12,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensorMode, decided, dim_order, known_size, undecide
 from exir_lowering._upstream.legalizing import own_decomposition, trace
-from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.operators import draws_numbers, wrapped_operator
+from exir_lowering._upstream.value_keys import call_key, renew
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
-from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, renew
 from exir_lowering.steps.legalizing.faults import find_fault
 from exir_lowering.steps.legalizing.kernels import refuse
 from exir_lowering.steps.legalizing.rules import RULES
@@ -50,7 +48,8 @@ class Fragments:
 
     def find(self, node: Node, depth: int = 0) -> GraphModule:
         """Return a graph that computes what a call does, and runs; Failed if there is none."""
-        key = self._key(node, depth == 0)
+        known = call_key(node)
+        key = node if known is None else (known, depth == 0)
         if key not in self._known:
             try:
                 self._known[key] = self._make(node, depth)
@@ -105,16 +104,6 @@ class Fragments:
                 inline(inner, self.find(inner, depth + 1), attributes_of(graph_module, inner))
         graph_module.graph.eliminate_dead_code()
         return graph_module
-
-    def _key(self, node: Node, outside: bool) -> Any:
-        """Return what equal calls have in common; the call itself where that is not known, or sizes are symbolic."""
-        likeness = Likeness(Uncovered)
-        try:
-            known = describe_arguments((node.args, node.kwargs), node.all_input_nodes.index)
-            values = likeness.describe([operand.meta["val"] for operand in node.all_input_nodes])
-        except Uncovered:
-            return node
-        return node if likeness.symbolic else (node.target, known, values, switches(), outside)
 
 
 def runs_not(node: Node, target: Target) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.graphs.ranges.transfers import product
+from exir_lowering.graphs.ranges.nodes import product
 
 Rule = Callable[..., Any]
 

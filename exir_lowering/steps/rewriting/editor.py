@@ -14,16 +14,13 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.guards import without_guards
-from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.tracing import enable_python_dispatcher
+from exir_lowering._upstream.value_keys import MEMORY, call_key, enable_python_dispatcher, renew, without_program
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
-from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered, describe_arguments, outlast, renew
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
 
@@ -117,21 +114,15 @@ class Editor:
 
     def compute(self, node: Node) -> Any:
         """Return the value of a node, from an equal call that the process knows, if there is one."""
-        likeness, operands = Likeness(Uncovered), node.all_input_nodes
-        try:
-            known = describe_arguments((node.args, node.kwargs), operands.index)
-            values = likeness.describe([operand.meta["val"] for operand in operands])
-            key = None if likeness.symbolic else ("rewrite", node.target, known, values, switches())
-        except Uncovered:
-            key = None
-        template = MEMORY.find(key) if key is not None else None
+        key = call_key(node)
+        template = MEMORY.find(("rewrite", key)) if key is not None else None
         if template is not None:
             return renew(template, self.mode)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
         with self.mode, enable_python_dispatcher(), torch.no_grad(), without_guards(self.mode.shape_env):
             value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
         if key is not None:
-            MEMORY.put(key, outlast(value))
+            MEMORY.put(("rewrite", key), without_program(value))
         return value
 
     @property

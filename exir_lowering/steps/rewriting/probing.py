@@ -17,8 +17,8 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.value_keys import KeyMaker
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.graphs.operators.purity import only_computes
@@ -160,7 +160,7 @@ def _is_tensor(node: Node) -> bool:
 def _describe(node: Node) -> Hashable:
     """Return what an operand is like; if there is more to it, it is like no other one."""
     try:
-        return Likeness(ValueError, constants=True).describe(node.meta["val"])
+        return KeyMaker(ValueError, constants=True).key(node.meta["val"])
     except ValueError:
         return node
 

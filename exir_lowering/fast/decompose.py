@@ -1,0 +1,310 @@
+"""Decompositions by distinct calls: the same as `ExportedProgram.run_decompositions`, which traces whole programs."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from executorch.exir._program_utils import _get_updated_graph_signature
+from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_node_metadata_hook
+from torch._export.utils import _special_op_to_preserve_cia
+from torch._export.verifier import Verifier
+from torch._higher_order_ops.effects import has_effects  # keeps calls in order, by passing tokens
+from torch.export import ExportedProgram, exported_program
+from torch.export.exported_program import _split_decomp_table_to_cia_and_python_decomp
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+
+from exir_lowering import graphs
+from exir_lowering._upstream import operators
+from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode
+from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.tensors import version
+from exir_lowering._upstream.value_keys import MEMORY, NotCoveredError, evaluate, renew
+from exir_lowering.fast.calls import DistinctCall
+from exir_lowering.fast.inplace import is_mutable, read_results
+from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, rewrite, source_of
+from exir_lowering.fast.templates import SYMBOLIC_OPERATORS, Template
+from exir_lowering.graphs.inlining import SET_GRAD, replace_call
+
+_ATEN = torch.ops.aten
+# Operators that tracing itself treats in a way of its own.
+_TRACED_APART = frozenset(
+    {
+        *(_ATEN.alias.default, _ATEN.detach.default, _ATEN.view.dtype),
+        *(_ATEN.lift.default, _ATEN.lift_fresh.default, _ATEN.lift_fresh_copy.default),
+    }
+)
+# The functions that compute sizes from sizes, and the targets of the nodes whose results are sizes.
+_COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not operators.is_overload(op)) - {operator.getitem}
+_MAKING_SIZES = _COMPUTING | {_ATEN.sym_size.int}
+
+_ADDED_BY = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'  # as in torch
+
+
+class Decomposition(Stage):
+    """The stage that decomposes operators as a table says; it runs without gradients, as `run_decompositions`."""
+
+    name = "Interpreter_PropagateUnbackedSymInts"  # that of the interpreter in which torch decomposes
+    gradients = False
+    decomposes = True
+
+    def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
+        """Describe the stage, by a table as for `run_decompositions` and the calls whose histories name it already."""
+        self._table, self._inlined = dict(table), inlined
+        self._whole, self._in_python = split_table(table)
+        self.key = _one_of_equals(("decompose", frozenset((op, _identity(do)) for op, do in self._table.items())))
+        self._plain: dict[Any, bool] = {}
+
+    def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
+        """Return a call's operator if it is traced as it is."""
+        target = node.target
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            # It takes a size of an input, or computes with such sizes: so does tracing.
+            of_input = target is _ATEN.sym_size.int and node.args[0].op == "placeholder"  # type: ignore[union-attr]
+            if not of_input and target not in _COMPUTING:
+                raise NotCoveredError(f"the symbolic size {node.meta['val']}, computed by {target}")
+            return Plain(target, same=True)
+        if target not in self._plain:
+            self._plain[target] = self._traced_as_it_is(target)
+        return Plain(target, same=True) if self._plain[target] and _elements_follow(node) else None
+
+    def _traced_as_it_is(self, target: Any) -> bool:
+        if target is operator.getitem:
+            return True
+        if not operators.is_overload(target) or target in self._in_python or target in _TRACED_APART:
+            return False
+        if operators.writes(target) or operators.returned_types(target) != {"Tensor"} or has_effects(target):
+            return False
+        if operators.is_composite(target):
+            return target in self._whole
+        return not operators.kernels_in_python(target)
+
+    def continues_history(self, node: Node) -> bool:
+        """Return whether a call was taken from a nested graph: torch ascribes it to the call of that graph."""
+        return node in self._inlined
+
+    def overwrites(self, node: Node) -> bool:
+        """Return whether a call overwrites its first operand, which nothing reads afterwards."""
+        return is_mutable(node)
+
+    def check(self, target: Any) -> None:
+        """Raise NotCoveredError for an operator that tracing treats by data, or by what it did before."""
+        super().check(target)
+        if torch.Tag.data_dependent_output in target.tags:
+            raise NotCoveredError(f"{target}, whose result depends on data")
+        if has_effects(target):
+            raise NotCoveredError(f"{target}, which has effects")
+
+    def convert(self, calls: Sequence[DistinctCall], *, alone: bool = False) -> list[Template]:
+        """Return the templates of calls, with what composite operators among them write."""
+        templates = super().convert(calls, alone=alone)
+        return [replace(made, written=_written(call, made)) for call, made in zip(calls, templates, strict=True)]
+
+    def apply(self, graph: Graph) -> GraphModule:
+        """Decompose calls by `run_decompositions`."""
+        inputs: Any = graph.find_nodes(op="placeholder")
+        outputs: Any = graph.output_node().args[0]
+        program = assemble_program(
+            graph_module=lazy_graph_module({}, graph),
+            signature=ExportGraphSignature(
+                [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in inputs],
+                [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
+            ),
+            state_dict={},
+            constants={},
+            range_constraints={},
+            verifiers=[Verifier],
+        )
+        decomposed: GraphModule = program.run_decompositions(dict(self._table)).graph_module
+        return decomposed
+
+
+def split_table(table: Mapping[Any, Any]) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
+    whole = frozenset(op for op, do in table.items() if do is _special_op_to_preserve_cia)
+    composite = exported_program._collect_all_valid_cia_ops()  # type: ignore[attr-defined]  # as it is replaced now
+    return _split(frozenset(table), whole, frozenset(composite))
+
+
+@lru_cache(maxsize=8)  # for the same tables, each conversion asks several times
+def _split(
+    named: frozenset[Any], whole: frozenset[Any], composite: frozenset[Any]
+) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Do what `split_table` does, for the operators in a table, those left whole in it, and all composite ones."""
+    table: dict[Any, Any] = {op: _special_op_to_preserve_cia if op in whole else None for op in named}
+    found, in_python = _split_decomp_table_to_cia_and_python_decomp(table)
+    return frozenset(op for op, do in found.items() if do is _special_op_to_preserve_cia), frozenset(in_python)
+
+
+def _written(call: DistinctCall, template: Template) -> frozenset[int]:
+    """Return the elements of a composite operator's result that it writes in place, if it is decomposed."""
+    target, mode = call.node.target, next((v.fake_mode for v in call.values if isinstance(v, FakeTensor)), None)
+    if mode is None or not operators.is_composite(target) or any(node.target is target for node in template.nodes):
+        return frozenset()
+    value_of = dict(zip(call.operands, (renew(value, None) for value in call.values), strict=True)).__getitem__
+    result = evaluate(call.node, target, value_of, mode, gradients=False)
+    listed = result if isinstance(result, (list, tuple)) else (result,)
+    return frozenset(i for i, each in enumerate(listed) if isinstance(each, torch.Tensor) and version(each) > 0)
+
+
+def _elements_follow(node: Node) -> bool:
+    """Return whether what takes the elements of a call's result follows it in their order, as tracing writes it."""
+    if not isinstance(node.meta.get("val"), (list, tuple)):
+        return True
+    following, last = node.next, -1
+    for _ in node.users:
+        if following.target is not operator.getitem or following.args[0] is not node or following.args[1] <= last:  # type: ignore[operator]
+            return False
+        following, last = following.next, following.args[1]  # type: ignore[assignment]
+    return True
+
+
+def _identity(function: Any) -> Hashable:
+    """Return what tells functions apart: torch makes some of those in its tables once for each table."""
+    if isinstance(function, partial):
+        return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
+    plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)
+    return function.__code__ if plain else function  # type: ignore[no-any-return]
+
+
+def _one_of_equals(key: Hashable) -> Hashable:
+    """Return the object that stands for all equal keys: comparing two tables takes a thousand comparisons."""
+    known = MEMORY.find(("key", key))
+    if known is None:
+        MEMORY.put(("key", key), key)
+    return key if known is None else known
+
+
+def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+    """Return what `run_decompositions` makes of a program, whose graph may become an equal one; or NotCoveredError."""
+    graph_module, graph = program.graph_module, program.graph
+    # torch may be told to put nodes in an order of its own; not before torch 2.14.
+    if getattr(sys.modules.get("torch._dynamo.config"), "canonicalize_output_graph_node_order", False):
+        raise NotCoveredError("torch puts nodes in an order of its own")
+    if any(entry.signature is not None for entry in program.module_call_graph if entry.fqn):
+        raise NotCoveredError("signatures of submodules are kept")
+    if program.graph_signature.user_inputs_to_mutate:
+        raise NotCoveredError("a program that writes into its inputs")
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if not isinstance(value, (torch.Tensor, torch.SymInt, int, float, bool, str, type(None))):
+            raise NotCoveredError(f"an input of type {type(value).__name__}")
+    mode = fake_mode_of(graph_module)
+    if mode is None:
+        raise NotCoveredError("a program without tensors as inputs")
+    _read_written(graph, mode)  # first, as torch writes other histories for what is not inlined here
+    inlined = inline_no_grad(graph_module)
+    _read_written(graph, mode)
+    _fold_numbers(graph)
+    _add_sizes(graph_module, mode.shape_env)
+    return with_graph(program, rewrite(graph_module, Decomposition(table, inlined)))
+
+
+def _read_written(graph: Graph, mode: FakeTensorMode) -> None:
+    for node in read_results(graph, mode):
+        raise NotCoveredError(f"{node.target}, which writes into what is read elsewhere")
+
+
+def inline_no_grad(graph_module: GraphModule) -> frozenset[Node]:
+    """Replace calls under `torch.no_grad()` by what they compute; return the nodes, whose histories name the step."""
+    inlined: set[Node] = set()
+    for call in list(graph_module.graph.nodes):
+        if call.op == "call_function" and call.target is SET_GRAD and call.args[0] is False:
+            inlined.update(_inline(graph_module, call))
+    for node in list(graph_module.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph_module.graph.erase_node(node)
+    return frozenset(inlined)
+
+
+def _inline(graph_module: GraphModule, call: Node) -> list[Node]:
+    nested = graphs.attribute(graph_module, str(call.args[1].target))  # type: ignore[union-attr]
+    inline_no_grad(nested)
+    if nested.graph.find_nodes(op="get_attr"):
+        return []
+    env: dict[Node, Any] = dict(zip(nested.graph.find_nodes(op="placeholder"), call.args[2:], strict=False))
+    # torch ascribes what it traces there to the call around it.
+    around = {name: call.meta[name] for name in COPIED_META if name in call.meta and name != "stack_trace"}
+    inlined = []
+    with graph_module.graph.inserting_before(call):
+        for node in nested.graph.nodes:
+            if node.op != "call_function":
+                continue
+            env[node] = copied = graph_module.graph.node_copy(node, env.__getitem__)
+            copied.meta = {**node.meta, **around, "from_node": [source_of(call, Decomposition.name)]}
+            inlined.append(copied)
+    (returned,) = nested.graph.output_node().args
+    replace_call(call, [env[node] for node in returned])
+    return inlined
+
+
+def _fold_numbers(graph: Graph) -> None:
+    """Replace sizes that have turned out to be numbers by these, as tracing does."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _MAKING_SIZES:
+            continue
+        value = node.meta.get("val")
+        number = value.node.expr if isinstance(value, torch.SymInt) else value
+        if type(number) is not int and not (isinstance(value, torch.SymInt) and number.is_number):
+            continue
+        put = partial(_put, node, int(number))
+        for user in list(node.users):
+            user.args, user.kwargs = map_arg(user.args, put), map_arg(user.kwargs, put)
+        graph.erase_node(node)
+
+
+def _put(replaced: Node, number: int, argument: Node) -> Any:
+    return number if argument is replaced else argument
+
+
+def _add_sizes(graph_module: GraphModule, shape_env: Any) -> None:
+    """Add nodes for the sizes of inputs if any symbol lacks one, as torch does after it has traced a program."""
+    graph, inputs = graph_module.graph, graph_module.graph.find_nodes(op="placeholder")
+    sized: list[Any] = [(node, getattr(node.meta.get("val"), "shape", ())) for node in inputs]
+    dynamic = [(node, axis, n) for node, sizes in sized for axis, n in enumerate(sizes) if isinstance(n, torch.SymInt)]
+    found = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
+    known = {value.node.expr for value in found if isinstance(value, torch.SymInt)}
+    if {size.node.expr for *_, size in dynamic if size.node.expr.is_Symbol} <= known:
+        return
+    with graph.inserting_after(inputs[-1]):
+        reader = graph.call_function(tuple)  # torch removes those that nothing reads
+    sizes = []
+    with graph.inserting_before(reader):
+        for node, axis, size in dynamic:
+            sizes.append(graph.call_function(_ATEN.sym_size.int, (node, axis)))
+            sizes[-1].meta["val"] = size
+    reader.args = (tuple(sizes),)
+    with _set_node_metadata_hook(graph_module, partial(_node_metadata_hook, metadata={"stack_trace": _ADDED_BY})):
+        insert_deferred_runtime_asserts(graph_module, shape_env, "exported program", export=True)
+    graph.erase_node(reader)
+
+
+def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:
+    """Return a program with another graph, whose inputs and outputs are those of the old one, in the same order."""
+    return assemble_program(
+        graph_module=graph_module,
+        signature=_get_updated_graph_signature(program.graph_signature, graph_module),
+        state_dict=program.state_dict,
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        verifiers=[Verifier],
+        guards_code=guards_code_of(program),
+    )
