@@ -246,13 +246,6 @@ class TestCalls:
             assert_same(module(x), model(x))
         assert "at most [16, 4]" in message_of(lambda: module(torch.randn(17, 4)))
 
-    def test_a_name_that_is_none_in_python_is_called_by_method(self, mixed):
-        module = mixed[1].module()
-        x, y = torch.randn(3), torch.randn(3)
-        assert_same(module.method("add-mul")(x, y=y), AddMul()(x, y))
-        assert module.method_names == ("forward", "plain", "add-mul")
-        assert "Did you mean 'add-mul'?" in message_of(lambda: module.method("add_mul"))
-
     def test_a_name_that_nn_module_has_is_called_by_method(self):
         program = export(AddMul(), (torch.ones(3), torch.ones(3)))
         module = lower({"train": program, "save": program}).module()
@@ -499,24 +492,6 @@ class TestFiles:
             "{'nothing': None, 'count': 3, 'rows': 2, 'flag': True, 'name': 'q'}",
         ]
 
-    def test_a_type_that_is_not_registered_where_it_is_loaded(self, tmp_path):
-        point = Point(torch.randn(3), torch.randn(3))
-        module = lower(export(Points(), (point,))).module()
-        path = module.save(tmp_path / "points.pte")
-        assert_same(LoweredModule.load(path)(point), Points()(point))
-        script = "from exir_lowering import LoweredModule; LoweredModule.load('points.pte')"
-        done = forked.run(script, cwd=tmp_path)
-        assert "InputError: Method 'forward' takes or returns a type that is not known here" in done.stderr
-        assert "tests.Point" in done.stderr
-
-    def test_a_type_that_cannot_be_written_down(self, tmp_path):
-        one = Unwritable(torch.randn(3))
-        lowered = lower(export(Points(Unwritable), (one,)))
-        module = lowered.module()
-        assert_same(module(one), Points(Unwritable)(one))
-        assert "Unwritable" in message_of(lambda: module.save(tmp_path / "model.pte"))
-        assert not list(tmp_path.iterdir())
-
     def test_weights_in_a_data_file(self, tmp_path):
         torch.manual_seed(0)
         model = Mixed().eval()
@@ -565,12 +540,6 @@ class TestFiles:
         for text, words in (("{", "damaged"), ('{"version": 2}', "version 2"), ('{"version": 1}', "damaged")):
             path.write_bytes(b"".join(assembling.with_module(content, record.pack(text, []))))
             assert words in message_of(lambda: LoweredModule.load(path))
-
-    @pytest.mark.parametrize("path", ["model.bin", "missing/model.pte", 3])
-    def test_where_it_cannot_be_saved(self, rich_module, tmp_path, path):
-        target = tmp_path / path if isinstance(path, str) else path
-        assert "Cannot save to" in message_of(lambda: rich_module.save(target))
-        assert not list(tmp_path.iterdir())
 
 
 class TestBundledInputs:
@@ -633,17 +602,6 @@ class TestAvailability:
         assert_same(loaded.one(x, y), AddMul()(x, y))
         assert_same(loaded.one(*loaded.bundled_inputs["one"][0]), AddMul()(x, y))
 
-    def test_no_method_can_be_executed(self, adding, tmp_path):
-        program = export(AddMul(), (torch.ones(3), torch.ones(3)))
-        with pytest.warns(BackendUnavailableWarning):
-            lowered = lower(program, TagPartitioner(by_operator(ADD), "script"), backends={"script": ScriptBackend()})
-        with pytest.warns(BackendUnavailableWarning):
-            module = lowered.module()
-        message_of(lambda: module(torch.ones(3), torch.ones(3)), BackendUnavailableError)
-        path = module.save(tmp_path / "model.pte")
-        loaded = LoweredModule.load(path, delegates={"script": ScriptDelegate})
-        assert_same(loaded(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
-
     def test_the_original_graphs_that_the_file_keeps(self, adding, tmp_path):
         x, y = torch.randn(3), torch.randn(3)
         with pytest.warns(BackendUnavailableWarning):
@@ -672,21 +630,6 @@ class TestModule:
 
     def test_torch_save_is_refused(self, rich_module, tmp_path):
         assert "module.save(path)" in message_of(lambda: torch.save(rich_module, tmp_path / "m.pt"), TypeError)
-
-    def test_what_is_printed(self, mixed):
-        module = mixed[1].module()
-        module.version = "1"
-        module.bundled_inputs = [(torch.ones(2, 4),)]
-        assert repr(module).splitlines() == [
-            "LoweredModule(",
-            "  forward(x): XnnpackBackend, reference",
-            "  plain(x): XnnpackBackend",
-            "  add-mul(x, y): ExecuTorch's kernels",
-            "  attributes: version",
-            "  bundled inputs: forward (1)",
-            ")",
-        ]
-        assert {"forward", "version", "add-mul"} <= set(dir(module))
 
     def test_everything_goes_with_it(self, tmp_path):
         lowered = lower(export(AddMul(), (torch.ones(3), torch.ones(3))), TagPartitioner(by_operator(ADD), "reference"))
