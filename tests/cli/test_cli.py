@@ -617,16 +617,6 @@ def on_a_full_disk(*argv: object, room: int = 100) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
 
-def test_plan_on_a_full_disk_keeps_the_page_that_was_there(models: Path, tmp_path: Path) -> None:
-    for name in ("plan.html", "plan.dot"):
-        (tmp_path / name).write_text("what was there")
-        code, told = on_a_full_disk("plan", models / "net.pt2", f"--{name[5:]}", tmp_path / name)
-        assert code == 2 and "Cannot write" in told and "File too large" in told
-        assert "defect" not in told and "Traceback" not in told
-        assert (tmp_path / name).read_text() == "what was there"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.dot", "plan.html"]
-
-
 def test_lower_and_run_on_a_full_disk_keep_what_was_there(models: Path, pte: Path, tmp_path: Path) -> None:
     old = {"old.pte": b"the old file", "old.pt": b"the old outputs"}
     for name, content in old.items():
@@ -639,18 +629,6 @@ def test_lower_and_run_on_a_full_disk_keep_what_was_there(models: Path, pte: Pat
         assert code == 2 and "Cannot" in told and "File too large" in told, told
         assert "defect" not in told and "Traceback" not in told
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
-
-
-def test_a_folder_that_takes_no_file(main: Main, models: Path, pte: Path, tmp_path: Path) -> None:
-    """Not even root can make a file in /proc; a file is no folder."""
-    (tmp_path / "file").write_text("")
-    for folder in (Path("/proc"), tmp_path / "file"):
-        if folder.exists():
-            refused(main("plan", models / "net.pt2", "--html", folder / "plan.html"), "Cannot write", str(folder))
-            refused(main("plan", models / "net.pt2", "--dot", folder / "plan.dot"), "Cannot write", str(folder))
-            argv = ("run", pte, "--method", "small", "--save", folder / "y.pt")
-            code, _, told = main(*argv)
-            assert code == 2 and "Cannot write" in told and "defect" not in told
 
 
 def test_what_is_no_file_is_written_and_not_replaced(main: Main, pte: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner impor
 )
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import WhyNoPartitionReporter
-from lowering_support import TagPartitioner, by_operator, delegates, edge_program
+from lowering_support import TagPartitioner, delegates, edge_program
 from torch.export import Dim, export
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -43,13 +43,6 @@ def the_plan(module: torch.nn.Module, inputs: Any, partitioners: Any, **options:
 @pytest.fixture(scope="module")
 def two_layers() -> Any:
     return the_plan(Model(), (torch.randn(2, 8),), SupportPartitioner({"Npu": LINEAR}))
-
-
-def test_no_backend_is_needed(two_layers: Any) -> None:
-    assert {p.backend_id for p in two_layers.partitions} == {"Npu"}
-    program = export(Model().eval(), (torch.randn(2, 8),))
-    with pytest.raises(exir_lowering.UnknownPluginError):
-        exir_lowering.lower(program, SupportPartitioner({"Npu": LINEAR}))
 
 
 def test_the_figures_of_a_partition(two_layers: Any) -> None:
@@ -203,19 +196,6 @@ def test_torch_fx_supports_are_named() -> None:
     assert (erf.reason.partition(" (")[0], erf.by) == ("_NoErf.is_node_supported returned False", "_NoErf")
 
 
-def test_a_partitioner_that_says_nothing() -> None:
-    method = the_plan(Model(), (torch.randn(2, 8),), TagPartitioner(by_operator("aten.erf.default")))
-    assert {h.reason for h in method.host} == {"not claimed, and TagPartitioner does not say why"}
-
-
-def test_listening_leaves_executorch_as_it_was() -> None:
-    from executorch.exir.backend import utils
-
-    before = (utils.WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject)
-    the_plan(Model(), (torch.randn(2, 8),), XnnpackPartitioner())
-    assert before == (utils.WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject)
-
-
 # -- plan and lower ----------------------------------------------------------------------------------------------------
 
 
@@ -235,18 +215,6 @@ def test_planning_changes_nothing_and_can_be_repeated() -> None:
     first = exir_lowering.plan(program, XnnpackPartitioner())
     assert [(n.name, str(n.target), dict(n.meta)) for n in program.graph.nodes] == before
     assert exir_lowering.plan(program, XnnpackPartitioner()) == first
-
-
-def test_a_plan_holds_no_graph() -> None:
-    import gc
-    import weakref
-
-    program = edge_program(Model(), (torch.randn(2, 8),))
-    plan = exir_lowering.plan(program, XnnpackPartitioner())
-    graph = weakref.ref(program.graph_module)
-    del program
-    gc.collect()
-    assert graph() is None and plan.methods
 
 
 def test_several_methods_and_text_and_json() -> None:
