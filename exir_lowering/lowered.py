@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.export import ExportedProgram
 
-from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
+from exir_lowering.steps.emit import Artifact, emit
+from exir_lowering.steps.file import EmitOptions, Lowered
 from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
 

@@ -27,6 +27,7 @@ ASSUMPTIONS: Mapping[str, str] = {
 MemoryPlanner: TypeAlias = Literal["greedy", "naive"]
 """Which of ExecuTorch's algorithms plans the memory of methods."""
 
+_FLAGS = ("check_weights", "progress", "fast")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -90,40 +91,41 @@ class LoweringOptions:
     target: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        self._require("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"')
-        modes = ("raise", "fallback", "split")
-        self._require("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"')
-        self._require("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"')
-        target = isinstance(self.target, (str, os.PathLike, type(None)))
-        self._require("target", target, "a release, a path or None")
-        planners = get_args(MemoryPlanner)
-        self._require("memory_planner", self.memory_planner in planners, f"one of {planners}")
         read_size(self.require_memory)
-        chosen = self.rewrites
+        chosen, share, planners = self.rewrites, self.require_coverage, get_args(MemoryPlanner)
         named = chosen in ("safe", "none") if isinstance(chosen, str) else isinstance(chosen, (Sequence, type(None)))
         sets = '"safe", "none", or a sequence of names and Rewrite objects such as ["safe", "mine"]'
-        self._require("rewrites", named, sets)
-        self._require("assume", isinstance(self.assume, Mapping), "a mapping from input names")
-        _check_assumptions(self.assume)
-        self._require("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False")
-        executor = isinstance(self.executor, (Executor, type(None)))
-        self._require("executor", executor, "a concurrent.futures.Executor or None")
         counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
-        self._require("jobs", counts, "a number of jobs, at least 1")
-        for name in ("check_weights", "progress", "fast"):
-            self._require(name, isinstance(getattr(self, name), bool), "True or False")
-        share = self.require_coverage
         shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
-        self._require("require_coverage", shares, "a share between 0 and 1")
+        modes = ("raise", "fallback", "split")
+        for name, fits, expected in (
+            ("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"'),
+            ("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"'),
+            ("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"'),
+            ("target", isinstance(self.target, (str, os.PathLike, type(None))), "a release, a path or None"),
+            ("memory_planner", self.memory_planner in planners, f"one of {planners}"),
+            ("rewrites", named, sets),
+            ("assume", isinstance(self.assume, Mapping), "a mapping from input names"),
+            ("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False"),
+            ("executor", isinstance(self.executor, (Executor, type(None))), "a concurrent.futures.Executor or None"),
+            ("jobs", counts, "a number of jobs, at least 1"),
+            *((flag, isinstance(getattr(self, flag), bool), "True or False") for flag in _FLAGS),
+            ("require_coverage", shares, "a share between 0 and 1"),
+        ):
+            if not fits:
+                raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected {expected}.")
+        for name, assumption in self.assume.items():
+            if not isinstance(name, str) or assumption not in ASSUMPTIONS:
+                raise InputError(
+                    f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
+                    f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
+                )
         if self.edge_compile_config is not None:
             from executorch.exir import EdgeCompileConfig
 
-            config = isinstance(self.edge_compile_config, EdgeCompileConfig)
-            self._require("edge_compile_config", config, "ExecuTorch's EdgeCompileConfig or None")
-
-    def _require(self, name: str, fits: bool, expected: str) -> None:
-        if not fits:
-            raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected {expected}.")
+            if not isinstance(self.edge_compile_config, EdgeCompileConfig):
+                given = f"LoweringOptions(edge_compile_config={self.edge_compile_config!r})"
+                raise InputError(f"{given}: expected ExecuTorch's EdgeCompileConfig or None.")
 
 
 def read_size(given: int | str | None) -> int | None:
@@ -137,12 +139,3 @@ def read_size(given: int | str | None) -> int | None:
             "'512 KiB', with the unit B, KB, MB, GB (powers of 1000), KiB, MiB or GiB (powers of 1024)."
         )
     return int(float(found[1]) * _UNITS[found[2].lower()])
-
-
-def _check_assumptions(assume: Mapping[Any, Any]) -> None:
-    for name, assumption in assume.items():
-        if not isinstance(name, str) or assumption not in ASSUMPTIONS:
-            raise InputError(
-                f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
-                f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
-            )

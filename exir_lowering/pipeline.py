@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -42,7 +43,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.legalize import ROUNDS, Refused, legalize, list_refused, require_legal
+from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Recovery
@@ -159,8 +160,7 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        converted = [method.program for method in given]
-        with locks.conversion(), converting(converted, gradients=True, fast=session.options.fast):
+        with _conversion(given, session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
@@ -251,51 +251,30 @@ def _lower(
     recovery: Recovery | None = None,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
-    fast = session.options.fast
+    options, recovery = session.options, recovery or Recovery(session.options.on_backend_error)
+    results: list[LoweredPartition] | None = None
     with collector.heap_frozen() as set_aside:
-        with locks.conversion(), converting([method.program for method in given], gradients=True, fast=fast):
+        with _conversion(given, session.options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
-        found: dict[str, Backend] = {}
-
-        def lower_group(group: BackendGroup) -> list[LoweredPartition]:
-            return preprocess_group(group, found[group.backend_id], session)
-
-        recovery = recovery or Recovery(session.options.on_backend_error)
-        results: list[LoweredPartition] | None = None
         while results is None:  # again only where a backend fails, and that is no error
-            with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
+            with _conversion(methods, options.fast):
                 methods, extracted, planned = _partition_all(methods, states, session, recovery)
-                if session.options.require_memory is not None:
+                if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
-                        planned = plan_memory(methods, extracted, planned, session.options)
+                        planned = plan_memory(methods, extracted, planned, options)
                 constants = describe_families({one.name: one.program for one in extracted}, request.buckets)
-                own_state(program for method in extracted for program in _programs(method))
+                programs = ((method.program, *(one.program for one in method.partitions)) for method in extracted)
+                own_state(itertools.chain.from_iterable(programs))
             set_aside()
             groups = _group(extracted)
-            found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+            called = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+            lower_group = partial(_lower_group, called, preprocess_group, session)
             with session.timed("preprocess"):
                 results = recovery.lower(groups, lower_group)
         with session.timed("splice"), locks.conversion():
-            programs = splice(extracted, {one.partition.id: one for one in results})
-            made_by, narrowed = describe(methods, found, planned, session.options), list_narrowed(methods)
-    return LoweredMethods(
-        programs,
-        replace(_report(methods, planned, results, session), refused=tuple(recovery.refused), narrowed=narrowed),
-        {method.name: method.program for method in methods},
-        {**request.constant_methods, **constants},
-        session.options.fast,
-        in_place=any(method.rewrites for method in methods),
-        unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
-        made_by=made_by,
-        memory_planner=session.options.memory_planner,
-        require_memory=read_size(session.options.require_memory),
-    )
-
-
-def _report(
-    methods: Sequence[EdgeMethod], planned: LoweringPlan, results: Sequence[LoweredPartition], session: Session
-) -> Report:
-    return Report(
+            lowered = splice(extracted, {one.partition.id: one for one in results})
+            made_by, narrowed = describe(methods, called, planned, options), list_narrowed(methods)
+    report = Report(
         planned.methods,
         {one.partition.id: len(one.result.processed_bytes) for one in results},
         dict(session.times.seconds),
@@ -305,7 +284,34 @@ def _report(
         units=list_units(results),
         states=planned.states,
         versions=planned.versions,
+        refused=tuple(recovery.refused),
+        narrowed=narrowed,
     )
+    return LoweredMethods(
+        lowered,
+        report,
+        {method.name: method.program for method in methods},
+        {**request.constant_methods, **constants},
+        options.fast,
+        in_place=any(method.rewrites for method in methods),
+        unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
+        made_by=made_by,
+        memory_planner=options.memory_planner,
+        require_memory=read_size(options.require_memory),
+    )
+
+
+@contextmanager
+def _conversion(methods: Iterable[EdgeMethod], fast: bool) -> Iterator[None]:
+    """Take the lock of conversions, and set up for these methods what they need."""
+    with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
+        yield
+
+
+def _lower_group(
+    backends: Mapping[str, Backend], preprocess_group: PreprocessGroup, session: Session, group: BackendGroup
+) -> list[LoweredPartition]:
+    return preprocess_group(group, backends[group.backend_id], session)
 
 
 def _partition_all(
@@ -319,8 +325,15 @@ def _partition_all(
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     legal, extracted, plans, refused = [], [], [], []
     for method in session.progress.each("partition", methods):
-        method, tagged, partitioned, left = _partition_legal(method, elsewhere(states, method.name), session, recovery)
-        refused.append(left)
+        shared = elsewhere(states, method.name)
+        for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators for what does not run
+            tagged, partitioned = _partition(method, shared, session, recovery)
+            found = list_refused(partitioned.program, session.target)
+            legalized = legalize(method, found, session.target) if left else None
+            if legalized is None:
+                break
+            method = legalized
+        refused.append(found)
         legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
@@ -329,26 +342,11 @@ def _partition_all(
         check_preserved(method, partitioned.program)
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
-    if required:
-        require_legal(zip(extracted, refused, strict=True), session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
+        require_legal(zip(extracted, refused, strict=True), session)
         require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
-
-
-def _partition_legal(
-    method: EdgeMethod, shared: frozenset[str], session: Session, recovery: Recovery | None
-) -> tuple[EdgeMethod, list[TaggedMethod], ExtractedMethod, list[Refused]]:
-    """Partition a method, and again where its host got other operators for those that do not run there."""
-    for left in reversed(range(ROUNDS + 1)):
-        tagged, partitioned = _partition(method, shared, session, recovery)
-        refused = list_refused(partitioned.program, session.target)
-        legal = legalize(method, refused, session.target) if left else None
-        if legal is None:
-            break
-        method = legal
-    return method, tagged, partitioned, refused
 
 
 def _partition(
@@ -373,10 +371,6 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
-
-
-def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
-    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:

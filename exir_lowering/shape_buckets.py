@@ -64,7 +64,7 @@ def buckets(
     for combination in itertools.product(*chosen.values()):
         tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
         numbers, name = dict(combination), f"{method}@{','.join(tags)}"
-        made[name] = _Specialisation(program, numbers, name).program()
+        made[name] = _specialise(program, numbers, name)
         made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
     return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
 
@@ -199,29 +199,11 @@ class _Dimensions:
         return tuple(crops)
 
 
-class _Specialisation:
-    """A copy of a program with numbers in the place of symbols."""
+def _specialise(program: ExportedProgram, numbers: Mapping[Any, Any], name: str) -> ExportedProgram:
+    """Return a copy of a program with numbers in the place of symbols."""
+    fakes = FakeCopies(numbers, shape_env_of(_user_tensors(program)[0][1]))
 
-    def __init__(self, program: ExportedProgram, numbers: Mapping[Any, Any], name: str) -> None:
-        self._program, self._numbers, self._name = program, numbers, name
-        self._fakes = FakeCopies(numbers, shape_env_of(_user_tensors(program)[0][1]))
-
-    def program(self) -> ExportedProgram:
-        program = self._program
-        module, _ = self._graph(program.graph_module, nested=False)
-        results: Any = module.graph.output_node().args[0]
-        copied = graphs.copy_program(program, module)
-        copied.example_inputs = None  # they have other sizes
-        specs = copied.graph_signature.output_specs
-        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
-            if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
-                specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
-        for each in program.range_constraints:
-            if each.free_symbols & set(self._numbers):
-                del copied.range_constraints[each]
-        return copied
-
-    def _graph(self, module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
+    def copy(module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
         """Copy a graph, and say which of its inputs are left: numbers need no input any more in a nested one."""
         graph, root = Graph(), dict[str, Any]()
         env: dict[Node, Any] = {}
@@ -229,20 +211,30 @@ class _Specialisation:
         operands: dict[Node, list[bool]] = {}  # of a nested graph
         for node in module.graph.nodes:
             before = node.meta.get("val")
-            value = pytree.tree_map(self._fakes.copy, before)
-            symbolic = isinstance(before, SYMBOLS)
-            number = symbolic and value is not before and isinstance(value, (int, float))
+            value = pytree.tree_map(fakes.copy, before)
+            number = isinstance(before, SYMBOLS) and value is not before and isinstance(value, (int, float))
             if node.op == "placeholder" and nested:
                 left.append(not number)
             if number:
                 env[node] = value
                 continue
-            if node.op == "call_function" and value is None and self._holds(node, env):
+            given = [env[each] for each in node.all_input_nodes]
+            if (
+                node.op == "call_function"
+                and value is None
+                and given
+                and not any(isinstance(one, Node) for one in given)
+            ):
+                args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)  # a check of numbers only
+                try:
+                    node.target(*args, **kwargs)
+                except RuntimeError as error:
+                    raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
                 continue
             if node.op == "get_attr":
                 inner = graphs.attribute(module, node.target)
                 if isinstance(inner, GraphModule):
-                    inner, operands[node] = self._graph(inner, nested=True)
+                    inner, operands[node] = copy(inner, nested=True)
                 root[str(node.target)] = inner
             if node.op == "output":
                 copied = graph.output(map_arg(node.args[0], env.__getitem__))
@@ -251,33 +243,29 @@ class _Specialisation:
                 env[node] = copied = graph.node_copy(node, env.__getitem__)
             if before is not None:
                 copied.meta["val"] = value
-            _drop(copied, next((operands[each] for each in node.args if each in operands), None))
+            kept = next((operands[each] for each in node.args if each in operands), None)
+            if kept is not None:  # numbers need no operand any more: these are what comes behind the graphs
+                last = max(i for i, each in enumerate(copied.args) if isinstance(each, Node) and each.op == "get_attr")
+                keep, args = iter(kept), list(copied.args[: last + 1])
+                for each in copied.args[last + 1 :]:
+                    if isinstance(each, (tuple, list)):
+                        args.append(type(each)(one for one in each if next(keep)))
+                    elif next(keep):
+                        args.append(each)
+                copied.args = tuple(args)
         copied_module = lazy_graph_module(root, graph)
         copied_module.meta.update(module.meta)
         return copied_module, left
 
-    def _holds(self, node: Node, env: Mapping[Node, Any]) -> bool:
-        """Return whether a check is of numbers only, and holds."""
-        if not node.all_input_nodes or any(isinstance(env[each], Node) for each in node.all_input_nodes):
-            return False
-        args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
-        try:
-            node.target(*args, **kwargs)  # type: ignore[operator]
-        except RuntimeError as error:
-            raise InputError(f"buckets: {self._name}: the program does not take these sizes: {error}") from error
-        return True
-
-
-def _drop(node: Node, left: Sequence[bool] | None) -> None:
-    """Take the operands that are numbers now from a call of nested graphs; they are what comes behind the graphs."""
-    if left is None:
-        return
-    last = max(i for i, each in enumerate(node.args) if isinstance(each, Node) and each.op == "get_attr")
-    keep = iter(left)
-    args: list[Any] = list(node.args[: last + 1])
-    for each in node.args[last + 1 :]:
-        if isinstance(each, (tuple, list)):
-            args.append(type(each)(one for one in each if next(keep)))
-        elif next(keep):
-            args.append(each)
-    node.args = tuple(args)
+    module, _ = copy(program.graph_module, nested=False)
+    results: Any = module.graph.output_node().args[0]
+    copied = graphs.copy_program(program, module)
+    copied.example_inputs = None  # they have other sizes
+    specs = copied.graph_signature.output_specs
+    for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+        if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
+            specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
+    for each in program.range_constraints:
+        if each.free_symbols & set(numbers):
+            del copied.range_constraints[each]
+    return copied

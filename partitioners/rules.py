@@ -15,8 +15,8 @@ from torch.fx import Node
 from exir_lowering import CompileSpec, DelegationSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
-from exir_lowering.partitioners.supports.attributes import suggest
 from exir_lowering.partitioners.supports.predicates import check_operator
+from exir_lowering.partitioners.supports.support import suggest
 
 HOST = "host"
 """Where operators go that no backend takes."""
@@ -220,10 +220,6 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         added = {node: rule for node, rule in ruled.items() if rule.to != HOST and node not in run.tags}
         tags, destinations = _with(exported_program, run, added)
         return nested_run.tagged(exported_program, tags, destinations, rejections.values(), run.adjustments)
-
-    def describe_requests(self) -> Sequence[Any]:
-        """Return what `ops_to_not_decompose` depends on, for the cache."""
-        return [self.partitioner, self.rules]
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask the partitioner, except about what is hidden from it: that is decomposed."""

@@ -76,6 +76,7 @@ class EmittedCall:
     handle: Any  # the debug handle that its node had
     module: LoweredBackendModule | None  # of the delegate, None for a kernel
     delegate: int  # its number in the method's execution plan, -1 for a kernel
+    results: int  # how many of its last arguments a delegate writes to
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,11 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         # Methods are emitted one after the other; the emitters of nested graphs use their method's state.
         if emissions is not None and emissions.states and emissions.states[-1][0] is self.emitter_state:
             instruction = self.instruction_start_offset + emitter_id
-            delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
-            emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate))
+            delegate, value = -1, self.node.meta.get("val")
+            if lowered_module is not None:
+                delegate = len(self.emitter_state.delegates) - 1
+            results = len(value) if isinstance(value, (list, tuple)) else 1
+            emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate, results))
 
     def given(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         emissions = _emissions.get()

@@ -25,7 +25,7 @@ from torch.utils._sympy.value_ranges import (
 
 from exir_lowering._upstream.tensors import SYMBOLS
 
-_COPIES = "exir_lowering_decisions"  # where the copies of an environment are listed, if it is one of `Decisions`
+DECISIONS = "exir_lowering_decisions"  # where the copies of an environment are listed, if it is one of `Decisions`
 
 
 class Decisions:
@@ -34,7 +34,9 @@ class Decisions:
     def __init__(self, original: Any, copied: Any) -> None:
         self._original = original
         self._copies: list[tuple[Any, int]] = []  # with the number of guards that each had at first
-        vars(copied)[_COPIES] = (self._copies,)  # copies of the copy have it too: it is in a tuple, which is not copied
+        vars(copied)[DECISIONS] = (
+            self._copies,
+        )  # copies of the copy have it too: it is in a tuple, which is not copied
         self._copies.append((copied, len(copied.guards)))
 
     def repeat(self) -> str:
@@ -198,7 +200,7 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
-    for copies in vars(copied).get(_COPIES, ()):
+    for copies in vars(copied).get(DECISIONS, ()):
         copies.append((copied, len(copied.guards)))
     return copied
 
@@ -244,7 +246,7 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
     """Return what an environment knows of symbols: kinds, ranges, values, conditions, and the others in these."""
     conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
     conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}
-    conditions |= {str(one): one for one in (*shape_env.divisible, *shape_env.axioms)}
+    conditions |= {str(one): one for one in shape_env.divisible}
     named = set(symbols.values())
     kept = sorted(text for text, one in conditions.items() if getattr(one, "free_symbols", set()) & named)
     lines = [f"if {text}" for text in kept]

@@ -100,7 +100,10 @@ def execute(arguments: argparse.Namespace) -> int:
                 subject.call()
         _measure(opened, arguments.runs)
     figures = [subject.describe() for subject in opened]
-    ratio = _compare(*(subject.times for subject in opened)) if len(opened) > 1 else None
+    ratio = None  # the first one's time as a multiple of the second one's: the median of the rounds, and their quarters
+    if len(opened) > 1:
+        rounds = (a / b for a, b in zip(*(subject.times for subject in opened), strict=True))
+        ratio = dict(zip(("p25", "median", "p75"), statistics.quantiles(rounds, n=4), strict=True))
     if arguments.json:
         print(json.dumps({"version": VERSION, "peak_bytes": _peak(), "files": figures, "ratio": ratio}, indent=2))
     else:
@@ -138,12 +141,6 @@ def _measure(opened: Sequence[Subject], runs: int | None) -> None:
             subject.call()
             subject.times.append(time.perf_counter() - start)
         rounds += 1
-
-
-def _compare(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Return the first one's time as a multiple of the second one's: the median of the rounds, and their quarters."""
-    low, median, high = statistics.quantiles((a / b for a, b in zip(first, second, strict=True)), n=4)
-    return {"p25": low, "median": median, "p75": high}
 
 
 def _resident() -> int | None:

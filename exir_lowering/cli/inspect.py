@@ -1,4 +1,4 @@
-"""`exir-lower inspect`: what is in a `.pte` or `.ptd` file, and how two files differ."""
+"""`exir-lower inspect`: what is in a `.pte` or `.ptd` file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say, show, write_file
-from exir_lowering.errors import InputError
 
 EXAMPLES = """\
 examples:
   exir-lower inspect model.pte
   exir-lower inspect model.pte --summary
-  exir-lower inspect before.pte after.pte
   exir-lower inspect model.pte --json > model.json
   exir-lower inspect model.pte --kernels-yaml kernels.yaml
 
@@ -24,7 +22,6 @@ made by exir-lower.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL.pte", help="the file, or a .ptd data file alone")
-    parser.add_argument("other", nargs="?", metavar="OTHER.pte", help="a second file: show how the two differ")
     method_inputs.add_data(parser)
     parser.add_argument("--summary", action="store_true", help="print at most ten lines")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -38,20 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, print what is in them, and write what was asked for."""
     source = find_file(arguments.model)
-    other = None if arguments.other is None else find_file(arguments.other)
     data = [find_file(path) for path in arguments.data]
-    chosen = [name for name in ("summary", "kernels_yaml", "data") if getattr(arguments, name)]
-    if other is not None and chosen:
-        raise InputError(f"--{chosen[0].replace('_', '-')} is for one file, but two files were given to compare.")
     kernels = None if arguments.kernels_yaml is None else check_target(arguments.kernels_yaml, ".yaml")
 
-    from exir_lowering.inspection import compare, inspect
+    from exir_lowering.inspection import inspect
 
     report = inspect(source, data=data or None)
-    shown = report if other is None else compare(report, inspect(other))
     if kernels is not None:
         write_file(kernels, report.kernels_yaml().encode())
-    show(shown, arguments.json, report.summary if arguments.summary else None)
+    show(report, arguments.json, report.summary if arguments.summary else None)
     if kernels is not None:
         say(f"{describe_written(kernels)}.", error=arguments.json)
     return OK

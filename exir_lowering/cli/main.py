@@ -6,17 +6,14 @@ import argparse
 import contextlib
 import difflib
 import errno
-import gc
 import importlib
 import io
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from exir_lowering._upstream.locks import Change, Shared
 from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
 from exir_lowering.errors import InvariantError, LoweringError
 
@@ -66,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _COLLECTING_SELDOM:
-            code = _execute(argv)
+        code = _execute(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -80,19 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DEFECT
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _prepare_collecting_seldom() -> tuple[Change, Change]:
-    """Have Python look for cyclic garbage less often: imports of torch and ExecuTorch make none, but a million objects.
-
-    A short command takes a tenth less time. Where the process looks no more often already, or never, that stays.
-    """
-    before, seldom = gc.get_threshold(), (100_000, 50, 50)
-    after = seldom if 0 < before[0] < seldom[0] else before
-    return partial(gc.set_threshold, *after), partial(gc.set_threshold, *before)
-
-
-_COLLECTING_SELDOM = Shared(_prepare_collecting_seldom)
 
 
 def _give_up_stdout() -> None:
@@ -113,7 +96,7 @@ def _execute(argv: Sequence[str] | None) -> int:
         with contextlib.nullcontext() if debug else quieten():
             code: int = arguments.execute(arguments)
         return code
-    except Exception as error:
+    except (MemoryError, Exception) as error:
         # Errors about files name the file, those about standard output or error do not.
         if isinstance(error, OSError) and not error.filename and error.errno in _FULL:
             raise
@@ -125,37 +108,15 @@ def _execute(argv: Sequence[str] | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Commands say themselves which option is wrong, a name before what is missing, and take some from a file."""
-
-    commands: Mapping[str, _Parser] | None = None  # all of them, which a command knows too
+    """Says which option may have been meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        argv = list(sys.argv[1:] if args is None else args)
-        self._check_names(argv)
-        found, unknown = super().parse_known_args(argv, namespace)
+        """Parse, and end with an error if an argument is not known."""
+        found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {close[0]}?' if close else ''}")
         return found, unknown
-
-    def _check_names(self, argv: Sequence[str]) -> None:
-        """Say which name is wrong: of an option, or of a command."""
-        for index, text in enumerate(argv):
-            if self._subparsers is not None and not text.startswith("-"):
-                if self.commands and text not in self.commands:
-                    close = difflib.get_close_matches(text, self.commands, n=1)
-                    hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-                    self.error(f"no command is called {text!r}; {hint} {', '.join(self.commands)}.")
-                return
-            name = text.partition("=")[0]
-            if text == "--":
-                return
-            if text.startswith("--") and not any(one.startswith(name) for one in self._option_string_actions):
-                self.error(f"unrecognized arguments: {' '.join(argv[index : index + 2])}{self._hint(text)}")
-
-    def _hint(self, unknown: str) -> str:
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        close = difflib.get_close_matches(unknown.partition("=")[0], options, n=1)
-        return f"; did you mean {close[0]}?" if close else ""
 
 
 class _Version(argparse.Action):
@@ -189,9 +150,7 @@ def _make_parser() -> argparse.ArgumentParser:
             parents=[debug],
         )
         command.add_arguments(subparser)
-        subparser.commands = subparsers.choices
         subparser.set_defaults(execute=command.execute)
-    parser.commands = subparsers.choices
     return parser
 
 

@@ -14,7 +14,6 @@ from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from executorch.exir import EdgeCompileConfig
     from torch.export import ExportedProgram
 
     from exir_lowering.options import LoweringOptions
@@ -42,22 +41,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default="greedy",
         help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
-    _add_conversion(command)
-
-
-def add_variants(command: argparse.ArgumentParser) -> None:
-    """Add the argument for variants."""
-    command.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME=PARTITIONER,...",
-        help="in place of -p: lower each program for these partitioners, in this order, as METHOD@NAME; repeatable, "
-        "the preferred variant first: whoever runs the file takes the first that can run; NAME= stays on the host",
-    )
-
-
-def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow-operator",
         action="append",
@@ -79,10 +62,6 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         help="the runtime that the file is for: a release of ExecuTorch, or a build of your own, as for exir-lower "
         "check (default: the release that is installed)",
     )
-
-
-def _add_conversion(command: argparse.ArgumentParser) -> None:
-    _add_target(command)
     command.add_argument(
         "--fast",
         action=argparse.BooleanOptionalAction,
@@ -110,6 +89,18 @@ def _add_conversion(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_variants(command: argparse.ArgumentParser) -> None:
+    """Add the argument for variants."""
+    command.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=PARTITIONER,...",
+        help="in place of -p: lower each program for these partitioners, in this order, as METHOD@NAME; repeatable, "
+        "the preferred variant first: whoever runs the file takes the first that can run; NAME= stays on the host",
+    )
+
+
 def add_models(command: argparse.ArgumentParser) -> None:
     """Add the arguments for programs, and for how their files are read."""
     command.add_argument(
@@ -128,13 +119,25 @@ def add_models(command: argparse.ArgumentParser) -> None:
 
 def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     """Return how programs are lowered; InputError if an argument names what is not there, or has another form."""
-    from exir_lowering.options import LoweringOptions
+    from executorch.exir import EdgeCompileConfig
 
+    from exir_lowering.options import LoweringOptions
+    from exir_lowering.steps.arguments import find_operator
+
+    assumed: dict[str, str] = {}
+    for given in arguments.assume:
+        name, equals, promise = given.partition("=")
+        if not name or not equals or name in assumed:
+            raise InputError(
+                f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
+            )
+        assumed[name] = promise
+    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
     return LoweringOptions(
         progress=True,
-        edge_compile_config=_make_edge_config(arguments),
+        edge_compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=allowed) if allowed else None,
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
-        assume=_read_assumptions(arguments),
+        assume=assumed,
         require_coverage=arguments.require_coverage,
         require_memory=arguments.require_memory,
         memory_planner=arguments.memory_planner,
@@ -144,28 +147,6 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         target=arguments.target,
         **more,
     )
-
-
-def _read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
-    assumed: dict[str, str] = {}
-    for given in arguments.assume:
-        name, equals, promise = given.partition("=")
-        if not name or not equals or name in assumed:
-            raise InputError(
-                f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
-            )
-        assumed[name] = promise
-    return assumed
-
-
-def _make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
-    """Return how programs become Edge dialect, None for ExecuTorch's default."""
-    from executorch.exir import EdgeCompileConfig
-
-    from exir_lowering.steps.arguments import find_operator
-
-    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
-    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed) if allowed else None
 
 
 def find_programs(given: Sequence[str]) -> dict[str, Path]:
@@ -218,8 +199,12 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
                 "runs the code in it."
             ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
+        kind = files.kind_of_file(path)
+        content = "damaged, cut short, or something else" if path.stat().st_size else "empty"
+        if kind is not None:
+            content = "damaged, or from another version of torch" if kind is files.PT2 else kind.name
         raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason[:800]}). Expected a "
+            f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). Expected a "
             f".pt2 file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or "
             "copy the file again."
         ) from error
@@ -250,15 +235,3 @@ def _load(file: BinaryIO) -> ExportedProgram:
         raise
     finally:
         logger.removeFilter(keep)
-
-
-def _guess_content(path: Path) -> str:
-    """Say what a file that is not an exported program seems to be."""
-    from exir_lowering.pte import files
-
-    kind = files.kind_of_file(path)
-    if kind is files.PT2:
-        return "it is damaged, or from another version of torch"
-    if kind is not None:
-        return f"it is {kind.name}"
-    return "it is damaged, cut short, or something else" if path.stat().st_size else "it is empty"

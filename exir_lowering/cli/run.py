@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import (
@@ -20,9 +20,6 @@ from exir_lowering.cli.output import (
     write_file,
 )
 from exir_lowering.errors import InputError
-
-if TYPE_CHECKING:
-    from exir_lowering.runtime.profiling import Profile
 
 # The values of --check-digests, and of the argument of `load`.
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
@@ -106,11 +103,17 @@ def execute(arguments: argparse.Namespace) -> int:
     if profile is not None and arguments.json:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
-        _print_outputs(f"{source.name}: outputs of {method}", outputs)
+        rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
+        numbers = ("min", "mean", "max")
+        title = f"{source.name}: outputs of {method}"
+        print_table(title, ("#", "dtype", "shape", *numbers), rows, right=("#", *numbers))
         if named != method:
             say(f"{named} is {choice}.")
         if profile is not None:
-            _show_profile(profile, arguments.top)
+            shown = profile.by_time(arguments.top)
+            make_console().print(shown.table())
+            if left := len(profile.rows) - len(shown.rows):
+                say(f"{left} more rows; leave out --top to see all.")
     if save is not None:
         content = io.BytesIO()
         torch.save(outputs, content)
@@ -126,19 +129,6 @@ def _check_profiling(arguments: argparse.Namespace) -> None:
     for name, given in (("top", arguments.top), ("runs", arguments.runs)):
         if given is not None and given < 1:
             raise InputError(f"--{name} {given}: expected a number of at least 1.")
-
-
-def _show_profile(profile: Profile, top: int | None) -> None:
-    shown = profile.by_time(top)
-    make_console().print(shown.table())
-    left = len(profile.rows) - len(shown.rows)
-    if left:
-        say(f"{left} more rows; leave out --top to see all.")
-
-
-def _print_outputs(title: str, outputs: Sequence[Any]) -> None:
-    rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
-    print_table(title, ("#", "dtype", "shape", "min", "mean", "max"), rows, right=("#", "min", "mean", "max"))
 
 
 def _summarize(value: Any) -> tuple[str, str, str, str, str]:

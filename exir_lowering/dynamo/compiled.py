@@ -24,10 +24,11 @@ from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import higher_order_name, may_rely_on_memory_order, on_host, returns_view
 from exir_lowering._upstream.runtime import open_program
+from exir_lowering._upstream.writing import write_call
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, sole_views
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
-from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles, share
+from exir_lowering.dynamo.once import HANDLES, Cached, share
 from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableError,
@@ -41,7 +42,6 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.program_writer import PayloadCall, write_call
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime import contract
 from exir_lowering.runtime.inputs import lay_out as lay_out_in_order
@@ -315,7 +315,6 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
         kind = next(KINDS[value.kind] for value in values if value.kind != TENSOR)
         raise NotLowered(f"a partition for {module.backend_id!r} cannot be called from here: it is called with {kind}")
     taken, payload = len(values) - len(plan.outputs), memoryview(module.processed_bytes)
-    named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
     who = f"{_where(method)}: backend {module.backend_id!r}"
     program, number = module.original_module, plan.number
 
@@ -326,10 +325,8 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
     try:
         with locks.engine():
             checked = payloads.check_payload(module.backend_id, payload, find_checks)
-            if checked is not None:
-                named = {name: content for name, content in named.items() if name in checked.weights}
-            called = PayloadCall(method, module.backend_id, payload, _specs(module), tensors[:taken], tensors[taken:])
-            content = write_call(called, named)
+            named = named_data_contents(module) if checked is None else checked.weights
+            content = write_call(module, method, tensors[:taken], tensors[taken:], named)
             run = open_program(content, None).load_method(method)
     except MemoryError:
         raise
@@ -359,7 +356,7 @@ def _where(method: str) -> str:
 def _lines(program: ExportedProgram, number: int, error: BaseException) -> str:
     """Return the model's lines that a failure of a partition is about: those of the operator it names, or of all."""
     named = find_named_handle(error)
-    numbers = numbers_of_handles(program) or {}  # equal partitions share a payload, with handles of its own
+    numbers = debug_handles.number_handles(program) or {}  # equal partitions share a payload, with handles of its own
     named = next((handle for handle, number in numbers.items() if number == named), None if numbers else named)
     nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
     chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]

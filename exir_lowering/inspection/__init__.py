@@ -1,7 +1,7 @@
 """Report what is in a file, without running any of it: `inspect` reads the tables, and returns a `FileReport`.
 
-report: the values; reading: from a file to them; memory: planned memory over time; text: the view; difference: how
-two files differ; compatibility: `check`.
+report: the values; reading: from a file to them; memory: planned memory over time; text: the view; compatibility:
+`check`.
 """
 
 from exir_lowering.public_names import from_stub

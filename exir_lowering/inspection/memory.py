@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
 from exir_lowering.pte.code import Code
@@ -75,83 +73,36 @@ def _spans(
                 spans[index] = first, max(last, number)
     for index in code.outputs:
         spans[index] = spans.get(index, (end, end))[0], end
-    jumps = ((target, number) for number, (kind, target, _) in enumerate(instructions) if kind == JUMP)
-    loops = [(target, number) for target, number in jumps if target <= number]
-    return _with_loops(spans, loops) if loops else spans
+    loops = [(target, number) for number, (kind, target, _) in enumerate(instructions) if kind == JUMP]
+    return _with_loops(spans, [(start, stop) for start, stop in loops if start <= stop])
 
 
 def _with_loops(spans: _Spans, loops: Sequence[tuple[int, int]]) -> _Spans:
     """Extend spans: what is used in a loop and around it lasts as long as the loop does. Loops are nested."""
-    backwards = {value: (-last, -first) for value, (first, last) in spans.items()}
-    begins = _extend(backwards, [(-last, -first) for first, last in loops])
-    ends = _extend({value: (-begins[value], last) for value, (_, last) in spans.items()}, loops)
-    return {value: (-begins[value], ends[value]) for value in spans}
-
-
-def _extend(spans: _Spans, loops: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Return where each span ends with the loops that begin in it, but not with it, and that it ends in."""
-    found: dict[int, int] = {}
-    waiting, starts, ends = sorted(loops), list[int](), list[int]()  # those so far, joined where they overlap
-    for value, (first, last) in sorted(spans.items(), key=lambda item: -item[1][0]):
-        while waiting and waiting[-1][0] > first:
-            start, end = waiting.pop()
-            while starts and starts[-1] <= end:
-                _, end = starts.pop(), max(end, ends.pop())
-            starts.append(start)
-            ends.append(end)
-        at = bisect.bisect_left(starts, -last, key=operator.neg)  # the last one that begins before the end
-        found[value] = max(last, ends[at]) if at < len(ends) else last
+    found = dict(spans)
+    for start, stop in sorted(loops, key=lambda loop: loop[1] - loop[0]):
+        for value, (first, last) in found.items():
+            if first < start <= last < stop:
+                found[value] = first, stop
+            elif start < first <= stop < last:
+                found[value] = start, last
     return found
 
 
 def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:
-    """Return how much of an arena is in use at most, and by what."""
-    memory = _Covered(edge for tensor in tensors for edge in (tensor.offset, tensor.offset + tensor.bytes))
-    peak, at = 0, 0
-    ending = sorted(tensors, key=lambda tensor: tensor.last)
-    ended = 0
+    """Return how much of an arena is in use at most, and by what; a view takes nothing beside its base."""
+    peak, at, alive = 0, 0, list[PlannedTensor]()
     for time, begun in itertools.groupby(sorted(tensors, key=lambda tensor: tensor.first), lambda tensor: tensor.first):
-        while ended < len(ending) and ending[ended].last < time:
-            memory.add(ending[ended], -1)
-            ended += 1
-        for tensor in begun:
-            memory.add(tensor, 1)
-        if memory.bytes > peak:
-            peak, at = memory.bytes, time
+        alive = [tensor for tensor in alive if tensor.last >= time] + list(begun)
+        used = end = 0
+        for tensor in sorted(alive, key=lambda tensor: tensor.offset):
+            used += max(0, tensor.offset + tensor.bytes - max(end, tensor.offset))
+            end = max(end, tensor.offset + tensor.bytes)
+        if used > peak:
+            peak, at = used, time
     most = [tensor for tensor in tensors if tensor.first <= at <= tensor.last] if peak else []
     most.sort(key=lambda tensor: (-tensor.bytes, tensor.value))
     return Arena(number, size, peak, at, tuple(tensor.value for tensor in most))
-
-
-class _Covered:
-    """How many bytes tensors take together, as views have the memory of others: a segment tree over their ends."""
-
-    def __init__(self, edges: Iterable[int]) -> None:
-        self._edges = sorted(set(edges)) or [0]
-        self._covers = [0] * (8 * len(self._edges))  # how many tensors cover a segment whole, and not the one above it
-        self._bytes = [0] * (8 * len(self._edges))
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes[1]
-
-    def add(self, tensor: PlannedTensor, count: int) -> None:
-        """Add a tensor, or take it away."""
-        self._add(tensor.offset, tensor.offset + tensor.bytes, count, 1, 0, len(self._edges) - 1)
-
-    def _add(self, begin: int, end: int, count: int, segment: int, low: int, high: int) -> None:
-        """Do so in a segment, which is from one edge to another, and in its halves."""
-        first, last = self._edges[low], self._edges[high]
-        if end <= first or last <= begin:
-            return
-        if begin <= first and last <= end:
-            self._covers[segment] += count
-        else:
-            middle = (low + high) // 2
-            self._add(begin, end, count, 2 * segment, low, middle)
-            self._add(begin, end, count, 2 * segment + 1, middle, high)
-        inside = self._bytes[2 * segment] + self._bytes[2 * segment + 1]
-        self._bytes[segment] = last - first if self._covers[segment] else inside
 
 
 def _heap(code: Code, instructions: Sequence[PlanInstruction]) -> dict[str, int]:

@@ -19,7 +19,8 @@ from exir_lowering.pte.assembling import RESERVED
 from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.engine import open_engine
 from exir_lowering.runtime.program import LoadedProgram, read_file
-from exir_lowering.steps.emit import EmitOptions, Lowered, emit
+from exir_lowering.steps.emit import emit
+from exir_lowering.steps.file import EmitOptions, Lowered
 
 
 def of_lowered(

@@ -19,7 +19,7 @@ from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module.convention import Convention, Fixed
-from exir_lowering.pte.digests import XXH3
+from exir_lowering.pte.digests import digest_of
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import CODES, DTYPES, TENSOR
 
@@ -51,6 +51,7 @@ def write(record: Record) -> list[bytes | memoryview]:
             name: [encode(f"A bundled input of {name!r}", case, tensors) for case in cases]
             for name, cases in record.bundled.items()
         },
+        "expected": {},  # outputs for these, which older versions read
     }
     content["tensors"] = [[CODES[one.dtype], list(one.shape)] for one in tensors]
     try:
@@ -63,14 +64,14 @@ def write(record: Record) -> list[bytes | memoryview]:
 def pack(text: str, tensors: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return JSON, and the content of the tensors that it describes, as a file keeps them."""
     encoded = text.encode()
-    return [_HEAD.pack(len(encoded), XXH3.of(encoded)), encoded, *tensors]
+    return [_HEAD.pack(len(encoded), digest_of(encoded)), encoded, *tensors]
 
 
 def unpack(kept: memoryview) -> tuple[Any, memoryview]:
     """Return the JSON in what `pack` returned, and the content of the tensors; ValueError or struct.error otherwise."""
     length, digest = _HEAD.unpack_from(kept)
     text, rest = kept[_HEAD.size : _HEAD.size + length], kept[_HEAD.size + length :]
-    if XXH3.of(text) != digest:
+    if digest_of(text) != digest:
         raise ValueError("its digest differs")
     return json.loads(str(text, "utf-8")), rest
 
@@ -175,11 +176,17 @@ def _dump(method: str, what: str, spec: Any) -> str:
         raise
     except Exception as error:
         reason = exception_text(error)
+    types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(
-        f"Method {method!r} cannot be saved: its {what}' structure ({spec}) cannot be serialized: {reason}. Register "
-        "the type with serialized_type_name, to_dumpable_context and from_dumpable_context, or use lists, tuples and "
-        "dicts with str keys."
+        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be "
+        f"serialized: {reason}. Register the type with serialized_type_name, to_dumpable_context and "
+        "from_dumpable_context, or use lists, tuples and dicts with str keys."
     )
+
+
+def _types(spec: Any) -> list[type]:
+    own = [kind for kind in (spec.type, spec.context) if isinstance(kind, type)]  # the context is a named tuple's type
+    return own + [kind for child in spec.children() for kind in _types(child)]
 
 
 DEEPEST = 300  # how deep a value may be nested; Python's own limit is a setting of the process, which torch raises

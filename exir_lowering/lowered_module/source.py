@@ -32,16 +32,15 @@ class Source:
         except CorruptError as error:
             raise InputError(f"{self.file.name} was changed by another tool: {error}. Make it again.") from None
         methods, beside = self.debug(), target.with_suffix(SUFFIX)
-        with saving.Staging() as staging:
-            staging.add(target, lambda file: file.writelines(pieces))
-            for path in (Path(str(one.file.source)) for one in self.file.data.files):
-                copy = target.parent / path.name
-                if not (copy.exists() and os.path.samefile(copy, path)):
-                    staging.add(copy, saving.copy_of(path))
-            if methods:
-                debug = DebugInfo(VERSION, digests.identity(pieces[-1]), methods).to_json().encode()
-                staging.add(beside, methodcaller("write", debug))
-            staging.publish(target)
+        files: dict[Path, saving.Write] = {target: lambda file: file.writelines(pieces)}
+        for path in (Path(str(one.file.source)) for one in self.file.data.files):
+            copy = target.parent / path.name
+            if not (copy.exists() and os.path.samefile(copy, path)):
+                files[copy] = saving.copy_of(path)
+        if methods:
+            debug = DebugInfo(VERSION, digests.identity(pieces[-1]), methods).to_json().encode()
+            files[beside] = methodcaller("write", debug)
+        saving.replace_files(files, target)
         if not methods:  # an existing one belongs to an earlier file
             beside.unlink(missing_ok=True)
 

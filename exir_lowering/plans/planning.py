@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -14,19 +11,9 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
-from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
-from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
+from exir_lowering.plans.planned import HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plugins.backend import Partitioner
-
-_ADVICE = 10
-"""How many pieces of advice a method gets."""
-
-_TRIALS = 32
-"""How many sets of operators are tried for advice in a graph: each trial is a pass over the graph."""
-
-_TOGETHER = 4
-"""How many of the most useful sets are also tried in combination."""
 
 
 def plan_method(
@@ -36,24 +23,38 @@ def plan_method(
 ) -> MethodPlan:
     """Describe one method in a plan that holds no node and no tensor."""
     program = edge.program
-    placed = _Placed(program, extracted.partitions)
-    measured = _measure(program, placed)
+    planned, partition_of = _place(program, extracted.partitions)
+    weights, readers, bytes_in, bytes_out = _measure(program, partition_of)
     backend_of = {partition.id: partition.backend_id for partition in extracted.partitions}
-    between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
-    host = tuple(_host(placed.planned, tagged, extracted))
-    advice = tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE])
+    graphs_of: dict[str, list[PlannedNode]] = {}  # nested ones apart from what calls them
+    members: dict[str, list[PlannedNode]] = {partition.id: [] for partition in extracted.partitions}
+    for node in planned:
+        graphs_of.setdefault(node.name.rpartition(".")[0], []).append(node)
+        if node.partition is not None:
+            members[node.partition].append(node)
+    partitions = tuple(
+        PlannedPartition(
+            id=partition.id,
+            backend_id=partition.backend_id,
+            nodes=tuple(node.name for node in members[partition.id]),
+            operators=dict(Counter(node.operator for node in members[partition.id])),
+            weight_bytes=sum(weights[key] for key in readers.get(partition.id, ())),
+            bytes_in=bytes_in[partition.id],
+            bytes_out=bytes_out[partition.id],
+            flops=sum(node.flops for node in members[partition.id]),
+        )
+        for partition in extracted.partitions
+    )
+    delegated = set().union(*(keys for partition, keys in readers.items() if partition is not None))
     return MethodPlan(
         name=extracted.name,
-        nodes=tuple(placed.planned),
-        partitions=tuple(_partitions(extracted.partitions, placed.planned, measured)),
-        host=host,
+        nodes=tuple(planned),
+        partitions=partitions,
+        host=tuple(_host(planned, tagged, extracted)),
         adjustments=tuple(adjustment for step in tagged for adjustment in step.adjustments),
-        refused_merges=tuple(refused for graph in between for refused in graph.refused_merges()),
-        advice=advice,
-        weight_bytes=sum(measured.weights[key] for key in set().union(*measured.readers.values())),
-        delegated_weight_bytes=sum(
-            measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
-        ),
+        refused_merges=tuple(one for nodes in graphs_of.values() for one in _refused_merges(nodes, backend_of)),
+        weight_bytes=sum(weights[key] for key in set().union(*readers.values())),
+        delegated_weight_bytes=sum(weights[key] for key in delegated),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
         legalized=edge.legalized,
@@ -69,134 +70,80 @@ def _name(partitioner: object) -> str:
     return f"{name} of {wrapped}" if wrapped not in ("", name) else name
 
 
-# -- where each operator is --------------------------------------------------------------------------------------------
+# -- where each operator is, and what it weighs -----------------------------------------------------------------------
 
 
-@dataclass
-class _Placed:
-    """The operators of a method with their partitions."""
+def _place(program: ExportedProgram, partitions: Sequence[Partition]) -> tuple[list[PlannedNode], dict[Node, str]]:
+    """Return the operators, and the partitions of nodes: getitems and those of nested graphs that moved included."""
+    named = {name: partition.id for partition in partitions for name in partition.nodes}
+    planned: list[PlannedNode] = []
+    partition_of: dict[Node, str] = {}
 
-    program: ExportedProgram
-    partitions: Sequence[Partition]
-    planned: list[PlannedNode] = field(default_factory=list)  # nested graphs included
-    # getitems and the nodes of moved nested graphs included
-    partition_of: dict[Node, str] = field(default_factory=dict)
+    def producer(node: Node) -> Node:
+        while graphs.is_getitem(node) and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return node
 
-    def __post_init__(self) -> None:
-        named = {name: partition.id for partition in self.partitions for name in partition.nodes}
-        self._visit(self.program.graph_module, (), None, named)
-
-    def _visit(self, module: GraphModule, path: tuple[str, ...], moved: str | None, named: Mapping[str, str]) -> None:
+    def visit(module: GraphModule, path: tuple[str, ...], moved: str | None) -> None:
         seen: set[str] = set()
         for node in module.graph.nodes:
-            partition = moved or named.get(graphs.qualified_name(path, node))
-            producer = node.args[0] if graphs.is_getitem(node) else None
-            if isinstance(producer, Node):
-                partition = self.partition_of.get(producer)
+            name = graphs.qualified_name(path, node)
+            partition = partition_of.get(producer(node)) if graphs.is_getitem(node) else moved or named.get(name)
             if partition is not None:
-                self.partition_of[node] = partition
+                partition_of[node] = partition
+            nested = list(graphs.nested_graphs(module, node))
             if graphs.is_operator(node):
-                self.planned.append(_planned(module, node, path, partition))
+                sources = dict.fromkeys(map(producer, node.all_input_nodes))
+                read = tuple(graphs.qualified_name(path, one) for one in sources if graphs.is_operator(one))
+                of, where = graphs.operator_name(node), (graphs.module_stack(node), graphs.source_line(node))
+                calls = tuple(".".join((*path, one.name)) for one in nested)
+                sizes = measures.value_bytes(node), measures.flops(node)
+                planned.append(PlannedNode(name, of, partition, *where, read, *sizes, calls))
+            for one in nested:
+                if one.name not in seen:
+                    seen.add(one.name)
+                    visit(one.module, (*path, one.name), partition)
+
+    visit(program.graph_module, (), None)
+    return planned, partition_of
+
+
+def _measure(
+    program: ExportedProgram, partition_of: Mapping[Node, str]
+) -> tuple[dict[int, int], dict[str | None, set[int]], Counter[str], Counter[str]]:
+    """Return the bytes of each weight, the weights that each partition reads, and the bytes that go in and out.
+
+    Tied weights share a key; None reads what the host does.
+    """
+    weights: dict[int, int] = {}
+    readers: dict[str | None, set[int]] = {}
+    bytes_in, bytes_out = Counter[str](), Counter[str]()
+
+    def visit(module: GraphModule, lifted: Mapping[Node, int]) -> None:
+        for node in module.graph.nodes:
+            if node.op in ("output", "get_attr"):
+                continue
+            if node in lifted:
+                for reader in {partition_of.get(user) for user in node.users if graphs.is_operator(user)}:
+                    readers.setdefault(reader, set()).add(lifted[node])
+                continue
+            own = partition_of.get(node)
+            others = {partition_of.get(user) for user in node.users if user.op != "placeholder"} - {own}
+            if any(not graphs.is_getitem(user) for user in node.users):
+                for reader in others - {None}:
+                    bytes_in[str(reader)] += measures.value_bytes(node)
+                if own is not None and others:
+                    bytes_out[own] += measures.value_bytes(node)
             for nested in graphs.nested_graphs(module, node):
-                if nested.name not in seen:
-                    seen.add(nested.name)
-                    self._visit(nested.module, (*path, nested.name), partition, named)
+                visit(nested.module, {inner: lifted[outer] for inner, outer in nested.receivers(lifted).items()})
 
-    def by_graph(self) -> Iterator[list[PlannedNode]]:
-        """Yield the operators of each graph."""
-        found: dict[str, list[PlannedNode]] = {}
-        for node in self.planned:
-            found.setdefault(node.name.rpartition(".")[0], []).append(node)
-        yield from found.values()
-
-
-def _planned(module: GraphModule, node: Node, path: tuple[str, ...], partition: str | None) -> PlannedNode:
-    sources = dict.fromkeys(map(_producer, node.all_input_nodes))
-    return PlannedNode(
-        name=graphs.qualified_name(path, node),
-        operator=graphs.operator_name(node),
-        partition=partition,
-        module=graphs.module_stack(node),
-        source=graphs.source_line(node),
-        inputs=tuple(graphs.qualified_name(path, source) for source in sources if graphs.is_operator(source)),
-        result_bytes=measures.value_bytes(node),
-        flops=measures.flops(node),
-        calls=tuple(".".join((*path, nested.name)) for nested in graphs.nested_graphs(module, node)),
-    )
-
-
-def _producer(node: Node) -> Node:
-    while graphs.is_getitem(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
-
-
-# -- what it weighs ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """Bytes of a method."""
-
-    weights: dict[int, int]  # of each parameter, buffer and constant; tied ones share a key
-    readers: dict[str | None, set[int]]  # the weights that each partition (None: the host) reads
-    bytes_in: Counter[str]  # of the values that each partition reads from outside
-    bytes_out: Counter[str]  # of the values that each partition returns
-
-
-def _measure(program: ExportedProgram, placed: _Placed) -> _Measured:
-    measured = _Measured({}, {}, Counter(), Counter())
     lifted = {}
     for node, spec in graphs.lifted_inputs(program).items():
         tensor = graphs.lifted_value(program, str(spec.target))
-        key = id(node) if tensor is None else id(tensor)
-        lifted[node] = key
-        measured.weights[key] = measures.value_bytes(node)
-    _measure_graph(program.graph_module, lifted, placed.partition_of, measured)
-    return measured
-
-
-def _measure_graph(
-    module: GraphModule, lifted: Mapping[Node, int], partition_of: Mapping[Node, str], measured: _Measured
-) -> None:
-    for node in module.graph.nodes:
-        if node.op in ("output", "get_attr"):
-            continue
-        readers = {partition_of.get(user) for user in node.users if user.op != "placeholder"}
-        if node in lifted:
-            for reader in {partition_of.get(user) for user in node.users if graphs.is_operator(user)}:
-                measured.readers.setdefault(reader, set()).add(lifted[node])
-            continue
-        own = partition_of.get(node)
-        if any(not graphs.is_getitem(user) for user in node.users):
-            for reader in readers - {own, None}:
-                measured.bytes_in[str(reader)] += measures.value_bytes(node)
-            if own is not None and readers - {own}:
-                measured.bytes_out[own] += measures.value_bytes(node)
-        for nested in graphs.nested_graphs(module, node):
-            bound = {inner: lifted[outer] for inner, outer in nested.receivers(lifted).items()}
-            _measure_graph(nested.module, bound, partition_of, measured)
-
-
-def _partitions(
-    partitions: Sequence[Partition], nodes: Sequence[PlannedNode], measured: _Measured
-) -> Iterator[PlannedPartition]:
-    members: dict[str, list[PlannedNode]] = {partition.id: [] for partition in partitions}
-    for node in nodes:
-        if node.partition is not None:
-            members[node.partition].append(node)
-    for partition in partitions:
-        inside = members[partition.id]
-        yield PlannedPartition(
-            id=partition.id,
-            backend_id=partition.backend_id,
-            nodes=tuple(node.name for node in inside),
-            operators=dict(Counter(node.operator for node in inside)),
-            weight_bytes=sum(measured.weights[key] for key in measured.readers.get(partition.id, ())),
-            bytes_in=measured.bytes_in[partition.id],
-            bytes_out=measured.bytes_out[partition.id],
-            flops=sum(node.flops for node in inside),
-        )
+        lifted[node] = id(node) if tensor is None else id(tensor)
+        weights[lifted[node]] = measures.value_bytes(node)
+    visit(program.graph_module, lifted)
+    return weights, readers, bytes_in, bytes_out
 
 
 # -- why it stays on the host ------------------------------------------------------------------------------------------
@@ -221,102 +168,35 @@ def _host(
 # -- what lies between partitions --------------------------------------------------------------------------------------
 
 
-class _Between:
-    """One graph with each partition contracted to a vertex: what prevents merges, and what would allow them."""
-
-    def __init__(self, nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> None:
-        self.nodes, self.backend_of = nodes, backend_of
-        self.key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
-        self.successors: dict[str, dict[str, tuple[str, str]]] = {key: {} for key in self.key_of.values()}
-        for node in nodes:
-            for source in node.inputs:
-                if source in self.key_of and self.key_of[source] != self.key_of[node.name]:
-                    self.successors[self.key_of[source]].setdefault(self.key_of[node.name], (source, node.name))
-        keys = list(self.successors)
-        number = {key: i for i, key in enumerate(keys)}
-        order = topological([[number[after] for after in self.successors[key]] for key in keys])
-        self.place = {keys[i]: place for place, i in enumerate(order)}
-
-    def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield each partition with the next one of its backend."""
-        last: dict[str, str] = {}
-        for key in self.place:
-            backend_id = self.backend_of.get(key)
-            if backend_id is not None:
-                if backend_id in last:
-                    yield last[backend_id], key
-                last[backend_id] = key
-
-    @cached_property
-    def around(self) -> list[tuple[str, str, Mapping[str, str]]]:
-        """The pairs with a path from the first to the second that leaves both, and what is reached from the first."""
-        found = ((first, second, self._reached(first, second)) for first, second in self._pairs())
-        return [(first, second, reached) for first, second, reached in found if second in reached]
-
-    def refused_merges(self) -> Iterator[RefusedMerge]:
-        """Yield, for each pair that cannot be merged, the path that leaves and re-enters it."""
-        for first, second, reached in self.around:
-            yield RefusedMerge(first, second, tuple(self._names(reached, second)))
-
-    def _reached(self, first: str, second: str) -> dict[str, str]:
-        """Return what is reached from a vertex before another one, each with its predecessor on the path."""
-        first_steps = [(first, key) for key in reversed(self.successors[first]) if key != second]
-        return reach(first_steps, self.successors.__getitem__, lambda key: self.place[key] <= self.place[second])
-
-    def _names(self, came_from: Mapping[str, str], key: str) -> list[str]:
-        """Name the nodes on the path to a vertex."""
-        names: list[str] = []
-        while key in came_from:
-            before = came_from[key]
-            source, user = self.successors[before][key]
-            names += [name for name in (user, source) if not names or names[-1] != name]
-            key = before
-        return names[::-1]
-
-    def advice(self) -> Iterator[Advice]:
-        """Yield what would reduce the number of partitions: taking all operators on the paths between some of them."""
-        obstacles: dict[str, list[frozenset[str]]] = {}
-        for backend_id, operators in islice(dict.fromkeys(self._obstacles()), _TRIALS):
-            obstacles.setdefault(backend_id, []).append(operators)
-        for backend_id, sets in obstacles.items():
-            before = self._fewest(backend_id, frozenset())
-            after = {operators: self._fewest(backend_id, operators) for operators in sets}
-            ranked = sorted(after, key=lambda operators: (after[operators], len(operators), sorted(operators)))
-            together: frozenset[str] = frozenset()
-            for operators in ranked[:_TOGETHER]:
-                together |= operators
-                after.setdefault(together, self._fewest(backend_id, together))
-            for operators, count in after.items():
-                if count < before and not any(less < operators and after[less] <= count for less in after):
-                    yield Advice(tuple(sorted(operators)), backend_id, before, count)
-
-    def _fewest(self, backend_id: str, allowed: frozenset[str]) -> int:
-        """Return the minimum number of a backend's partitions if it took some operators too."""
-        labels = []
-        for node in self.nodes:
-            own = self.backend_of.get(node.partition or "") == backend_id
-            labels.append(backend_id if own or (node.partition is None and node.operator in allowed) else None)
-        return fewest(dag(self.predecessors, labels))
-
-    @cached_property
-    def predecessors(self) -> list[list[int]]:
-        """For each operator, the numbers of those whose results it reads."""
-        number = {node.name: i for i, node in enumerate(self.nodes)}
-        return [[number[source] for source in node.inputs if source in number] for node in self.nodes]
-
-    def _obstacles(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield, for each pair, its backend and the host operators on the paths from the first to the second."""
-        operator_of = {self.key_of[node.name]: node.operator for node in self.nodes if node.partition is None}
-        predecessors: dict[str, list[str]] = {key: [] for key in self.successors}
-        for key, following in self.successors.items():
-            for after in following:
-                predecessors[after].append(key)
-        for first, second, reached in self.around:
-            last_steps = [(second, key) for key in predecessors[second]]
-            on_the_way = reach(last_steps, predecessors.__getitem__, reached.__contains__)
-            if on_the_way and all(key in operator_of for key in on_the_way):
-                yield self.backend_of[first], frozenset(operator_of[key] for key in on_the_way)
-
-
-def _usefulness(advice: Advice) -> tuple[int, int, tuple[str, ...]]:
-    return (advice.after - advice.before, len(advice.operators), advice.operators)
+def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> Iterator[RefusedMerge]:
+    """Yield, for each partition of a graph and the next one of its backend, the path that leaves and re-enters them."""
+    key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
+    successors: dict[str, dict[str, tuple[str, str]]] = {
+        key: {} for key in key_of.values()
+    }  # with partitions contracted
+    for node in nodes:
+        for source in node.inputs:
+            if source in key_of and key_of[source] != key_of[node.name]:
+                successors[key_of[source]].setdefault(key_of[node.name], (source, node.name))
+    keys = list(successors)
+    number = {key: i for i, key in enumerate(keys)}
+    order = topological([[number[after] for after in successors[key]] for key in keys])
+    place = {keys[i]: place for place, i in enumerate(order)}
+    last: dict[str, str] = {}  # the partition of each backend so far
+    for second in place:
+        backend_id = backend_of.get(second)
+        first = last.get(backend_id or "")
+        if first is not None:
+            steps = [(first, key) for key in reversed(successors[first]) if key != second]
+            limit = place[second]
+            came_from = reach(steps, successors.__getitem__, lambda key, limit=limit: place[key] <= limit)
+            names: list[str] = []
+            at = second
+            while at in came_from:
+                source, user = successors[came_from[at]][at]
+                names += [name for name in (user, source) if not names or names[-1] != name]
+                at = came_from[at]
+            if names:
+                yield RefusedMerge(first, second, tuple(reversed(names)))
+        if backend_id is not None:
+            last[backend_id] = second

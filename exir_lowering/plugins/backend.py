@@ -161,11 +161,6 @@ class Backend(ABC):
         return type(self).preprocess_all is Backend.preprocess_all
 
     @property
-    def stands_for(self) -> Backend:
-        """The backend whose code makes the results, for the cache; by default this one."""
-        return self
-
-    @property
     def in_processes(self) -> bool:
         """Whether other processes may lower partitions, each with a separate object of the backend's class."""
         return self.parallel != "none"
@@ -208,7 +203,7 @@ class ExecutorchBackend(Backend):
     @property
     def one_by_one(self) -> bool:
         """Whether the class inherits ExecuTorch's `preprocess_multimethod`."""
-        return _function(self.details.preprocess_multimethod) is _function(BackendDetails.preprocess_multimethod)
+        return _is_inherited(self.details, "preprocess_multimethod")
 
     @property
     def in_processes(self) -> bool:
@@ -217,10 +212,9 @@ class ExecutorchBackend(Backend):
 
     def copy_program(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Return the copy of a class that overrides `copy_exported_program_for_preprocess`, None for other classes."""
-        copy = self.details.copy_exported_program_for_preprocess
-        if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):
+        if _is_inherited(self.details, "copy_exported_program_for_preprocess"):
             return None
-        own: ExportedProgram = copy(program, compile_specs)
+        own: ExportedProgram = self.details.copy_exported_program_for_preprocess(program, compile_specs)
         return own
 
     def prepare(self, program: ExportedProgram) -> None:
@@ -251,5 +245,6 @@ def context_argument(method: Callable[..., Any], context: BackendContext | None)
     return {"context": context}
 
 
-def _function(method: Any) -> Any:
-    return getattr(method, "__func__", method)
+def _is_inherited(details: type[BackendDetails], name: str) -> bool:
+    own, theirs = (getattr(kind, name) for kind in (details, BackendDetails))
+    return bool(getattr(own, "__func__", own) is getattr(theirs, "__func__", theirs))

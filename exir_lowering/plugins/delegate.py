@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -26,35 +26,15 @@ class Recorder(Protocol):
         """Record an event that has ended."""
 
 
-class _Event:
-    """An event, which lasts as long as the context."""
-
-    __slots__ = ("_identifier", "_recorder", "_start")
-
-    def __init__(self, recorder: Recorder, identifier: int | str) -> None:
-        self._recorder, self._identifier, self._start = recorder, identifier, 0
-
-    def __enter__(self) -> None:
-        self._start = self._recorder.now()
-
-    def __exit__(self, *error: object) -> None:
-        if self._recorder.active:
-            self._recorder.record(self._identifier, self._start, self._recorder.now())
-
-
-_NOTHING = nullcontext()
-"""An event that is not recorded."""
-
-
-def check_identifier(identifier: object) -> None:
-    """Raise ValueError unless an event can be recorded under an identifier."""
-    text = isinstance(identifier, str) and identifier and "\0" not in identifier
-    number = isinstance(identifier, int) and not isinstance(identifier, bool) and 0 <= identifier < 2**31
-    if not text and not number:
-        raise ValueError(
-            f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to "
-            "2**31 - 1, or a non-empty str without null characters."
-        )
+@contextmanager
+def _recorded(recorder: Recorder, identifier: int | str) -> Iterator[None]:
+    """Record how long the context lasts."""
+    start = recorder.now()
+    try:
+        yield
+    finally:
+        if recorder.active:
+            recorder.record(identifier, start, recorder.now())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +68,15 @@ class DelegateContext:
         """
         recorder = self.recorder
         if recorder is None or not recorder.active:
-            return _NOTHING
-        check_identifier(identifier)
-        return _Event(recorder, identifier)
+            return nullcontext()
+        text = isinstance(identifier, str) and identifier and "\0" not in identifier
+        number = isinstance(identifier, int) and not isinstance(identifier, bool) and 0 <= identifier < 2**31
+        if not text and not number:
+            raise ValueError(
+                f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to "
+                "2**31 - 1, or a non-empty str without null characters."
+            )
+        return _recorded(recorder, identifier)
 
 
 class Delegate(ABC):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
@@ -139,15 +139,9 @@ def find_partitioner(plugin_id: str) -> Partitioner:
     """Make the partitioner of a plug-in; UnknownPluginError or PluginLoadError if it cannot be found or made."""
     from exir_lowering.plugins.backend import Partitioner
 
-    factory = load(PARTITIONERS, plugin_id)
-    try:
-        partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(
-            f"Partitioner {plugin_id!r}: calling {factory!r} raised {exception_text(error)}"
-        ) from error
+    partitioner = factory = load(PARTITIONERS, plugin_id)
+    if callable(factory) and not isinstance(factory, Partitioner):
+        partitioner = _make(f"Partitioner {plugin_id!r}: calling {factory!r}", factory)
     if not isinstance(partitioner, Partitioner):
         raise PluginLoadError(
             f"Partitioner {plugin_id!r}: got {type(partitioner).__name__}, expected an ExecuTorch Partitioner or a "
@@ -162,10 +156,17 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
         return as_backend(backend_id, given[backend_id])
     if backend_id in known_ids(BACKENDS):
         return as_backend(backend_id, load(BACKENDS, backend_id))
-    details = _details_class(backend_id)
-    if details is not None:
-        return as_backend(backend_id, details)
-    known = sorted({*(given or ()), *known_ids(BACKENDS), *(kind.__name__ for kind in _details_classes())})
+    classes = _details_classes()
+    named = classes.get(backend_id, [])
+    if len(named) > 1:
+        listed = " and ".join(sorted(f"{one.__module__}.{one.__qualname__}" for one in named))
+        raise PluginLoadError(
+            f"Two ExecuTorch backend classes are called {backend_id!r}: {listed}. A class is found by its name alone, "
+            f"so rename one of them, or choose one with backends={{{backend_id!r}: TheClass}}."
+        )
+    if named:
+        return as_backend(backend_id, named[0])
+    known = sorted({*(given or ()), *known_ids(BACKENDS), *classes})
     raise UnknownPluginError(
         f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
         f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name.{_suggest(backend_id, known)} "
@@ -186,7 +187,7 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
         return (own or ExecutorchBackend)(candidate)
     backend = candidate
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        backend = note_made(_make(f"Backend {backend_id!r}", candidate))
+        backend = note_made(_make(f"Backend {backend_id!r}: creating {_place(candidate, '.')}", candidate))
     if not isinstance(backend, Backend):
         raise PluginLoadError(
             f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
@@ -200,13 +201,13 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     return backend
 
 
-def _make(who: str, kind: type[_Plugin]) -> _Plugin:
+def _make(what: str, factory: Callable[[], _Plugin]) -> _Plugin:
     try:
-        return kind()
+        return factory()
     except MemoryError:
         raise
     except Exception as error:
-        raise PluginLoadError(f"{who}: creating {_place(kind, '.')} raised {exception_text(error)}") from error
+        raise PluginLoadError(f"{what} raised {exception_text(error)}") from error
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
@@ -228,7 +229,7 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     """Turn a Delegate object or class into a Delegate; PluginLoadError for anything else, or if creating it raises."""
     delegate = candidate
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
-        delegate = _make(f"Delegate {delegate_id!r}", candidate)
+        delegate = _make(f"Delegate {delegate_id!r}: creating {_place(candidate, '.')}", candidate)
     if not isinstance(delegate, Delegate):
         raise PluginLoadError(
             f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
@@ -267,7 +268,7 @@ def find_checks(backend_id: str) -> PayloadChecks | None:
             f"Payload checks {backend_id!r}: got {kind!r}, expected a subclass of exir_lowering.plugins.PayloadChecks. "
             f"Correct the entry point in group {PAYLOADS!r}."
         )
-    return _make(f"Payload checks {backend_id!r}", kind)
+    return _make(f"Payload checks {backend_id!r}: creating {_place(kind, '.')}", kind)
 
 
 def find_checks_of(details: type) -> PayloadChecks | None:
@@ -353,50 +354,34 @@ def providers_of(group: str, plugin_id: str) -> list[str]:
     entries = [entry for entry in _entries(group) if entry.name == plugin_id]
     providers = {_provider(entry) for entry in entries}
     if plugin_id in _registered[group]:
-        place = _place(_registered[group][plugin_id])
-        if not any(_same_object(entry, plugin_id, group) for entry in entries):
-            providers.add(f"this process ({place})")
+        plugin, same = _registered[group][plugin_id], False
+        for entry in entries:  # one may lead to the registered object, by the name of a re-export
+            try:
+                same = same or entry.load() is plugin
+            except MemoryError:
+                raise
+            except Exception:
+                continue
+        providers |= set() if same else {f"this process ({_place(plugin)})"}
     return sorted(providers)
 
 
-def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
-    """Return whether an entry point leads to the registered object; it may name a re-export of it."""
-    try:
-        return bool(entry.load() is _registered[group][plugin_id])
-    except MemoryError:
-        raise
-    except Exception:
-        return False
-
-
-def _provider(entry: EntryPoint) -> str:
-    distribution = "an unknown distribution" if entry.dist is None else _describe_distribution(entry.dist)
-    return f"{distribution} ({entry.value})"
-
-
 @lru_cache(maxsize=64)
-def _describe_distribution(distribution: Distribution) -> str:
-    """Return a distribution's name and version, which are read from its files."""
-    return f"{distribution.name} {distribution.version}"
+def _provider(entry: EntryPoint) -> str:
+    """Return a distribution's name and version, which are read from its files, and what of it is meant."""
+    known = entry.dist
+    return f"{'an unknown distribution' if known is None else f'{known.name} {known.version}'} ({entry.value})"
 
 
-def _details_classes() -> list[type[BackendDetails]]:
+def _details_classes() -> dict[str, list[type[BackendDetails]]]:
+    """Return ExecuTorch's classes by name. One that is defined again in the same place replaces the older one."""
     from executorch.exir.backend.backend_details import BackendDetails
 
-    return list(BackendDetails.__subclasses__())
-
-
-def _details_class(name: str) -> type[BackendDetails] | None:
-    """Return the ExecuTorch class of a name. One that is defined again in the same place replaces the older one."""
-    named = [cls for cls in _details_classes() if cls.__name__ == name]
-    places = {(cls.__module__, cls.__qualname__): cls for cls in named}
-    if len(places) > 1:
-        listed = " and ".join(sorted(".".join(place) for place in places))
-        raise PluginLoadError(
-            f"Two ExecuTorch backend classes are called {name!r}: {listed}. A class is found by its name alone, so "
-            f"rename one of them, or choose one with backends={{{name!r}: TheClass}}."
-        )
-    return next(iter(places.values()), None)
+    places = {(one.__module__, one.__qualname__): one for one in BackendDetails.__subclasses__()}
+    found: dict[str, list[type[BackendDetails]]] = {}
+    for one in places.values():
+        found.setdefault(one.__name__, []).append(one)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

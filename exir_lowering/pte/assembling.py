@@ -19,7 +19,6 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from exir_lowering.pte import container, digests, flatbuffer
@@ -97,8 +96,6 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
         old = digests.decode(data.named[digests.KEY])
     except digests.SealError as error:
         raise CorruptError(str(error)) from None
-    if old.kind is not digests.XXH3:
-        raise CorruptError("its digests are those of an earlier version")
     place_segments(tables, {last - 1: (start, sum(map(len, kept))), last: (start + sum(map(len, kept)), size)})
     return seal(tables, [file[base : base + start], *kept], old.data, lambda piece, made: made.write(piece))
 
@@ -119,105 +116,65 @@ def _open(pieces: Sequence[Any]) -> tuple[bytearray, Table, list[tuple[int, int]
     return tables, program, ranges, {at: piece for at, piece in zip(starts, pieces, strict=False) if len(piece)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A `.pte` file as ExecuTorch assembled it."""
-
-    tables: bytearray  # what comes before the segments
-    ranges: list[tuple[int, int]]  # where each segment starts, relative to the first one, and its size
-    pieces: Mapping[int, Any]  # the content from a place on, by the place; places count from the first segment
-    constants: int  # which segment has them
-    offsets: tuple[int, ...]  # where in it each constant starts
-    vector: int | None  # where in the tables that is written
-    alignments: Mapping[int, int]  # what the users of a segment ask for, by its number
-
-
 def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
-    """Return a file without delegates' copies of constants, None if it has none; `alignments` are of named data."""
-    layout = _read_layout(pieces, alignments)
-    shared = _find(layout) if layout is not None else {}
-    if layout is None or not shared:
-        return None
-    content = _rewrite(layout, shared, segment, constant)
-    return [bytes(layout.tables), *content]
+    """Return a file without delegates' copies of constants, None if it has none.
 
-
-def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layout | None:
-    """Return the layout of a file; None when it has no constants, or its segments overlap already."""
+    `alignments` are those that delegates ask for, by the keys of named data; the others those of the file.
+    """
     tables, program, ranges, by_start = _open(pieces)
     constants = program.table(Program.CONSTANT_SEGMENT)
     index = constants.number(SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else len(ranges)
     ends = [0, *(start + size for start, size in ranges)]
     if constants is None or index >= len(ranges) or any(s < e for (s, _), e in zip(ranges, ends, strict=False)):
-        return None
+        return None  # there are no constants, or segments overlap already
+    offsets = constants.numbers(SubsegmentOffsets.OFFSETS, "Q")
+    vector = constants.place(SubsegmentOffsets.OFFSETS)
+    first, whole = ranges[index]
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for offset in dict.fromkeys(offsets):
+        if offset < whole:
+            by_size[len(by_start[first + offset])].append(offset)
     alignment_of: dict[int, int] = defaultdict(lambda: 1)
     for table in program.tables(Program.NAMED_DATA):
         number = table.number(NamedData.SEGMENT_INDEX, "I")
         alignment_of[number] = math.lcm(alignment_of[number], alignments.get(table.text(NamedData.KEY), 1))
-    of = SubsegmentOffsets.OFFSETS
-    return _Layout(tables, ranges, by_start, index, constants.numbers(of, "Q"), constants.place(of), alignment_of)
+    aligned, shared = dict.fromkeys(offsets, constant), dict[int, int]()  # by segment the constant that it equals
+    for number, alignment in alignment_of.items():
+        start, size = ranges[number]
+        equal = (offset for offset in by_size.get(size, ()) if size and by_start.get(start) == by_start[first + offset])
+        for offset in itertools.islice(equal, 1):
+            shared[number] = offset
+            aligned[offset] = math.lcm(aligned[offset], segment, alignment)
+    if not shared:
+        return None
+    content: list[Any] = []
+    end = 0
 
-
-def _find(layout: _Layout) -> dict[int, int]:
-    """Return, for each segment of named data that equals a constant, where among the constants that is."""
-    start, whole = layout.ranges[layout.constants]
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for offset in dict.fromkeys(layout.offsets):
-        if offset < whole:
-            by_size[len(layout.pieces[start + offset])].append(offset)
-    found = {}
-    for number in layout.alignments:
-        place, size = layout.ranges[number]
-        for offset in by_size.get(size, ()) if size else ():
-            if layout.pieces.get(place) == layout.pieces[start + offset]:
-                found[number] = offset
-                break
-    return found
-
-
-class _Content:
-    """The content of the segments, under construction."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Any] = []
-        self.end = 0
-
-    def add(self, pieces: Iterable[Any], alignment: int) -> int:
+    def add(added: Iterable[Any], alignment: int) -> int:
         """Add pieces at a place of an alignment, and return it."""
-        start = self.end + -self.end % alignment
-        for piece in (bytes(start - self.end), *pieces):
+        nonlocal end
+        start = end + -end % alignment
+        for piece in (bytes(start - end), *added):
             if len(piece):
-                self.pieces.append(piece)
-                self.end += len(piece)
+                content.append(piece)
+                end += len(piece)
         return start
 
-
-def _rewrite(layout: _Layout, shared: Mapping[int, int], segment_alignment: int, alignment: int) -> list[Any]:
-    """Return the content of the segments without the copies, and make the tables say where they are."""
-    aligned = dict.fromkeys(layout.offsets, alignment)
-    for number, offset in shared.items():
-        aligned[offset] = math.lcm(aligned[offset], segment_alignment, layout.alignments[number])
-    content, moved = _Content(), {}
-    ranges: dict[int, tuple[int, int]] = {}
-    places = sorted(layout.pieces)
-    for number, (start, size) in enumerate(layout.ranges):
-        if number == layout.constants:
-            first = content.add((), math.lcm(segment_alignment, *aligned.values()))
+    places, made, moved = sorted(by_start), dict[int, tuple[int, int]](), dict[int, int]()
+    for number, (start, size) in enumerate(ranges):
+        if number == index:
+            begin = add((), math.lcm(segment, *aligned.values()))
             for offset in sorted(aligned):
-                piece = layout.pieces[start + offset] if offset < size else b""
-                moved[offset] = content.add([piece], aligned[offset]) - first
-            ranges[number] = first, content.end - first
+                moved[offset] = add([by_start[start + offset] if offset < size else b""], aligned[offset]) - begin
+            made[number] = begin, end - begin
         elif number not in shared:
             within = places[bisect_left(places, start) : bisect_left(places, start + size)]
-            alignment = math.lcm(segment_alignment, layout.alignments.get(number, 1))
-            ranges[number] = content.add((layout.pieces[place] for place in within), alignment), size
-    first, _ = ranges[layout.constants]
-    for number, offset in shared.items():
-        ranges[number] = first + moved[offset], layout.ranges[number][1]
-    place_segments(layout.tables, ranges)
-    if layout.vector is None:
+            alignment = math.lcm(segment, alignment_of.get(number, 1))
+            made[number] = add((by_start[place] for place in within), alignment), size
+    made.update({number: (made[index][0] + moved[offset], ranges[number][1]) for number, offset in shared.items()})
+    place_segments(tables, made)
+    if vector is None:
         raise CorruptError("the constants have no offsets")
-    (vector,) = struct.unpack_from("<I", layout.tables, layout.vector)
-    constants = [moved[offset] for offset in layout.offsets]
-    struct.pack_into(f"<{len(constants)}Q", layout.tables, layout.vector + vector + 4, *constants)
-    return content.pieces
+    (at,) = struct.unpack_from("<I", tables, vector)
+    struct.pack_into(f"<{len(offsets)}Q", tables, vector + at + 4, *(moved[offset] for offset in offsets))
+    return [bytes(tables), *content]

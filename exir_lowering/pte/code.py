@@ -5,14 +5,16 @@ What is read refers to nothing that does not exist; `format` checks what it is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.instructions import PlanInstruction, read_instruction
+from exir_lowering.pte.instructions import ITEMS, KERNEL, PlanInstruction, items, read_instruction
+from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.slots import ExecutionPlan, KernelTypes as K
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
@@ -23,7 +25,8 @@ _LISTS: Mapping[int, str] = {
     K.TENSOR_LIST: "i",
     K.OPTIONAL_TENSOR_LIST: "i",
 }
-"""The kinds of lists, with the type of their items."""
+_NUMBERS: Mapping[int, str] = {K.INT: "q", K.BOOL: "B", K.DOUBLE: "d"}
+"""The kinds of lists, and of numbers, with the type of their items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +47,6 @@ class Storage:
     label: str | None = None  # what the model calls it, where the file says so; of what a data file has: its name
 
 
-def _allocation(tensor: Table) -> Allocation | None:
-    """Return where a tensor lies in planned memory, None when it does not."""
-    details = tensor.table(slots.Tensor.ALLOCATION_INFO)
-    if details is None:
-        return None
-    low = details.number(slots.AllocationDetails.MEMORY_OFFSET_LOW, "I")
-    high = details.number(slots.AllocationDetails.MEMORY_OFFSET_HIGH, "I")
-    return Allocation(details.number(slots.AllocationDetails.MEMORY_ID, "I"), low + (high << 32))
-
-
-def _names(tensor: Table) -> tuple[str | None, str | None]:
-    """Return the name of a tensor's data in a data file, and its own, None for none; or a CorruptError."""
-    extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
-    if extra is None:
-        return None, None
-    location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
-    if location not in (slots.TensorDataLocation.SEGMENT, slots.TensorDataLocation.EXTERNAL):
-        raise CorruptError(f"a tensor has the unknown location {location}")
-    label = extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
-    return label if location == slots.TensorDataLocation.EXTERNAL else None, label or None
-
-
-def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memoryview]:
-    """Return where the content of a tensor, the constant of a number, starts, and in what; or a CorruptError."""
-    planned = tensor.has(slots.Tensor.ALLOCATION_INFO)
-    if not planned and data.inline_constants:
-        check_index(constant, len(data.inline_constants), "a tensor", "constants")
-        return 0, data.inline_constants[constant]
-    extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
-    which = extra.number(slots.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, "Q") if extra is not None else 0
-    if planned:
-        check_index(which, min(len(data.initial), 1), "a tensor", "lists of initial values")  # the runtime has one
-    offsets = data.initial[which] if planned else data.constants
-    check_index(constant, len(offsets), "a tensor", "constants")
-    return offsets[constant]
-
-
 def read_value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
 ) -> tuple[ValueSpec, Storage | None]:
@@ -97,20 +63,15 @@ def read_value(
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
         return ValueSpec(kind, tensor), storage
+    if kind in _NUMBERS:
+        found = content.number(slots.ONLY, _NUMBERS[kind])
+        return ValueSpec(kind, bool(found) if kind == K.BOOL else found), None
     # These have no default: the runtime reads them without checking.
-    if kind in (K.STRING, *_LISTS) and not content.has(slots.ONLY):
+    if not content.has(slots.ONLY):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
-    return ValueSpec(kind, _plain(kind, content)), None
-
-
-def _plain(kind: int, content: Table) -> int | float | bool | str | tuple[int, ...]:
-    if kind == K.INT:
-        return content.number(slots.ONLY, "q")
-    if kind == K.BOOL:
-        return bool(content.number(slots.ONLY, "B"))
-    if kind == K.DOUBLE:
-        return float(content.number(slots.ONLY, "d"))
-    return content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
+    return ValueSpec(
+        kind, content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
+    ), None
 
 
 def _tensor(
@@ -135,21 +96,40 @@ def _tensor(
 
 def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int], data: Data) -> Storage:
     """Return where the content of a tensor of a size is; CorruptError when that is beyond the memory, or the file."""
-    planned = _allocation(table)
-    if planned is not None:
-        memory, offset = planned.arena, planned.offset
+    planned, details = None, table.table(slots.Tensor.ALLOCATION_INFO)
+    if details is not None:
+        of = slots.AllocationDetails
+        low, high, memory = (
+            details.number(each, "I") for each in (of.MEMORY_OFFSET_LOW, of.MEMORY_OFFSET_HIGH, of.MEMORY_ID)
+        )
+        planned = Allocation(memory, offset := low + (high << 32))
         if not 0 < memory < len(arenas) or offset + size > arenas[memory]:
             raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
         if offset % what.dtype.itemsize:
             raise CorruptError(f"a tensor of {what.dtype} would start at byte {offset} of its memory")
-    (name, label), constant = _names(table), table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
-    if name is not None:
-        if not name:
-            raise CorruptError("a tensor in a data file has no name")
-        return Storage(planned, name=name, label=label)
+    label, which, extra = None, 0, table.table(slots.Tensor.EXTRA_TENSOR_INFO)
+    if extra is not None:
+        location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
+        label = extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) or None
+        which = extra.number(slots.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, "Q")
+        if location == slots.TensorDataLocation.EXTERNAL:
+            if label is None:
+                raise CorruptError("a tensor in a data file has no name")
+            return Storage(planned, name=label, label=label)
+        if location != slots.TensorDataLocation.SEGMENT:
+            raise CorruptError(f"a tensor has the unknown location {location}")
+    constant = table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
     if not constant:
         return Storage(planned, label=label)
-    start, segment = _stored_content(table, constant, data)
+    if planned is None and data.inline_constants:
+        check_index(constant, len(data.inline_constants), "a tensor", "constants")
+        start, segment = 0, data.inline_constants[constant]
+    else:
+        if planned is not None:
+            check_index(which, min(len(data.initial), 1), "a tensor", "lists of initial values")  # the runtime has one
+        offsets = data.constants if planned is None else data.initial[which]
+        check_index(constant, len(offsets), "a tensor", "constants")
+        start, segment = offsets[constant]
     if start + size > len(segment):
         raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
     return Storage(planned, segment[start:], label=label)
@@ -193,6 +173,25 @@ class Code:
     arenas: tuple[int, ...]  # the sizes of its planned memory
     external: Mapping[str, MemoryLayout]  # what tensors in data files have to be, by name
 
+    def instructions(self) -> Iterator[PlanInstruction]:
+        """Return all instructions."""
+        return itertools.chain.from_iterable(self.chains)
+
+    def items(self, *indices: int) -> dict[int, None]:
+        """Return values, of lists the values in them."""
+        return dict.fromkeys(item for index in indices for item in items(self.values, index))
+
+    def written(self, instruction: PlanInstruction) -> tuple[int, ...]:
+        """Return what a kernel writes to; () for other instructions, and where that is not known."""
+        code, target, arguments = instruction
+        known = signature(*self.operators[target]) if code == KERNEL else None
+        return () if known is None else tuple(arguments[at] for at in known.written if at < len(arguments))
+
+    def place(self, index: int) -> Allocation | None:
+        """Return where a value lies in planned memory."""
+        storage = self.storage[index]
+        return None if storage is None else storage.planned
+
 
 def read_methods(file: memoryview, make: Callable[[Code, Data], _Made]) -> tuple[dict[str, _Made], Data]:
     """Return what a function makes of each method's code, by name, and the data; a CorruptError if it is damaged."""
@@ -224,21 +223,33 @@ def _read(name: str, plan: Table, data: Data) -> Code:
     external: dict[str, MemoryLayout] = {}
     tables = enumerate(plan.tables(ExecutionPlan.VALUES))
     values = [read_value(number, table, arenas, data, external) for number, table in tables]
+    for number, (value, _) in enumerate(values):
+        wanted = ITEMS.get(value.kind)
+        for index in value.content if wanted is not None and isinstance(value.content, tuple) else ():
+            if index == -1 and value.kind == K.OPTIONAL_TENSOR_LIST:
+                continue
+            check_index(int(index), len(values), f"value {number}", "values")
+            found = values[int(index)][0].kind
+            if wanted == K.TENSOR and found not in (K.TENSOR, K.NULL):  # integers may be computed
+                raise CorruptError(f"value {number} is {KINDS[value.kind]}, but contains {KINDS[found]}")
     inputs, outputs = plan.numbers(ExecutionPlan.INPUTS, "i"), plan.numbers(ExecutionPlan.OUTPUTS, "i")
     for index in (*inputs, *outputs):
         check_index(index, len(values), "an input or output", "values")
-    operators = tuple(map(_operator, plan.tables(ExecutionPlan.OPERATORS)))
+    operators = []
+    for table in plan.tables(ExecutionPlan.OPERATORS):
+        if not table.has(slots.Operator.NAME) or not table.has(slots.Operator.OVERLOAD):
+            raise CorruptError("an operator has no name, or no overload")
+        operators.append((table.text(slots.Operator.NAME), table.text(slots.Operator.OVERLOAD)))
     payloads = tuple(_payload(table, data) for table in plan.tables(ExecutionPlan.DELEGATES))
-    chains = tuple(_chain(table, len(values)) for table in plan.tables(ExecutionPlan.CHAINS))
+    chains = []
+    for table in plan.tables(ExecutionPlan.CHAINS):
+        if not table.has(slots.Chain.INSTRUCTIONS):
+            raise CorruptError("a chain has no list of instructions")
+        made = (read_instruction(one, len(values)) for one in table.tables(slots.Chain.INSTRUCTIONS))
+        chains.append(tuple(made))
     specs, storage = tuple(value for value, _ in values), tuple(stored for _, stored in values)
-    return Code(name, specs, storage, inputs, outputs, chains, operators, payloads, arenas, external)
-
-
-def _operator(table: Table) -> tuple[str, str]:
-    name, overload = slots.Operator.NAME, slots.Operator.OVERLOAD
-    if not table.has(name) or not table.has(overload):
-        raise CorruptError("an operator has no name, or no overload")
-    return table.text(name), table.text(overload)
+    code = tuple(chains), tuple(operators), payloads, arenas, external
+    return Code(name, specs, storage, inputs, outputs, *code)
 
 
 def _payload(delegate: Table, data: Data) -> Payload:
@@ -259,9 +270,3 @@ def _payload(delegate: Table, data: Data) -> Payload:
     contents = data.segments if location == slots.DataLocation.SEGMENT else data.inline_payloads
     check_index(index, len(contents), f"a payload of {backend!r}", "payloads")
     return Payload(backend, contents[index], tuple(specs))
-
-
-def _chain(table: Table, size: int) -> tuple[PlanInstruction, ...]:
-    if not table.has(slots.Chain.INSTRUCTIONS):
-        raise CorruptError("a chain has no list of instructions")
-    return tuple(read_instruction(instruction, size) for instruction in table.tables(slots.Chain.INSTRUCTIONS))

@@ -24,7 +24,6 @@ _AT = 8
 _PTE = struct.Struct("<4sIQQQ")  # magic, length, end of the tables, start of the segments, their size
 _PTE_SHORT = 24  # the length of headers that lack the last field
 _PTD = struct.Struct("<4sIQQQQ")  # magic, length, start of the tables, their size, start of the segments, their size
-_PTD_PADDED = 48  # what ExecuTorch puts between the identifier and the tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +91,6 @@ def read_ptd(file: memoryview) -> Extent:
         )
     # Offsets in the tables count from the start of the file.
     return Extent(start + size, base, space)
-
-
-def add_pte_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
-    """Return what precedes a `.pte` file's segments of `space` bytes: tables with a header, padded to an alignment."""
-    size = _PTE.size + len(flatbuffer)  # it keeps the tables' alignment
-    base = -(-size // alignment) * alignment
-    header = _PTE.pack(_PTE_HEADER_MAGIC, _PTE.size, size, base, space)
-    return _insert(flatbuffer, header).ljust(base, b"\0")
-
-
-def add_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
-    """Return what precedes a `.ptd` file's segments of `space` bytes: tables with a header, padded to an alignment."""
-    base = -(-(_PTD_PADDED + len(flatbuffer)) // alignment) * alignment
-    header = _PTD.pack(_PTD_HEADER_MAGIC, _PTD.size, _PTD_PADDED, len(flatbuffer), base, space)
-    return _insert(flatbuffer, header.ljust(_PTD_PADDED, b"\0")).ljust(base, b"\0")
-
-
-def _insert(flatbuffer: bytes, header: bytes) -> bytes:
-    """Insert a header after a flatbuffer's identifier."""
-    (root,) = struct.unpack_from("<I", flatbuffer)
-    return b"".join((struct.pack("<I", root + len(header)), flatbuffer[4:_AT], header, flatbuffer[_AT:]))
 
 
 @dataclass(frozen=True, slots=True)

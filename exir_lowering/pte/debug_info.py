@@ -11,7 +11,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.sources import Frame
 
 VERSION = 2
-"""Incremented when a field of the JSON changes its meaning or is removed; version 1 had the file's SHA-256."""
+"""Incremented when a field of the JSON changes its meaning or is removed."""
 
 SUFFIX = ".debug.json"
 
@@ -76,7 +76,35 @@ class DebugInfo:
             "delegates": [[backend, instruction, [handle], [[identifier, [handle]]], [[handle, unit]]]],
             "kernels": [[instruction, [handle]]]}}}`; a delegate without units has no list of them.
         """
-        return json.dumps(_Writer().write(self), separators=(",", ":"), sort_keys=True)
+        tables: dict[str, dict[Hashable, int]] = {name: {} for name in _TABLES}
+
+        def number(table: str, value: Hashable) -> int:
+            return tables[table].setdefault(value, len(tables[table]))
+
+        def node(one: DebugNode) -> list[Any]:
+            stack = number("stacks", tuple(number("modules", module) for module in one.modules))
+            frames = []
+            for frame in one.frames:
+                file, function = number("files", frame.file), number("functions", frame.function)
+                frames.append(number("frames", (file, frame.line, function, frame.code)))
+            trace = number("traces", (-1 if one.line is None else one.line, *frames))
+            return [one.name, number("operators", one.operator), stack, trace]
+
+        methods = {}
+        for name, method in sorted(self.methods.items()):
+            delegates = []
+            for one in method.delegates:
+                units = [sorted(one.units.items())] if one.units else []
+                delegates.append([one.backend_id, one.instruction, one.handles, list(one.handle_map.items()), *units])
+            methods[name] = {
+                "nodes": [[handle, *node(one)] for handle in sorted(method.nodes) for one in method.nodes[handle]],
+                "delegates": delegates,
+                "kernels": sorted(method.kernels.items()),
+            }
+        tree = {"version": self.version, "digest": self.digest, "methods": methods}
+        return json.dumps(
+            {**tree, **{name: list(found) for name, found in tables.items()}}, separators=(",", ":"), sort_keys=True
+        )
 
     @staticmethod
     def from_json(text: str | bytes) -> DebugInfo:
@@ -86,7 +114,7 @@ class DebugInfo:
             version = tree["version"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"this is not debug information ({type(error).__name__}: {error})") from None
-        if version not in (1, VERSION):
+        if version != VERSION:
             raise InputError(f"its version is {version!r}, but this exir-lowering reads version {VERSION}")
         try:
             return _read(tree)
@@ -97,41 +125,6 @@ class DebugInfo:
 _TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
 
 
-class _Writer:
-    def __init__(self) -> None:
-        # The tables, in which each value has one number.
-        self._tables: dict[str, dict[Hashable, int]] = {name: {} for name in _TABLES}
-
-    def write(self, info: DebugInfo) -> dict[str, Any]:
-        methods = {name: self._method(info.methods[name]) for name in sorted(info.methods)}
-        tables = {name: list(numbers) for name, numbers in self._tables.items()}
-        return {"version": info.version, "digest": info.digest, "methods": methods, **tables}
-
-    def _number(self, table: str, value: Hashable) -> int:
-        return self._tables[table].setdefault(value, len(self._tables[table]))
-
-    def _method(self, method: MethodDebug) -> dict[str, Any]:
-        return {
-            "nodes": [[handle, *self._node(node)] for handle in sorted(method.nodes) for node in method.nodes[handle]],
-            "delegates": [self._delegate(delegate) for delegate in method.delegates],
-            "kernels": sorted(method.kernels.items()),
-        }
-
-    def _delegate(self, delegate: DebugDelegate) -> list[Any]:
-        units = [sorted(delegate.units.items())] if delegate.units else []
-        return [delegate.backend_id, delegate.instruction, delegate.handles, list(delegate.handle_map.items()), *units]
-
-    def _node(self, node: DebugNode) -> list[Any]:
-        stack = self._number("stacks", tuple(self._number("modules", module) for module in node.modules))
-        line = -1 if node.line is None else node.line
-        trace = self._number("traces", (line, *map(self._frame, node.frames)))
-        return [node.name, self._number("operators", node.operator), stack, trace]
-
-    def _frame(self, frame: Frame) -> int:
-        file, function = self._number("files", frame.file), self._number("functions", frame.function)
-        return self._number("frames", (file, frame.line, function, frame.code))
-
-
 def _read(tree: Any) -> DebugInfo:
     texts = ([*map(_text, tree[name])] for name in ("operators", "modules", "files", "functions"))
     operators, modules, files, functions = texts
@@ -140,7 +133,12 @@ def _read(tree: Any) -> DebugInfo:
         for file, line, function, code in tree["frames"]
     ]
     stacks = [tuple(modules[_number(number)] for number in stack) for stack in tree["stacks"]]
-    traces = [_trace(line, numbers, frames) for line, *numbers in tree["traces"]]
+    traces: list[tuple[int | None, tuple[Frame, ...]]] = []
+    for line, *numbers in tree["traces"]:
+        found = tuple(frames[_number(number)] for number in numbers)
+        if line != -1 and _number(line) >= len(found):
+            raise IndexError(f"line {line} of {len(found)}")
+        traces.append((None if line == -1 else line, found))
 
     def method(part: Any) -> MethodDebug:
         nodes: dict[int, list[DebugNode]] = {}
@@ -162,16 +160,7 @@ def _read(tree: Any) -> DebugInfo:
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
     methods = {_text(name): method(part) for name, part in tree["methods"].items()}
-    return DebugInfo(VERSION, _text(tree["sha256" if tree["version"] == 1 else "digest"]), methods)
-
-
-def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | None, tuple[Frame, ...]]:
-    found = tuple(frames[_number(number)] for number in numbers)
-    if line == -1:
-        return None, found
-    if _number(line) >= len(found):
-        raise IndexError(f"line {line} of {len(found)}")
-    return line, found
+    return DebugInfo(VERSION, _text(tree["digest"]), methods)
 
 
 def _text(value: Any) -> str:

@@ -8,17 +8,16 @@ A `.ptd` file keeps the digests of its segments in the same way. Its own digest 
 file is identified without reading its weights. It is in the key of the digests; when it is computed, its digits are
 taken as zeros.
 
-To ExecuTorch both are named data that nothing reads. The end of the digests tells how they were computed: today with
-XXH3, at the speed of memory. They are for damage and mistakes, not against forgery: nor did SHA-256 prevent that.
+To ExecuTorch both are named data that nothing reads. They are computed with XXH3, at the speed of memory, for damage
+and mistakes, not against forgery.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -34,29 +33,16 @@ KEY = "exir_lowering.digests"
 """The key of the seal among a `.pte` file's named data: a part of the file format, not the name of a module."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How digests are computed."""
+END = b"EXLSEAL2"
+"""What digests, and so a sealed file, end with: it reveals damage that hides them from the tables."""
 
-    end: bytes  # of the digests, and so of a sealed file: it reveals damage that hides them from the tables
-    size: int  # of a digest, in bytes
-    start: Callable[..., Any]  # returns a new hash
+SIZE = 16
+"""The bytes of a digest."""
 
-    def of(self, content: bytes | memoryview) -> bytes:
-        """Return the digest of content."""
-        return bytes(self.start(content).digest())
+ZEROS = "0" * (2 * SIZE)
+"""The digits that stand for a data file's own digest when it is computed."""
 
-    @property
-    def zeros(self) -> str:
-        """The digits that stand for a data file's own digest when it is computed."""
-        return "0" * (2 * self.size)
-
-
-XXH3 = Kind(b"EXLSEAL2", 16, xxhash.xxh3_128)
-SHA256 = Kind(b"EXLSEAL1", 32, hashlib.sha256)
-"""What earlier versions used; it is only read."""
-
-RESERVED = b"exir_lowering: reserved for digests " + XXH3.end
+RESERVED = b"exir_lowering: reserved for digests " + END
 """Stands for the seal until the file is complete; no other named data is equal to it."""
 
 _HEAD = struct.Struct("<II")
@@ -67,6 +53,11 @@ class SealError(Exception):
     """Digests cannot be read; the message is a clause about the file."""
 
 
+def digest_of(content: Any) -> bytes:
+    """Return the digest of content."""
+    return bytes(xxhash.xxh3_128(content).digest())
+
+
 @dataclass(frozen=True, slots=True)
 class Seal:
     """The digests that a `.pte` file keeps."""
@@ -75,7 +66,6 @@ class Seal:
     segments: tuple[bytes, ...]  # of each part but the seal's own, up to the start of the next: see `container.parts`
     # Of each data file, by the name that it was emitted with, in hexadecimal.
     data: Mapping[str, str] = field(default_factory=dict)
-    kind: Kind = XXH3
 
     def encode(self) -> bytes:
         """Return the seal as a file keeps it."""
@@ -84,59 +74,47 @@ class Seal:
             encoded = name.encode(errors="surrogateescape")
             parts += [bytes.fromhex(digest), _NAME.pack(len(encoded)), encoded]
         body = b"".join(parts)
-        return body + self.kind.of(body) + self.kind.end
+        return body + digest_of(body) + END
 
 
 def size(segments: int, names: Iterable[str]) -> int:
     """Return how many bytes a seal has: for so many other segments, and data files of these names."""
-    nothing = bytes(XXH3.size)
-    return len(Seal(nothing, (nothing,) * segments, dict.fromkeys(names, XXH3.zeros)).encode())
+    return len(Seal(bytes(SIZE), (bytes(SIZE),) * segments, dict.fromkeys(names, ZEROS)).encode())
 
 
 def is_sealed(content: bytes | memoryview) -> bool:
     """Return whether content ends with digests."""
-    return _kind(content) is not None
+    return bytes(content[-len(END) :]) == END
 
 
 def identity(file: bytes | memoryview) -> str:
-    """Return what identifies a program's file, in hexadecimal: its seal's digest, which covers all, or its SHA-256."""
-    end = len(file) - len(XXH3.end)
-    found = bytes(file[max(end - XXH3.size, 0) : end]) if _kind(file) is XXH3 else SHA256.of(file)
-    return found.hex()
-
-
-def _kind(content: bytes | memoryview) -> Kind | None:
-    end = bytes(content[-len(XXH3.end) :])
-    return next((kind for kind in (XXH3, SHA256) if kind.end == end), None)
+    """Return what identifies a program's file, in hexadecimal: its seal's digest, which covers all, or its own."""
+    end = len(file) - len(END)
+    return (bytes(file[max(end - SIZE, 0) : end]) if is_sealed(file) else digest_of(file)).hex()
 
 
 def decode(content: bytes | memoryview) -> Seal:
     """Read a seal; raise a SealError when it is damaged, or of another version."""
-    whole, kind = bytes(content), _kind(content)
-    if kind is None or len(whole) < len(kind.end) + kind.size + _HEAD.size:
+    whole, end = bytes(content), len(content) - len(END) - SIZE
+    if not is_sealed(whole) or end < _HEAD.size:
         raise SealError("its digests are damaged, or of another version of exir-lowering")
-    body, own = whole[: -len(kind.end) - kind.size], whole[-len(kind.end) - kind.size : -len(kind.end)]
-    if kind.of(body) != own:
+    body = whole[:end]
+    if digest_of(body) != whole[end : -len(END)]:
         raise SealError("its digests are damaged")
-    try:
-        return _decode_body(body, kind)
-    except (struct.error, UnicodeDecodeError) as error:
-        raise SealError(f"its digests cannot be read: {error}") from None
-
-
-def _decode_body(body: bytes, kind: Kind) -> Seal:
     count, files = _HEAD.unpack_from(body)
-    size = kind.size
-    at = _HEAD.size + size * (count + 1)
+    at = _HEAD.size + SIZE * (count + 1)
     if at > len(body):
         raise SealError(f"its digests are said to cover {count} segments, but are too short for that")
-    tables, *segments = [body[start : start + size] for start in range(_HEAD.size, at, size)]
+    tables, *segments = [body[start : start + SIZE] for start in range(_HEAD.size, at, SIZE)]
     data = {}
-    for _ in range(files):
-        digest, (length,) = body[at : at + size].hex(), _NAME.unpack_from(body, at + size)
-        at += size + _NAME.size + length
-        data[body[at - length : at].decode(errors="surrogateescape")] = digest
-    return Seal(tables, tuple(segments), data, kind)
+    try:
+        for _ in range(files):
+            digest, (length,) = body[at : at + SIZE].hex(), _NAME.unpack_from(body, at + SIZE)
+            at += SIZE + _NAME.size + length
+            data[body[at - length : at].decode(errors="surrogateescape")] = digest
+    except struct.error as error:
+        raise SealError(f"its digests cannot be read: {error}") from None
+    return Seal(tables, tuple(segments), data)
 
 
 class RangeDigests(io.BufferedIOBase):
@@ -145,7 +123,7 @@ class RangeDigests(io.BufferedIOBase):
     def __init__(self, ends: Sequence[int]) -> None:
         """Take where each range ends; what is written after the last one is ignored."""
         self._ends, self._position, self._current = tuple(ends), 0, 0
-        self._hashes = [XXH3.start() for _ in ends]
+        self._hashes = [xxhash.xxh3_128() for _ in ends]
 
     def write(self, data: Any, /) -> int:
         """Take the next piece."""
@@ -167,45 +145,35 @@ class RangeDigests(io.BufferedIOBase):
         return tuple(one.digest() for one in self._hashes)
 
 
-def data_key(digest: str = XXH3.zeros) -> str:
+def data_key(digest: str = ZEROS) -> str:
     """Return the key of a data file's digests, with the file's own digest in it once it is known."""
     return DATA_KEY + digest
 
 
 def encode_segments(digests: Iterable[bytes]) -> bytes:
     """Return the digests of a data file's segments as the file keeps them."""
-    return b"".join([*digests, XXH3.end])
+    return b"".join([*digests, END])
 
 
-def decode_segments(content: bytes | memoryview) -> tuple[tuple[bytes, ...], Kind]:
-    """Read the digests of a data file's segments, and how they are computed; raise a SealError for damaged ones."""
-    kind = _data_kind(content)
-    body = bytes(content[: -len(kind.end)])
-    if len(body) % kind.size:
-        raise SealError("its digests are damaged")
-    return tuple(body[start : start + kind.size] for start in range(0, len(body), kind.size)), kind
-
-
-def _data_kind(segments: bytes | memoryview) -> Kind:
-    kind = _kind(segments)
-    if kind is None:
+def decode_segments(content: bytes | memoryview) -> list[bytes]:
+    """Read the digests of a data file's segments; raise a SealError for damaged ones."""
+    body = bytes(content[: -len(END)])
+    if not is_sealed(content) or len(body) % SIZE:
         raise SealError("its digests are damaged, or of another version of exir-lowering")
-    return kind
+    return [body[start : start + SIZE] for start in range(0, len(body), SIZE)]
 
 
 def find_data_digest(keys: Iterable[str]) -> str | None:
     """Return a data file's digest, in hexadecimal, or None; a SealError when it has several, or an invalid one."""
     found = [key.removeprefix(DATA_KEY) for key in keys if key.startswith(DATA_KEY)]
-    sizes = {len(kind.zeros) for kind in (XXH3, SHA256)}
-    if len(found) > 1 or any(len(digest) not in sizes for digest in found):
+    if len(found) > 1 or any(len(digest) != len(ZEROS) for digest in found):
         raise SealError(f"its digest is damaged: {', '.join(map(repr, found))}")
     return found[0] if found else None
 
 
 def data_digest(tables: bytes | memoryview, digest: str, segments: bytes | memoryview) -> str:
     """Return a data file's own digest, from what is before its segments, the digits in there, and their digests."""
-    kind = _data_kind(segments)
-    made = kind.start(with_data_digest(tables, digest, kind.zeros))
+    made = xxhash.xxh3_128(with_data_digest(tables, digest, ZEROS))
     made.update(segments)
     return str(made.hexdigest())
 
@@ -230,18 +198,18 @@ def check_level(verify: object) -> None:
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
 
-def check_program(file: MappedFile, verify: Verify, named: Mapping[str, memoryview] | None = None) -> Seal | None:
-    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`.
-
-    `named` is the program's named data, if it was read.
-    """
+def check_program(file: MappedFile, verify: Verify) -> Seal | None:
+    """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
     try:
-        seal = _seal(file.content, container.open_program(file.content)[1].named if named is None else named)
+        sealed = container.open_program(file.content)[1].named.get(KEY)
+        if sealed is None and is_sealed(file.content):
+            raise SealError("it ends with digests that its tables do not mention")
+        seal = None if sealed is None else decode(sealed)
     except (SealError, CorruptError) as error:
         raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
         base, parts = _parts(file.content)
-        if len(parts) != len(seal.segments) + 1 or seal.kind.of(file.content[:base]) != seal.tables:
+        if len(parts) != len(seal.segments) + 1 or digest_of(file.content[:base]) != seal.tables:
             raise _change_error(file, "what its tables say")
     return seal
 
@@ -252,10 +220,23 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
     `needed` are the weights that it looks for in them. `verify` False checks that the data files are those that were
     emitted with the program; True also all tables, and the rest if it is not larger than `LIMIT`; "full" everything.
     """
-    sealed = [(one, _data_digest(one)) for one in data.files]
-    if seal is not None:
-        for one, digest in sealed:
-            _check_tie(file, seal, one, digest, needed)
+    sealed: list[tuple[DataFile, str | None]] = []
+    for one in data.files:
+        try:
+            digest = find_data_digest(one.weights)
+        except SealError as error:
+            raise _damage_error(one.file, str(error)) from None
+        sealed.append((one, digest))
+    for one, digest in sealed:
+        if seal is None or digest in seal.data.values() or needed.isdisjoint(one.weights):
+            continue  # it was emitted with the program, or the program does not read it
+        known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
+        found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
+        raise InputError(
+            f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this "
+            f"one before it was emitted again. It has {found}; the program was emitted with {known}. Give the data "
+            "file that was saved with it, or save the artifact again."
+        )
     if not verify:
         return
     size = len(file.content) + sum(len(one.file.content) for one in data.files)
@@ -264,7 +245,10 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
         if digest is not None:
             _check_data(one, digest, whole=whole)
     if seal is not None and whole:
-        _check_segments(file, seal)
+        base, parts = _parts(file.content)
+        for expected, ((start, number), (end, _)) in zip(seal.segments, itertools.pairwise(parts), strict=True):
+            if digest_of(file.content[base + start : base + end]) != expected:
+                raise _change_error(file, _segment(number, base + start, base + end))
 
 
 def _damage_error(file: MappedFile, what: str) -> InputError:
@@ -285,46 +269,8 @@ def _parts(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
     return extent.base, container.parts(ranges)
 
 
-def _seal(content: memoryview, named: Mapping[str, memoryview]) -> Seal | None:
-    """Return the seal of a program, which was already read; None when it has none; a SealError when it is damaged."""
-    sealed = named.get(KEY)
-    if sealed is None:
-        if is_sealed(content):
-            raise SealError("it ends with digests that its tables do not mention")
-        return None
-    return decode(sealed)
-
-
-def _check_segments(file: MappedFile, seal: Seal) -> None:
-    base, parts = _parts(file.content)
-    pairs = itertools.pairwise(parts)
-    for expected, ((start, number), (end, _)) in zip(seal.segments, pairs, strict=True):
-        if seal.kind.of(file.content[base + start : base + end]) != expected:
-            raise _change_error(file, _segment(number, base + start, base + end))
-
-
 def _segment(number: int, start: int, end: int) -> str:
     return f"its segment {number}, bytes {start} to {end},"
-
-
-def _data_digest(one: DataFile) -> str | None:
-    try:
-        return find_data_digest(one.weights)
-    except SealError as error:
-        raise _damage_error(one.file, str(error)) from None
-
-
-def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
-    """Check that a data file is one of those that were emitted with a program, if the program reads it."""
-    if digest in seal.data.values() or needed.isdisjoint(one.weights):
-        return
-    known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
-    found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
-    raise InputError(
-        f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this one "
-        f"before it was emitted again. It has {found}; the program was emitted with {known}. Give the data file that "
-        "was saved with it, or save the artifact again."
-    )
 
 
 def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
@@ -337,7 +283,7 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
             raise _change_error(one.file, "what its tables say")
         if not whole:
             return
-        expected, kind = decode_segments(listed)
+        expected = decode_segments(listed)
         tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
         ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
     except (SealError, CorruptError) as error:
@@ -349,5 +295,5 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
         if any(content[end:start]):
             raise _change_error(one.file, f"bytes {end} to {start}, between two segments,")
         end = start + size
-        if number < len(expected) and kind.of(content[start:end]) != expected[number]:
+        if number < len(expected) and digest_of(content[start:end]) != expected[number]:
             raise _change_error(one.file, _segment(number, start, end))

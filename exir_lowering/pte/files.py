@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from exir_lowering._upstream.writing import write_data
 from exir_lowering.errors import InputError
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.program_writer import write_data
 from exir_lowering.pte.saving import TemporaryFolder
 
 Result = TypeVar("Result")
@@ -170,11 +170,7 @@ def kind_of_content(content: memoryview) -> Kind | None:
 
 def kind_of_file(path: Path) -> Kind | None:
     """Return the kind of a file; None for one of another program."""
-    with path.open("rb") as file:
-        if not file.read(1):
-            return None
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
-            return kind_of_content(content)
+    return kind_of_content(_map(repr(str(path)), path, mmap.ACCESS_READ)[0])
 
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -221,12 +217,9 @@ class DataFiles:
 
     def path(self) -> str | None:
         """Return the path of one file with all data, merged when first needed, None for no data; or an InputError."""
-        if not self.files:
-            return None
-        (first, *more) = self.files
-        if not more and isinstance(first.file.source, str):
-            return first.file.source
-        return self._merged
+        if len(self.files) == 1 and isinstance(source := self.files[0].file.source, str):
+            return source
+        return self._merged if self.files else None
 
     @cached_property
     def _merged(self) -> str:
@@ -238,7 +231,7 @@ class DataFiles:
                 if len(self.files) == 1:
                     file.write(self.files[0].file.content)
                 else:
-                    write_data(file, self.named)
+                    write_data(file, {name: (one.content, one.layout) for name, one in self.named.items()})
         except OSError as error:
             raise InputError(
                 f"load: data: {self} cannot be put together in {tempfile.gettempdir()!r} for the runtime: {error}. "

@@ -1,31 +1,28 @@
-"""What `.pte` and `.ptd` files say about themselves, checked before the runtime gets them.
+"""What the methods of a `.pte` file take, call and return, checked before the runtime gets it.
 
-The runtime ends the process on some of what a damaged file can hold: a kernel that finds an integer where its tensor
-should be, or one argument too few. So everything that is an index, a size or a type is checked here, from the tables
-of the file alone; weights and payloads are not read. What is inside a payload only its backend can judge.
+The runtime ends the process on some of what a damaged file can hold. So everything that is an index, a size or a type
+is checked, from the tables of the file alone; weights are not read, and what is inside a payload only its backend can
+judge. What values are computed is not followed.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-import torch
-
-from exir_lowering.pte import instructions, payloads, provenance, signatures
-from exir_lowering.pte.code import Allocation, Code, Storage, read_methods
+from exir_lowering.pte import payloads, provenance, signatures
+from exir_lowering.pte.code import Allocation, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.instructions import Body, check_calls
+from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import FindChecks, PayloadMemory
-from exir_lowering.pte.provenance import Provenance
+from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
-from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index
 
 SHARED = 2
 """The arena that methods share."""
@@ -40,7 +37,7 @@ class Delegation:
     payload: int  # its size in bytes
     arguments: int  # how many values it is called with, inputs first
     outputs: tuple[ValueSpec, ...]  # the last of these values, which it may return
-    counts: tuple[int, ...]  # how many of these it returns, the likeliest number first: see `instructions`
+    counts: tuple[int, ...]  # how many of these it may return, the likeliest number first; one if the file says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +67,12 @@ def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodS
 
 def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
     """Read methods with their code, and the data; a CorruptError if they are damaged."""
-    known: list[Provenance | None] = []
-    memory = PayloadMemory(find_checks)
+    memory, known = PayloadMemory(find_checks), list[Provenance]()
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
         if not known:
-            known.append(provenance.read(data.named))
-        made = known[0].methods.get(code.name) if known[0] is not None else None
-        return code, _checked_method(memory, code, data, made)
+            known.append(provenance.read(data.named) or Provenance())
+        return code, _checked_method(memory, code, data, known[0].methods.get(code.name, MethodProvenance()))
 
     return read_methods(file, check)
 
@@ -104,9 +99,7 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
     return MappingProxyType(found)
 
 
-def _checked_method(
-    memory: PayloadMemory, code: Code, data: Data, known: provenance.MethodProvenance | None
-) -> MethodSpec:
+def _checked_method(memory: PayloadMemory, code: Code, data: Data, known: MethodProvenance) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
@@ -116,56 +109,110 @@ def _checked_method(
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)
-    if not code.chains:
-        raise CorruptError("it has no chain of instructions")
-    schemas = [signature(*operator) for operator in code.operators]
-    ends = frozenset(inputs), frozenset(code.outputs)
-    body = Body(code.chains, values, code.operators, schemas, len(checked), *ends)
-    read = check_calls(body)
-    lost = {position for position, index in enumerate(inputs) if values[index].kind == K.NULL and index in read}
-    state = signatures.find_state(code, body)
+    made, read = _check_calls(code)
+    lost = frozenset(place for place, index in enumerate(inputs) if values[index].kind == K.NULL and index in read)
+    state = signatures.find_state(code, known)
+    delegations = []
+    for number, (arguments, counts) in enumerate(_list_delegates(code, state, known.results)):
+        outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
+        payload = code.payloads[number]
+        plain = number, payload.backend, len(payload.content), len(arguments)
+        delegations.append(Delegation(*plain, outputs, counts))
+    names = [".".join(filter(None, (*name.split("::", 1), overload))) for name, overload in code.operators]
+    called = enumerate(code.chains[0] if len(code.chains) == 1 else ())  # their instructions are numbered one by one
     return MethodSpec(
         code.name,
         tuple(values[index] for index in inputs),
-        frozenset(lost),
+        lost,
         tuple(sorted({f"{op}.{overload}" if overload else op for op, overload in code.operators})),
         tuple(sorted({payload.backend for payload in code.payloads})),
         code.arenas,
         dict(sorted(external.items())),
-        _delegations(code, body, state),
+        tuple(delegations),
         tuple(values[index] for index in code.outputs),
-        _kernels(code),
-        signatures.of_method(code, body, frozenset(lost), state, known),
+        {number: names[target] for number, (kind, target, _) in called if kind == KERNEL},
+        signatures.of_method(code, made, lost, state, known),
         tuple(state),
         tuple(state.values()),
     )
 
 
-def _kernels(code: Code) -> Mapping[int, str]:
-    """Return the operators of the instructions that call a kernel, as they are written in a model."""
-    if len(code.chains) != 1:  # their instructions are numbered one by one
-        return {}
-    names = [".".join(filter(None, (*name.split("::", 1), overload))) for name, overload in code.operators]
-    called = enumerate(code.chains[0])
-    return {number: names[target] for number, (kind, target, _) in called if kind == instructions.KERNEL}
+def _check_calls(code: Code) -> tuple[set[int], set[int]]:
+    """Check instructions, or raise a CorruptError; return the values that they return, and the None that they read."""
+    if not code.chains:
+        raise CorruptError("it has no chain of instructions")
+    for chain in code.chains:
+        for kind, target, _ in chain:
+            if kind in _TARGETS:
+                count = {KERNEL: len(code.operators), DELEGATE: len(code.payloads), JUMP: len(chain) + 1}[kind]
+                check_index(target, count, *_TARGETS[kind])
+    made: set[int] = set()
+    for kind, target, arguments in code.instructions():
+        known = signature(*code.operators[target]) if kind == KERNEL else None
+        if kind == MOVE:
+            made.add(arguments[1])
+        elif known is not None and not known.written:
+            made.update(arguments[len(known.types) : len(known.types) + known.results])
+        elif known is None and kind in (KERNEL, DELEGATE):
+            made.update(index for index in arguments if code.values[index].kind == K.NULL)
+    read: set[int] = set()
+    for kind, target, arguments in code.instructions():
+        known = signature(*code.operators[target]) if kind == KERNEL else None
+        if known is None:
+            continue
+        name, least = ".".join(filter(None, code.operators[target])), len(known.types)
+        if len(arguments) < least + (0 if known.written else known.results):
+            expected = least + known.results
+            raise CorruptError(f"{name} is called with {len(arguments)} values, but takes {expected}")
+        for place, (index, type_, allowed) in enumerate(zip(arguments, known.types, known.accepted, strict=False)):
+            given = code.values[index]
+            if index in made or given.kind in allowed or not allowed:
+                pass  # what is computed is not known before
+            elif given.kind == K.NULL and index in code.inputs:
+                read.add(index)  # nobody can give it, so the method never runs
+            else:
+                raise CorruptError(f"{name} is called with {KINDS[given.kind]} for its {type_}")
+            for item in code.items(index) if place in known.written else ():
+                if isinstance(content := code.values[item].content, Tensor) and content.constant:
+                    raise CorruptError(f"{name} writes into value {item}, which is a constant")
+    return made, read
 
 
-def _delegations(code: Code, body: Body, state: Collection[int]) -> tuple[Delegation, ...]:
-    tensors = {number: value.content for number, value in enumerate(code.values) if isinstance(value.content, Tensor)}
-    given = {number for number, tensor in tensors.items() if tensor.stored} | body.inputs | set(state)
-    memory = [_memory(storage, value) for storage, value in zip(code.storage, code.values, strict=True)]
-    calls = instructions.output_counts(code.chains, memory, body.items, given, max(code.inputs, default=-1))
-    found = []
-    for number, payload in enumerate(code.payloads):
-        arguments, counts = calls.get(number, ((), (0,)))
-        outputs = tuple(code.values[index] for index in arguments[len(arguments) - max(counts) :])
-        size = len(payload.content)
-        found.append(Delegation(number, payload.backend, size, len(arguments), outputs, counts))
-    return tuple(found)
+_TARGETS = {
+    KERNEL: ("a kernel call", "operators"),
+    DELEGATE: ("a delegate call", "delegates"),
+    JUMP: ("a jump", "instructions"),
+}
 
 
-def _memory(storage: Storage | None, value: ValueSpec) -> tuple[Allocation, int, torch.dtype] | None:
-    """Return the planned memory of a tensor, and the number and type of its elements; None for other values."""
-    if storage is None or storage.planned is None or not isinstance(value.content, Tensor):
-        return None
-    return storage.planned, math.prod(value.content.sizes), value.content.dtype
+def _list_delegates(
+    code: Code, state: Collection[int], results: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return, for each delegate, the values that it is called with, and how many of the last may be results.
+
+    Our files say that. Others have one rule: results are numbered consecutively, and no instruction named them before.
+    A view, which no instruction makes, may be numbered before them; it is on memory that was named before.
+    """
+    calls: dict[int, tuple[int, ...]] = {}
+    for kind, target, arguments in code.instructions():
+        if kind == DELEGATE:
+            calls.setdefault(target, arguments)
+    numbers = range(len(code.payloads))
+    if len(results) == len(numbers) and all(results[one] <= len(calls.get(one, ())) for one in numbers):
+        return [(calls.get(one, ()), (results[one],)) for one in numbers]
+    counts: dict[int, tuple[int, ...]] = {}
+    seen = {*code.inputs, *state, *range(max(code.inputs, default=-1) + 1)}
+    contents = enumerate(value.content for value in code.values)
+    seen.update(index for index, tensor in contents if isinstance(tensor, Tensor) and tensor.stored)
+    memory = set(map(code.place, seen)) - {None}
+    for kind, target, arguments in code.instructions():
+        if kind == DELEGATE and target not in counts:
+            new = 0
+            while new < len(arguments) and (index := arguments[-1 - new]) not in seen and index == arguments[-1] - new:
+                new += 1
+            after = (one for one in range(new - 1, 0, -1) if code.place(arguments[-1 - one]) in memory)
+            counts[target] = new, *after
+        named = {**dict.fromkeys(arguments), **code.items(*arguments)}
+        seen.update(named)
+        memory.update(set(map(code.place, named)) - {None})
+    return [(calls.get(one, ()), counts.get(one, (0,))) for one in numbers]

@@ -37,7 +37,6 @@ class Signature:
     accepted: tuple[Kinds, ...]  # the kinds of values for each of them; `ANYTHING` where that is not known
     written: frozenset[int]  # which of them it writes to
     results: int  # how many values follow its arguments in a call: what it returns
-    returned: Kinds = ANYTHING  # the kinds of what it returns; `ANYTHING` where that follows from its arguments
 
 
 @lru_cache(maxsize=1024)
@@ -50,7 +49,7 @@ def signature(name: str, overload: str) -> Signature | None:
     if schema is None:
         return None
     types, written, results = schema
-    return Signature(types, tuple(map(_accept, types)), written, results, _RETURNED.get(name, ANYTHING))
+    return Signature(types, tuple(map(_accept, types)), written, results)
 
 
 def _accept(type_: str) -> Kinds:
@@ -62,26 +61,17 @@ def _accept(type_: str) -> Kinds:
     return kinds | {K.NULL} if optional else kinds
 
 
-def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1, returned: Kinds = ANYTHING) -> Signature:
-    return Signature(types, tuple(map(_accept, types)), frozenset(written), results, returned)
+def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1) -> Signature:
+    return Signature(types, tuple(map(_accept, types)), frozenset(written), results)
 
 
-_RETURNED: Mapping[str, Kinds] = {
-    "aten::sym_size": frozenset({K.INT}),
-    "aten::sym_numel": frozenset({K.INT}),
-    "aten::sym_stride": frozenset({K.INT}),
-}
-_OF_TWO = ("number", "number")
-_PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = {
-    **dict.fromkeys(("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min"), (_OF_TWO, ANYTHING)),
-    "truediv": (_OF_TWO, frozenset({K.DOUBLE})),
-    **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({K.BOOL}))),
-    "neg": (("number",), ANYTHING),
-    **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({K.INT}))),
-    "sym_float": (("number",), frozenset({K.DOUBLE})),
-    "sym_int": (("number",), frozenset({K.INT})),
-    "sym_not": (("bool",), frozenset({K.BOOL})),
-    "sym_ite": (("bool", "number", "number"), ANYTHING),
+_TWO = ("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min", "truediv", "eq", "ge", "gt", "le", "lt")
+_ONE = ("neg", "ceil", "round", "trunc", "sym_float", "sym_int")
+_PRIMITIVES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_TWO, ("number", "number")),
+    **dict.fromkeys(_ONE, ("number",)),
+    "sym_not": ("bool",),
+    "sym_ite": ("bool", "number", "number"),
 }
 # ExecuTorch's own, which have no schemas.
 _OWN: Mapping[tuple[str, str], Signature] = {
@@ -90,8 +80,8 @@ _OWN: Mapping[tuple[str, str], Signature] = {
     ("et_copy::_h2d_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
     ("et_copy::_d2h_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
     **{
-        (f"executorch_prim::{name}", overload): _describe(*types, returned=returned)
-        for name, (types, returned) in _PRIMITIVES.items()
+        (f"executorch_prim::{name}", overload): _describe(*types)
+        for name, types in _PRIMITIVES.items()
         for overload in ("Scalar", "int")
     },
 }

@@ -45,6 +45,7 @@ class MethodProvenance:
     inputs: tuple[NamedValue, ...] = ()  # in the order of the file, as are the outputs
     outputs: tuple[NamedValue, ...] = ()
     values: Mapping[int, str] = field(default_factory=dict)  # the model's names of weights and state, by value
+    results: tuple[int, ...] = ()  # how many results each delegate has, which the tables do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def _method(tree: Any) -> MethodProvenance:
         tuple(map(_named, _a(list, tree["inputs"]))),
         tuple(map(_named, _a(list, tree["outputs"]))),
         {int(number): _a(str, name) for number, name in _a(dict, tree["values"]).items()},
+        tuple(_a(int, count) for count in _a(list, tree.get("results", []))),
     )
 
 

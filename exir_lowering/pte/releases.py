@@ -3,7 +3,7 @@
 "runs" is said only of what was seen to run in a release: each kernel with these element types and ranks, each operator
 in a payload. It is not about values that a kernel refuses, such as an index that is too large, memory and speed.
 
-The table of releases is made by `tests/support/record_releases.py`, which runs cases in each of them.
+The table of releases is made by `tests/inspection/record_releases.py`, which runs cases in each of them.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from exir_lowering.errors import InputError
@@ -60,55 +59,6 @@ Write = Callable[[BinaryIO], object]
 """Writes the content of a file."""
 
 
-class Staging:
-    """Files written beside their targets, and moved there together; what was not moved is removed at the end."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, Path] = {}  # where each is until it is moved, by where links lead
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for temporary in self._files.values():
-            with _regardless():
-                temporary.unlink(missing_ok=True)
-
-    def add(self, target: Path, write: Write) -> Path:
-        """Write a file beside its target, make it durable, and return where it is until it is moved."""
-        target = _follow(target)
-        # Known before it is there, so that an interrupt leaves nothing.
-        temporary = self._files[target] = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        # With the mode that the process gives to its files.
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        with io.BufferedWriter(_Streamed(handle, "w")) as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        return temporary
-
-    def publish(self, last: Path) -> None:
-        """Move all files to their targets, in the order in which they were added, but `last` after all others."""
-        last = _follow(last)
-        for target in self._files:
-            if target.is_dir():  # known before the first one is moved
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        others = [target for target in self._files if target != last]
-        for target in others:
-            self._move(target)
-        # The order has to hold on the disk, too.
-        for folder in {last.parent, *(target.parent for target in others)}:
-            _sync(folder)
-        self._move(last)
-        _sync(last.parent)
-
-    def _move(self, target: Path) -> None:
-        os.replace(self._files[target], target)
-        del self._files[target]
-
-
 class _Streamed(io.FileIO):
     """A file whose content beyond a size goes to the disk, and out of the system's cache, while it is written."""
 
@@ -121,7 +71,7 @@ class _Streamed(io.FileIO):
         if self._position - self._on_disk >= _PIECE:
             if hasattr(os, "posix_fadvise"):
                 os.fdatasync(self.fileno())  # what fails here, no later call reports again
-                with _regardless():
+                with contextlib.suppress(OSError):
                     size = self._position - self._on_disk
                     os.posix_fadvise(self.fileno(), self._on_disk, size, os.POSIX_FADV_DONTNEED)
             self._on_disk = self._position
@@ -135,10 +85,34 @@ def replace_file(path: Path, write: Write) -> None:
 
 def replace_files(files: Mapping[Path, Write], last: Path) -> None:
     """Write files beside their targets; once all are complete, move them there in this order, but `last` at the end."""
-    with Staging() as staging:
+    staged: dict[Path, Path] = {}  # where each is until it is moved, by where links lead
+    last = Path(os.path.realpath(last))
+    try:
         for path, write in files.items():
-            staging.add(path, write)
-        staging.publish(last)
+            target = Path(os.path.realpath(path))
+            # Known before it is there, so that an interrupt leaves nothing.
+            temporary = staged[target] = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+            # With the mode that the process gives to its files.
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            with io.BufferedWriter(_Streamed(handle, "w")) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for target in staged:
+            if target.is_dir():  # known before the first one is moved
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        folders = {target.parent for target in staged}
+        for target in sorted(staged, key=lambda target: target == last):
+            if target == last:  # the order has to hold on the disk, too
+                for folder in folders:
+                    _sync(folder)
+            os.replace(staged[target], target)
+            del staged[target]
+        _sync(last.parent)
+    finally:
+        for temporary in staged.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def copy_of(source: Path) -> Write:
@@ -151,20 +125,9 @@ def copy_of(source: Path) -> Write:
     return write
 
 
-def _follow(target: Path) -> Path:
-    return Path(os.path.realpath(target))
-
-
-@contextlib.contextmanager
-def _regardless() -> Iterator[None]:
-    """Continue when the system refuses something optional."""
-    with contextlib.suppress(OSError):
-        yield
-
-
 def _sync(folder: Path) -> None:
     """Make what was moved in a folder durable; not every system can."""
-    with _regardless():
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,24 +1,23 @@
 """What a method takes, returns and keeps, computed from the tables of its file.
 
 The file numbers the values of a method as ExecuTorch makes them, those that the method is given first: weights and
-state, then its inputs. So a tensor with planned memory that is numbered before an input and is none is state. Where
-there are no inputs, it is what an operator writes in place, or reads before any has written that memory.
+state, then its inputs. So a tensor with planned memory that is numbered before an input and is none is state; where
+there are no inputs, what the file names.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from exir_lowering.pte.code import Allocation, Code
-from exir_lowering.pte.instructions import KERNEL, Body
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Tensor
 
 _PLAIN = (BOOL, DOUBLE, INT)
 
@@ -136,86 +135,50 @@ class MethodSignature:
         return "\n".join(lines)
 
 
-def find_state(code: Code, body: Body) -> dict[int, Allocation]:
+def find_state(code: Code, known: MethodProvenance) -> dict[int, Allocation]:
     """Return the values of a method that are state, and where they lie."""
-    last = max(code.inputs, default=-1)
-    touched = _first_touched(code, body) if last < 0 else frozenset()
-    found = {}
+    last, found = max(code.inputs, default=-1), {}
     for index, storage in enumerate(code.storage):
-        if storage is None or storage.planned is None or index in body.inputs:
+        if storage is None or storage.planned is None or index in code.inputs:
             continue
-        if storage.content is not None or storage.name is not None or index < last or index in touched:
+        if storage.content is not None or storage.name is not None or index < last or index in known.values:
             found[index] = storage.planned
     return found
 
 
-def _first_touched(code: Code, body: Body) -> frozenset[int]:
-    """Return what a kernel writes in place that none made before, or reads in memory that none wrote before."""
-    found: set[int] = set()
-    made: set[int] = set()
-    memory: set[Allocation] = set()
-    for instruction in body.instructions():
-        kind, target, arguments = instruction
-        signature = body.signatures[target] if kind == KERNEL else None
-        written = _items(body, body.written(instruction))
-        if kind == KERNEL and arguments and code.operators[target][0].endswith("_") and arguments[0] not in made:
-            found.add(arguments[0])
-        named = _items(body, arguments)
-        for index in named if signature is not None else ():
-            place = _place(code, index)
-            if index not in written and place is not None and place not in memory:
-                found.add(index)
-        if kind == KERNEL:  # a delegate's call names what it reads too
-            made.update(named if signature is None else written)
-        memory.update(place for index in named if (place := _place(code, index)) is not None)
-    return frozenset(found)
-
-
-def _items(body: Body, arguments: Iterable[int]) -> frozenset[int]:
-    return frozenset(item for argument in arguments for item in body.items(argument))
-
-
-def _place(code: Code, index: int) -> Allocation | None:
-    storage = code.storage[index]
-    return None if storage is None else storage.planned
-
-
 def of_method(
-    code: Code, body: Body, lost: frozenset[int], state: Collection[int], known: MethodProvenance | None
+    code: Code, made: Collection[int], lost: frozenset[int], state: Collection[int], known: MethodProvenance
 ) -> MethodSignature:
-    """Return the signature of a method, which was checked; `known` is what the file's provenance says of it."""
-    known = known or MethodProvenance()
+    """Return the signature of a method that was checked: `made` is what is computed, `known` what the file says."""
     fits = (len(known.inputs), len(known.outputs)) == (len(code.inputs), len(code.outputs))
-    inputs = [known.inputs[number] if fits else NamedValue(f"input {number}") for number in range(len(code.inputs))]
-    outputs = [known.outputs[number] if fits else NamedValue(f"output {number}") for number in range(len(code.outputs))]
-    kept = tuple(one for number, index in enumerate(state) for one in _state(code, index, number, known))
-    written = {index for instruction in body.instructions() for index in body.written(instruction)}
+    inputs = [known.inputs[place] if fits else NamedValue(f"input {place}") for place in range(len(code.inputs))]
+    outputs = [known.outputs[place] if fits else NamedValue(f"output {place}") for place in range(len(code.outputs))]
+    kept = []
+    for place, index in enumerate(state):
+        tensor, storage = code.values[index].content, code.storage[index]
+        if isinstance(tensor, Tensor) and storage is not None:
+            name = known.values.get(index) or storage.label or f"state {place}"
+            initial: Literal["file", "zeros"] = "file" if tensor.stored else "zeros"
+            kept.append(StateInfo(name, tensor.dtype, tensor.sizes, tensor.dim_order, tensor.size, initial))
+    written = {index for instruction in code.instructions() for index in code.written(instruction)}
     names = {index: named.name for index, named in zip(code.inputs, inputs, strict=True) if index in written}
     names.update({index: one.name for index, one in zip(state, kept, strict=True)})
     return MethodSignature(
         code.name,
         tuple(
-            replace(_value(code, body, index, named), possible=number not in lost)
-            for number, (index, named) in enumerate(zip(code.inputs, inputs, strict=True))
+            replace(_value(code, made, index, named), possible=place not in lost)
+            for place, (index, named) in enumerate(zip(code.inputs, inputs, strict=True))
         ),
         tuple(
-            replace(_value(code, body, index, named), of=names.get(index, ""))
+            replace(_value(code, made, index, named), of=names.get(index, ""))
             for index, named in zip(code.outputs, outputs, strict=True)
         ),
-        kept,
+        tuple(kept),
         tuple(sorted({payload.backend for payload in code.payloads})),
     )
 
 
-def _state(code: Code, index: int, number: int, known: MethodProvenance) -> Iterator[StateInfo]:
-    tensor, storage = code.values[index].content, code.storage[index]
-    if isinstance(tensor, Tensor) and storage is not None:
-        name = known.values.get(index) or storage.label or f"state {number}"
-        initial: Literal["file", "zeros"] = "file" if tensor.stored else "zeros"
-        yield StateInfo(name, tensor.dtype, tensor.sizes, tensor.dim_order, tensor.size, initial)
-
-
-def _value(code: Code, body: Body, index: int, named: NamedValue) -> TensorInfo:
+def _value(code: Code, made: Collection[int], index: int, named: NamedValue) -> TensorInfo:
     value = code.values[index]
     content = value.content
     if isinstance(content, Tensor):
@@ -226,15 +189,10 @@ def _value(code: Code, body: Body, index: int, named: NamedValue) -> TensorInfo:
             *(named.name, "tensor", content.dtype, content.sizes, content.dim_order, content.dynamic, content.unbound),
             least if fits else None,
         )
-    made = body.results.get(index)
-    if made is not None:
-        kinds = made - {NULL}
-        return TensorInfo(named.name, _kind(min(kinds)) if len(kinds) == 1 else "number")
-    return TensorInfo(named.name, _kind(value.kind), value=content if value.kind in _PLAIN else None)
-
-
-def _kind(kind: int) -> str:
-    return KINDS[kind].removeprefix("a ").removeprefix("an ")
+    if index in made:
+        return TensorInfo(named.name, "number")
+    kind = KINDS[value.kind].removeprefix("a ").removeprefix("an ")
+    return TensorInfo(named.name, kind, value=content if value.kind in _PLAIN else None)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -414,9 +414,11 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
     shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]
     symbols = sorted({symbol for size in shown for symbol in expression(size).free_symbols}, key=str)
-    bounds = {symbol: bounds_of(program, symbol) for symbol in symbols}
-    dims = {symbol: Dim(str(symbol), min=low, max=high) for symbol, (low, high) in bounds.items()}
-    sizes = {symbol: min(max(low, 2), high) for symbol, (low, high) in bounds.items()}
+    dims: dict[Any, Any] = {}
+    for symbol in symbols:
+        low, high = bounds_of(program, symbol)
+        dims[symbol] = Dim(str(symbol), min=low, max=high)
+    sizes = {symbol: min(max(dim.min, 2), dim.max) for symbol, dim in dims.items()}
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     leaves: list[Any] = []
     for fake, fixed in zip(fakes, called.inputs, strict=True):

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -24,14 +24,13 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream import installed
-from exir_lowering.errors import InputError, LimitError, LoweringError
+from exir_lowering.errors import InputError, LimitError, LoweringError, exception_text
 from exir_lowering.plugins.addresses import load_class
 from exir_lowering.plugins.worker_errors import describe_error
-from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime.apart import transfer
-from exir_lowering.runtime.apart.process import Message, read_message, send_message
 from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.isolated import transfer
+from exir_lowering.runtime.isolated.process import Message, read_message, send_message
 from exir_lowering.runtime.program import read_file
 
 _engine: Engine | None = None
@@ -53,6 +52,9 @@ def main(file: str, modules: str) -> None:
         send_message(connection, ({}, ()))
         while True:
             task = read_message(connection)
+            if task[0]["do"] == "fork":
+                connection = _fork(connection)
+                continue
             _end_with(connection, True)
             try:
                 reply = _work(task)
@@ -65,6 +67,25 @@ def main(file: str, modules: str) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _fork(connection: socket.socket) -> socket.socket:
+    """Make a copy of this process, which has not worked yet; return the socket over which each of the two goes on."""
+    _, (file,), _, _ = socket.recv_fds(connection, 1, 1)
+    pid = os.fork()
+    if pid:
+        os.close(file)
+        send_message(connection, ({"pid": pid}, ()))
+        return connection
+    connection.close()
+    connection = socket.socket(fileno=file)
+    send_message(connection, ({}, ()))
+    return connection
+
+
+def _wait(header: Any, contents: Sequence[bytes]) -> Message:
+    """Wait for the end of a copy."""
+    return {"status": os.waitstatus_to_exitcode(os.waitpid(header["pid"], 0)[1])}, ()
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:
@@ -115,30 +136,21 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
 
 
 def _run(header: Any, contents: Sequence[bytes]) -> Message:
-    engine, method, inputs = _called(header, contents)
-    with engine.lock:
-        outputs = engine.run(method, inputs)
+    """Run a method, or record runs of it; what sent this has checked the inputs."""
+    if _engine is None:
+        raise InputError("run: no file is open in this process.")
+    method = _engine.file.methods[header["method"]]
+    inputs = prepare(_engine.file.where(method.name), method, transfer.read(header["values"], contents))
+    with _engine.lock:
+        if header["do"] == "record":
+            events = _engine.record(method, inputs, header["runs"])
+            return {"events": [astuple(event) for event in events]}, ()
+        outputs = _engine.run(method, inputs)
     described, made = transfer.write(outputs)
     return {"values": described}, made
 
 
-def _record(header: Any, contents: Sequence[bytes]) -> Message:
-    engine, method, inputs = _called(header, contents)
-    with engine.lock:
-        events = engine.record(method, inputs, header["runs"])
-    return {"events": [astuple(event) for event in events]}, ()
-
-
-_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Message]] = {"open": _open, "run": _run, "record": _record}
-
-
-def _called(header: Any, contents: Sequence[bytes]) -> tuple[Engine, MethodSpec, list[Any]]:
-    """Return what has the file open, and a method with its inputs; they were checked by what sent them."""
-    if _engine is None:
-        raise InputError("run: no file is open in this process.")
-    method = _engine.file.methods[header["method"]]
-    where = _engine.file.where(method.name)
-    return _engine, method, prepare(where, method, transfer.read(header["values"], contents))
+_TASKS = {"open": _open, "run": _run, "record": _run, "wait": _wait}
 
 
 def _bound(memory: int | None) -> None:
@@ -164,9 +176,12 @@ def _over_memory(where: str, error: BaseException) -> LoweringError | None:
     if _memory is None:
         return None
     limit = f"the {_memory:,} bytes of limits.memory"
-    if _is_about_memory(error):
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any(isinstance(one, MemoryError) or any(text in str(one).lower() for text in _NO_MEMORY) for one in causes):
         return LimitError(
-            f"{where} was ended: it takes more memory than {limit} ({type(error).__name__}: {error}). What its methods "
+            f"{where} was ended: it takes more memory than {limit} ({exception_text(error)}). What its methods "
             "had written into their buffers is lost: the next run begins in a new process. Raise the limit if it needs "
             "more.",
             limit="memory",
@@ -174,11 +189,3 @@ def _over_memory(where: str, error: BaseException) -> LoweringError | None:
     if type(error) is InputError and error.__cause__ is not None:  # from an engine, which may not say why it failed
         return InputError(f"{error} An allocation beyond {limit} may have failed.")
     return None
-
-
-def _is_about_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

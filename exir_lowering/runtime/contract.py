@@ -144,11 +144,11 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
             f"({', '.join(map(describe_output, expected)) or 'none'})."
         )
     # All are checked before any is written, as one may be a view of an input.
-    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
-        problem = _problem(value, output)
+    for index, (wanted, output) in enumerate(zip(expected, returned, strict=True)):
+        problem = _problem(wanted, output)
         if problem is not None:
             raise BackendContractError(
-                f"{handle.who}: output {index} of execute is {show(output)}, expected {describe_output(value)}. "
+                f"{handle.who}: output {index} of execute is {show(output)}, expected {describe_output(wanted)}. "
                 f"{problem}"
             )
     return list(zip(expected, returned, strict=True))

@@ -38,10 +38,10 @@ from exir_lowering.pte.files import Given, read_data_files
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.runtime import choosing
-from exir_lowering.runtime.apart.engine import Apart, Limits, open_apart
 from exir_lowering.runtime.choosing import Choice, Preferred
 from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.isolated.engine import IsolatedEngine, Limits, open_isolated
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import (
     ProgramFile,
@@ -63,7 +63,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine | Apart
+    _engine: Engine | IsolatedEngine
     _preferred: Preferred = None
 
     @property
@@ -223,7 +223,7 @@ def load(
     file = read_file(source, data, debug, verify)
     preferred = choosing.check_preferred(choose, file)
     if limits is not None:
-        return LoadedProgram(file, open_apart(file, given, unavailable, limits), preferred)
+        return LoadedProgram(file, open_isolated(file, given, unavailable, limits), preferred)
     return LoadedProgram(file, open_engine(file, given, unavailable), preferred)
 
 

@@ -72,13 +72,12 @@ def _operators(graph_module: GraphModule) -> Iterator[tuple[int, str, Node]]:
 
 def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:
     """Return the valid part of a backend's map: ExecuTorch accepts anything."""
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
     found: dict[int | str, tuple[int, ...]] = {}
     for key, value in given.items() if isinstance(given, Mapping) else ():
-        handles = debug_handles.as_tuple(value)
-        if isinstance(key, str) or _is_number(key):
-            found[key] = tuple(sorted(handle for handle in handles if _is_number(handle)))
+        if isinstance(key, str) or is_number(key):
+            found[key] = tuple(sorted(filter(is_number, debug_handles.as_tuple(value))))
     return {key: found[key] for key in sorted(found, key=lambda key: (isinstance(key, str), key))}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -12,10 +12,15 @@ returns twice, it returns a copy of; and so does a method whose results have no 
 
 Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them,
 but not their views, and fails.
+
+What ExecuTorch's emitter does not take, though the runtime can do it, gets a form that it takes when nothing is traced
+again. Conditions on sizes: it emits comparisons, but not how they are joined; False is less than True, so `a and b` is
+`a > not b`. Maps over several tensors, or to several: it emits those as a scan that carries nothing.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.edge import CLONE, CLONE_IN_ORDER, VIEWS
+from exir_lowering._upstream.edge import CLONE, CLONE_IN_ORDER, TRUTHS, VIEWS
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of, pytree
@@ -34,8 +39,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
 
 _COND = torch.ops.higher_order.cond
-_STACKING = (torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
-_RETURNING = (_COND, torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
+_MAP, _SCAN = torch.ops.higher_order.map_impl, torch.ops.higher_order.scan
+_STACKING, _RETURNING = (_MAP, _SCAN), (_COND, _SCAN, torch.ops.higher_order.while_loop)
 _CHANNELS_LAST = [0, 2, 3, 1]  # the one order beside the contiguous one that ExecuTorch's operators can make
 
 _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -257,19 +262,6 @@ def _writes_rows(node: Node) -> bool:
     return graphs.operator_name(node) == "aten.nonzero.default"
 
 
-def plan_as_written(out_variants: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
-    """Let ExecuTorch's pass plan rows where `nonzero` writes rows: PyTorch's CPU kernel returns columns."""
-
-    def run(module: GraphModule) -> Any:
-        for _, nested in graphs.walk(module):
-            for node in filter(_writes_rows, nested.graph.nodes):
-                spec = node.meta["spec"]
-                spec.stride, spec.dim_order = (spec.shape[1], 1), (0, 1)
-        return out_variants(module)
-
-    return run
-
-
 def _has_other_order(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and _order(value) != sorted(_order(value))
@@ -279,3 +271,38 @@ def _order(value: torch.Tensor) -> list[int]:
     """Return the order that ExecuTorch gives a value: dimensions of equal strides as they come."""
     strides = [size_hint(stride) for stride in value.stride()]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def make_emittable(out_variants: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
+    """Let ExecuTorch's pass, after which nothing is traced again, find only what its emitter takes.
+
+    Its rows of `nonzero` are planned as rows, as its kernel writes them: PyTorch's CPU kernel returns columns.
+    """
+
+    def run(module: GraphModule) -> Any:
+        for _, node in [*graphs.every_node(module)]:
+            if _writes_rows(node):
+                spec = node.meta["spec"]
+                spec.stride, spec.dim_order = (spec.shape[1], 1), (0, 1)
+            elif isinstance(node.meta.get("val"), (bool, torch.SymBool)):
+                _join(node)
+            elif node.target is _MAP and max(len(node.args[1]), len(node.meta["val"])) > 1:  # type: ignore[arg-type]
+                node.target, node.args = _SCAN, (node.args[0], [], *node.args[1:])
+        return out_variants(module)
+
+    return run
+
+
+def _join(node: Node) -> None:
+    graph, joined = node.graph, {operator.and_: "gt", operator.or_: "ge"}.get(node.target)  # type: ignore[arg-type]
+    if joined is not None:
+        one, other = node.args
+        with graph.inserting_before(node):
+            opposite = graph.call_function(TRUTHS["sym_not"], (other,))
+        opposite.meta = dict(node.meta)
+        node.target, node.args = TRUTHS[joined], (one, opposite)
+    elif node.target in (operator.ne, operator.xor):
+        with graph.inserting_before(node):
+            equal = graph.call_function(TRUTHS["eq"], node.args)
+        equal.meta = dict(node.meta)
+        node.target, node.args = TRUTHS["sym_not"], (equal,)

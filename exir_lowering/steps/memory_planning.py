@@ -21,19 +21,18 @@ from exir_lowering.plans.planned import LiveTensor, PlannedMemory
 
 def configure(config: ExecutorchBackendConfig, planner: str) -> ExecutorchBackendConfig:
     """Return a configuration whose memory is planned by a planner of that name, where it names no other algorithm."""
+
+    def named(given: Any) -> Any:
+        usual = getattr(getattr(given, "memory_planning_algo", None), "algo_list", None) == [greedy]
+        if planner == "greedy" or not isinstance(given, MemoryPlanningPass) or not usual:
+            return given
+        changed = copy.copy(given)
+        changed.memory_planning_algo = MemoryPlanningAlgorithmSuite([naive])
+        return changed
+
     given = config.memory_planning_pass
-    by_method = isinstance(given, Mapping)
-    named = {name: _named(one, planner) for name, one in given.items()} if by_method else _named(given, planner)
-    return replace(config, memory_planning_pass=named)
-
-
-def _named(given: Any, planner: str) -> Any:
-    usual = getattr(getattr(given, "memory_planning_algo", None), "algo_list", None) == [greedy]
-    if planner == "greedy" or not isinstance(given, MemoryPlanningPass) or not usual:
-        return given
-    changed = copy.copy(given)
-    changed.memory_planning_algo = MemoryPlanningAlgorithmSuite([naive])
-    return changed
+    chosen = {name: named(one) for name, one in given.items()} if isinstance(given, Mapping) else named(given)
+    return replace(config, memory_planning_pass=chosen)
 
 
 def plans_results(config: ExecutorchBackendConfig, method: str) -> bool:

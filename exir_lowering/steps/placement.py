@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from rich.table import Table
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -19,12 +19,15 @@ from exir_lowering._upstream.delegates import named_buffers, place_named_data
 from exir_lowering._upstream.emission import named_data_pieces
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.printing import make_table
+from exir_lowering.steps.file import File
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
 
+_Names: TypeAlias = dict[tuple[str, str], list[str]]
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
-_BLOCK = 2**20  # what is compared at a time
+_BLOCK = 2**20  # bytes that are compared at a time
+_START = 64  # bytes by which contents are told apart before they are compared
 _NOT_IN_A_NAME = frozenset("/\\\0")
 _FILE = "constant_tag"  # ExecuTorch's key of node.meta for the data file of a constant, which its emitter reads
 
@@ -59,25 +62,33 @@ class StoredData:
         )
 
 
-def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
+def place_weights(file: File) -> None:
     """Move the named data of delegates, and the host's constants except literals, to where a policy puts them.
 
-    The programs are copies; the policy is called once per key and size.
+    The policy is called once per key and size.
     """
-    if config.external_constants:
+    policy = file.options.external_weights
+    if policy is None:
+        return
+    if file.config.external_constants:
         raise InputError(
             "external_weights: the config also sets external_constants. Remove one of them; external_weights also "
             "places the weights of delegates."
         )
-    decided: dict[tuple[str, int], str | None] = {}
 
+    @cache  # an answer may change, and the file and its report have to agree
     def decide(key: str, size: int) -> str | None:
-        """Ask once: an answer may change, and the file and its report have to agree."""
-        if (key, size) not in decided:
-            decided[key, size] = _file(policy, key, size)
-        return decided[key, size]
+        name = policy if isinstance(policy, str) else _ask(policy, key, size)
+        if name is None:
+            return None
+        if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
+            raise InputError(
+                f"external_weights: got {name!r} for {key!r}, expected the name of a file next to the .pte file, such "
+                "as 'weights', or None for the .pte file itself."
+            )
+        return name.removesuffix(".ptd")
 
-    for program in programs.values():
+    for program in file.programs.values():
         for node, name, value in _constants(program):
             node.meta[_FILE] = decide(name, value.numel() * value.element_size())
         for _, module, attribute in graphs.delegates(program.graph_module):
@@ -91,18 +102,6 @@ def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tens
         value = graphs.lifted_value(program, spec.target)
         if isinstance(value, torch.Tensor) and spec.target not in written and "_lifted_tensor" not in node.name:
             yield node, str(spec.target), value
-
-
-def _file(policy: Policy, key: str, size: int) -> str | None:
-    name = policy if isinstance(policy, str) else _ask(policy, key, size)
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
-        raise InputError(
-            f"external_weights: got {name!r} for {key!r}, expected the name of a file next to the .pte file, such as "
-            "'weights', or None for the .pte file itself."
-        )
-    return name.removesuffix(".ptd")
 
 
 def _ask(policy: Any, key: str, size: int) -> Any:
@@ -121,27 +120,54 @@ def _ask(policy: Any, key: str, size: int) -> Any:
         ) from error
 
 
-def list_stored(
-    programs: Mapping[str, ExportedProgram],
-    config: ExecutorchBackendConfig,
-    manager: ExecutorchProgramManager,
-) -> tuple[StoredData, ...]:
-    """List what a file and its data files store, the largest first; the programs are those that the emitter got."""
-    contents = _Contents(named_data_pieces(manager))
-    theirs = config.external_constants
-    file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
-    names: dict[Any, dict[tuple[str, str], list[str]]] = {}
-    for method, program in programs.items():
-        for content, kind, key in _entries(method, program, file_of, contents):
-            names.setdefault(content, {}).setdefault((kind, key), []).append(method)
+def list_stored(file: File) -> None:
+    """List what a file and its data files store, the largest first; equal contents are stored once in each."""
+    named, theirs = named_data_pieces(file.manager), file.config.external_constants
+    # The contents, by their file and size and how they begin, with the names of each and the methods that use it.
+    found: dict[tuple[bool, str, int, bytes | None], list[tuple[Any, _Names]]] = defaultdict(list)
+
+    def add(where: str, content: Any, kind: str, key: str, method: str) -> None:
+        start = bytes(content[:_START]) if isinstance(content, (bytes, np.ndarray)) else None
+        alike = found[kind == "payload", where, len(content), start]
+        equal = (names for other, names in alike if other is content or (start is not None and same(other, content)))
+        names = next(equal, None)
+        if names is None:
+            alike.append((content, names := {}))
+        names.setdefault((kind, key), []).append(method)
+
+    for method, program in file.programs.items():
+        for path, module, attribute in graphs.delegates(program.graph_module):
+            delegate = getattr(module, attribute)
+            add("", delegate.processed_bytes, "payload", ".".join((method, *path, attribute)), method)
+            for key, where, _ in named_buffers(delegate.named_data_store_output):
+                add(where and f"{where}.ptd", named[key], "data", key, method)
+        for node, target, value in _constants(program):
+            if node.users:
+                default = _DEFAULT_FILE if theirs else node.meta.get(_FILE)
+                where = (theirs(node) if callable(theirs) else default) or ""
+                add(where and f"{where}.ptd", _memory(value), "constant", target, method)
     rows = []
-    for content, known in names.items():
-        file, size, _ = content
-        (kind, key), *others = sorted(known, key=lambda name: name[0] != "constant")
-        methods = tuple(dict.fromkeys(method for each in known.values() for method in each))
-        also = tuple(" ".join(other) for other in others)
-        rows.append(StoredData(kind, key, size, file, methods, also))  # type: ignore[arg-type]
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
+    for (_, where, size, _), contents in found.items():
+        for _, names in contents:
+            (kind, key), *others = sorted(names, key=lambda name: name[0] != "constant")
+            methods = tuple(dict.fromkeys(method for each in names.values() for method in each))
+            rows.append(StoredData(kind, key, size, where, methods, tuple(map(" ".join, others))))  # type: ignore[arg-type]
+    file.stored = tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
+
+
+def _memory(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the bytes of a constant as they are emitted."""
+    size = value.numel() * value.element_size()
+    if value.untyped_storage().nbytes() != size:
+        value = value.contiguous()
+    found: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).numpy()[:size]
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether contents of one size are equal, a block at a time."""
+    one, other = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+    return all(np.array_equal(one[at : at + _BLOCK], other[at : at + _BLOCK]) for at in range(0, len(one), _BLOCK))
 
 
 def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
@@ -155,62 +181,3 @@ def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
         lines.append(("", f"{len(rest)} more", f"{sum(row.bytes for row in rest):,}", "", "", ""))
     columns = ("kind", "key", "bytes", "file", "methods", "note")
     return make_table(columns, lines, ("bytes",), "Stored data")
-
-
-class _Contents:
-    """Contents by file: equal ones are stored once."""
-
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named, self._known = named, defaultdict[tuple[str, int], list[Any]](list)
-        self._data: dict[tuple[str, str], tuple[str, int, int]] = {}
-
-    def of_data(self, key: str, file: str, size: int) -> tuple[str, int, int]:
-        """Return what identifies named data: its file, its size, its number among those."""
-        if (key, file) not in self._data:
-            content = self._named[key]
-            plain = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-            self._data[key, file] = self._number(file, size, plain)
-        return self._data[key, file]
-
-    def of_constant(self, value: torch.Tensor, file: str) -> tuple[str, int, int]:
-        """Return what identifies a constant."""
-        size = value.numel() * value.element_size()
-        if value.untyped_storage().nbytes() != size:
-            value = value.contiguous()
-        memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-        return self._number(file, size, memory.numpy()[:size])
-
-    def _number(self, file: str, size: int, content: Any) -> tuple[str, int, int]:
-        known = self._known[file, size]
-        for number, other in enumerate(known):
-            if other is content or _are_equal(other, content):
-                return file, size, number
-        known.append(content)
-        return file, size, len(known) - 1
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Return whether contents of the same size are equal; those on disk are not looked at."""
-    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return False
-    blocks = range(0, len(one), _BLOCK)
-    return all(np.array_equal(one[start : start + _BLOCK], other[start : start + _BLOCK]) for start in blocks)
-
-
-def _entries(
-    method: str,
-    program: ExportedProgram,
-    file_of: Callable[[Node], str | None],
-    contents: _Contents,
-) -> Iterator[tuple[Any, str, str]]:
-    """Yield what a method stores: its content, its kind and its name."""
-    for path, module, name in graphs.delegates(program.graph_module):
-        delegate = getattr(module, name)
-        payload = "", len(delegate.processed_bytes), delegate.processed_bytes
-        yield payload, "payload", ".".join((method, *path, name))
-        for key, file, content in named_buffers(delegate.named_data_store_output):
-            yield contents.of_data(key, file and f"{file}.ptd", len(content)), "data", key
-    for node, target, value in _constants(program):
-        if node.users:
-            file = file_of(node) or ""
-            yield contents.of_constant(value, file and f"{file}.ptd"), "constant", target

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch.export.graph_signature import OutputKind
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_buffers
-from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
@@ -33,9 +32,7 @@ from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.provenance import Bounds, MethodProvenance, NamedValue, Provenance
-
-if TYPE_CHECKING:
-    from exir_lowering.steps.emit import EmitOptions
+from exir_lowering.steps.file import EmitOptions, File
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
 _OPTIONS = (
@@ -87,22 +84,20 @@ def describe(
     )
 
 
-def complete(
-    known: Provenance,
-    programs: Mapping[str, ExportedProgram],
-    values: Mapping[str, Sequence[GivenValue]],
-    options: EmitOptions,
-) -> Provenance:
-    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
-    methods = {}
-    for name in programs:
-        own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
-        methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own)
-    emission = _differing(options, type(options)(), ("keep_originals",))  # the tables show the others
-    if options.config is not None:
+def complete(file: File) -> Provenance:
+    """Return what is known of a file: its values as the emitter numbered them, and how many results delegates have."""
+    known, config, methods = file.lowered.made_by, file.options.config, {}
+    for name in file.lowered.programs:
+        own = {value.number: value.name for value in file.values.get(name, ()) if not value.is_input}
+        results = {call.delegate: call.results for call in file.calls.get(name, ()) if call.module is not None}
+        counts = tuple(results[number] for number in sorted(results))
+        methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own, results=counts)
+    emission = _differing(file.options, EmitOptions(), ("keep_originals",))  # the tables show the others
+    if config is not None:
         settings = [each.name for each in fields(ExecutorchBackendConfig)]
-        emission.update(_differing(options.config, ExecutorchBackendConfig(), settings))
-    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
+        emission.update(_differing(config, ExecutorchBackendConfig(), settings))
+    weights = _weights(file.lowered.programs)
+    return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
 
 
 def _digest(planned: LoweringPlan) -> str:
@@ -162,7 +157,19 @@ def narrowed_further(
 def check_declared(methods: Sequence[EdgeMethod]) -> None:
     """Raise InputError if a dimension is narrowed that was declared, and not only by torch's least size of 2."""
     for narrowed, size, converted in _narrowed(methods):
-        _check_declared(narrowed, size, converted)
+        (low, high), (least, most) = narrowed.given, narrowed.converted
+        env, symbols = shape_env_of(size), set(expression(size).free_symbols)
+        named = symbols <= set(names_of_symbols(env).values())
+        declared = named or not any(env.var_to_sources.get(one) for one in symbols)  # by a Dim, or in a file
+        # Export itself takes sizes for at least 2.
+        if declared and high is not None and (least > max(low, 2) or most is None or most < high):
+            reasons = [str(guard.expr) for guard in converted.guards if symbols & guard.expr.free_symbols]
+            raise InputError(
+                f"Method {narrowed.method!r}: dimension {narrowed.dimension} of input {narrowed.input} was declared as "
+                f"{low}..{high}, but its conversion to Edge dialect holds for {least}..{most} only"
+                f"{f', as operators of the model depend on {few(reasons, 3)}' if reasons else ''}. Export with a Dim "
+                f"of that range (min={least}, max={most}), or let torch choose it with Dim.AUTO."
+            )
 
 
 def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension, Any, Any]]:
@@ -175,22 +182,6 @@ def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension
             for number, (before, after) in enumerate(sizes):
                 if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
                     yield NarrowedDimension(method.name, name, number, before, after), given.shape[number], env
-
-
-def _check_declared(narrowed: NarrowedDimension, size: Any, converted: Any) -> None:
-    """Raise InputError if a size is narrowed that has a range of the user's: a Dim's, or in a file of a program."""
-    (low, high), (least, most) = narrowed.given, narrowed.converted
-    env, symbols = shape_env_of(size), set(expression(size).free_symbols)
-    declared = symbols <= set(names_of_symbols(env).values()) or not any(env.var_to_sources.get(one) for one in symbols)
-    # Export itself takes sizes for at least 2.
-    if declared and high is not None and (least > max(low, 2) or most is None or most < high):
-        reasons = [str(guard.expr) for guard in converted.guards if symbols & guard.expr.free_symbols]
-        raise InputError(
-            f"Method {narrowed.method!r}: dimension {narrowed.dimension} of input {narrowed.input} was declared as "
-            f"{low}..{high}, but its conversion to Edge dialect holds for {least}..{most} only"
-            f"{f', as operators of the model depend on {few(reasons, 3)}' if reasons else ''}. Export with a Dim of "
-            f"that range (min={least}, max={most}), or let torch choose it with Dim.AUTO."
-        )
 
 
 def _user_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
@@ -239,21 +230,20 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
 
 
 def _sizes(program: ExportedProgram, value: Any, known: Mapping[Any, Any] = MappingProxyType({})) -> Bounds:
-    shape = value.shape if isinstance(value, torch.Tensor) else ()
-    return tuple((size, size) if isinstance(size, int) else _range(program, size, known) for size in shape)
-
-
-def _range(program: ExportedProgram, size: torch.SymInt, known: Mapping[Any, Any]) -> tuple[int, int | None]:
-    found = bounds_of(size.node.expr, {**program.range_constraints, **known})
-    least, greatest = (_number(end) for end in (found.lower, found.upper))
-    return max(least or 0, 0), greatest
-
-
-def _number(end: Any) -> int | None:
-    try:
-        return int(end) if abs(int(end)) < _UNBOUNDED else None
-    except (OverflowError, TypeError, ValueError, AttributeError):  # it is infinite
-        return None
+    found: list[tuple[int, int | None]] = []
+    for size in value.shape if isinstance(value, torch.Tensor) else ():
+        if isinstance(size, int):
+            found.append((size, size))
+            continue
+        bounds = bounds_of(size.node.expr, {**program.range_constraints, **known})
+        ends: list[int | None] = []
+        for end in (bounds.lower, bounds.upper):
+            try:
+                ends.append(int(end) if abs(int(end)) < _UNBOUNDED else None)
+            except (OverflowError, TypeError, ValueError, AttributeError):  # it is infinite
+                ends.append(None)
+        found.append((max(ends[0] or 0, 0), ends[1]))
+    return tuple(found)
 
 
 def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
@@ -264,34 +254,27 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
             delegate = getattr(module, attribute)
             data = named_buffers(delegate.named_data_store_output)
             contents = {key: content for key, _, content in data if type(content) is bytes and key not in found}
-            forms = _forms(delegate.original_module) if contents else {}
+            # The weights, in the forms that backends keep them in, by their size and first bytes.
+            forms: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
+            for spec in graphs.lifted_inputs(delegate.original_module).values() if contents else ():
+                value = graphs.lifted_value(delegate.original_module, spec.target)
+                if not is_plain(value) or not value.numel():
+                    continue
+                plain = value.detach()
+                for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):
+                    # As few elements as possible are read.
+                    count = -(-_HEAD // form.element_size())
+                    rows = form if not form.dim() else form[: -(-count // max(1, form[0].numel()))]
+                    head = _bytes(rows.reshape(-1)[:count]).tobytes()[:_HEAD]
+                    size = form.numel() * form.element_size()
+                    forms.setdefault((size, head), []).append((str(spec.target), form))
             for key, content in contents.items():
-                alike = forms.get((len(content), content[:_HEAD]), ())
                 wanted = np.frombuffer(content, np.uint8)
-                name = next((name for name, form in alike if np.array_equal(_bytes(form.reshape(-1)), wanted)), None)
-                if name is not None:
-                    found[key] = name
+                for name, form in forms.get((len(content), content[:_HEAD]), ()):
+                    if np.array_equal(_bytes(form.reshape(-1)), wanted):
+                        found[key] = name
+                        break
     return found
-
-
-def _forms(program: ExportedProgram) -> dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]]:
-    """Return a program's weights in the forms that backends keep them in, by their size and first bytes."""
-    found: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
-    for spec in graphs.lifted_inputs(program).values():
-        value = graphs.lifted_value(program, spec.target)
-        if not is_plain(value) or not value.numel():
-            continue
-        plain = value.detach()
-        for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):
-            found.setdefault((form.numel() * form.element_size(), _head(form)), []).append((str(spec.target), form))
-    return found
-
-
-def _head(value: torch.Tensor) -> bytes:
-    """Return the first bytes of a tensor's elements, in their order; as few as possible are read."""
-    count = -(-_HEAD // value.element_size())
-    rows = value if not value.dim() else value[: -(-count // max(1, value[0].numel()))]
-    return _bytes(rows.reshape(-1)[:count]).tobytes()[:_HEAD]
 
 
 def _bytes(flat: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -1,69 +1,133 @@
-"""Finish what is emitted: each weight is there once, and digests of all parts go into the files; see `pte.digests`."""
+"""What comes after ExecuTorch's emitter: what was recorded is put together, and the pieces of the file are completed.
+
+`emit` lists these sealers in their order, each with its reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from executorch.exir.tensor import ALIGNMENT
 
+from exir_lowering import graphs
 from exir_lowering._upstream import emission
-from exir_lowering._upstream.delegates import add_last_named_data
-from exir_lowering.errors import InvariantError
+from exir_lowering._upstream.edge import edge_record
+from exir_lowering.errors import InputError, InvariantError, exception_text
+from exir_lowering.graphs import debug_handles
+from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
+from exir_lowering.plans.planned import LaterMemory, PlannedMemory
 from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.steps import debug_recording
+from exir_lowering.steps.file import File
+from exir_lowering.steps.provenance import complete, narrowed_further
+
+P = TypeVar("P", bound=LoweringPlan)
 
 
-@contextmanager
-def reserving(edge: Any, reserved: Mapping[str, bytes], with_provenance: bool) -> Iterator[None]:
-    """Reserve named data, and space for the digests, in what an `EdgeProgramManager` emits while the context lasts."""
-    first = {provenance.KEY: provenance.RESERVED} if with_provenance else {}
-    for key, content in (*first.items(), *reserved.items(), (digests.KEY, digests.RESERVED)):
-        add_last_named_data(edge, key, content)
-    with emission.adding_to_data_files(_data_segments):
-        yield
+def with_memory(planned: P, plan: Callable[[], Mapping[str, PlannedMemory]]) -> P:
+    """Return a plan with the memory of methods, which is planned when somebody asks for it."""
+    memory = LaterMemory(plan)
+    return replace(planned, methods=tuple(replace(method, _memory=memory) for method in planned.methods))
 
 
-def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
-    """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
-    cord, aligned = emission.pte_contents(manager), config.constant_tensor_alignment or ALIGNMENT
-    alignments = emission.named_data_alignments(manager)
+def bound_memory(file: File) -> None:
+    """Report the memory that was planned, and check that it is not more than was allowed."""
+    memory = file.planning.describe() if file.planning is not None else {}
+    narrowed = narrowed_further(file.report.narrowed, file.lowered.programs, file.programs)
+    file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states), narrowed=narrowed)
+    require_memory(memory, file.lowered.require_memory)
+
+
+def check_numbers(file: File) -> None:
+    """Check that the file numbers its delegates as the originals that it keeps are numbered."""
+    plans = {plan.name: plan for plan in file.manager.executorch_program.execution_plan}
+    for method, program in file.lowered.programs.items() if file.options.keep_originals else ():
+        expected = [getattr(module, name).backend_id for _, module, name in graphs.delegates(program.graph_module)]
+        emitted = [delegate.id for delegate in plans[method].delegates]
+        if emitted != expected:
+            raise InputError(
+                f"keep_originals: method {method!r} was emitted with the delegates {emitted}, expected {expected}: a "
+                "pass of the config changed the calls, so the kept graphs would belong to other delegates. Remove "
+                "keep_originals or the pass."
+            )
+
+
+def make_etrecord(file: File) -> None:
+    """Make ExecuTorch's record for its Inspector, with the calls in nested graphs, which its own tables lack."""
+    if not file.options.etrecord:
+        return
+    for name, calls in file.calls.items():
+        handles, delegates = file.manager.debug_handle_map[name], file.manager.delegate_map[name]
+        for call in calls:
+            if call.module is None:
+                handles.setdefault(call.instruction, call.handle)
+            elif call.instruction not in delegates:
+                known = call.module.meta.get("debug_handle_map", {})
+                delegates[call.instruction] = {"name": call.module.backend_id, "delegate_map": known}
+                found = map(debug_handles.handle, call.module.original_module.graph.nodes)
+                handles[call.instruction] = [handle for handle in found if handle is not None]
+    named = {name: debug_handles.copy_with_handles(one) for name, one in file.lowered.edge_programs.items()}
     try:
-        pieces = assembling.share(emission.cord_pieces(cord), alignments, config.segment_alignment, aligned)
+        file.etrecord = edge_record(named, file.manager)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {exception_text(error)}") from error
+
+
+def share_weights(file: File) -> None:
+    """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
+    cord, aligned = emission.pte_contents(file.manager), file.config.constant_tensor_alignment or ALIGNMENT
+    alignments = emission.named_data_alignments(file.manager)
+    try:
+        pieces = assembling.share(emission.cord_pieces(cord), alignments, file.config.segment_alignment, aligned)
     except CorruptError as error:
         raise InvariantError(f"Weights cannot be shared: {error}.") from None
     if pieces is not None:
         emission.set_cord_pieces(cord, pieces)
 
 
-def fill(manager: ExecutorchProgramManager, key: str, content: bytes) -> None:
-    """Write named data into the space that was reserved for it; raise an InvariantError if it is missing."""
-    cord = emission.pte_contents(manager)
+def write_manifest(file: File) -> None:
+    """Write how the file was made into the space that was reserved for it."""
+    if not file.options.provenance:
+        return
+    cord, content = emission.pte_contents(file.manager), complete(file).encode()
     try:
-        emission.set_cord_pieces(cord, assembling.fill(emission.cord_pieces(cord), key, content))
+        emission.set_cord_pieces(cord, assembling.fill(emission.cord_pieces(cord), provenance.KEY, content))
     except CorruptError as error:
-        raise InvariantError(f"{key!r} cannot be written into the file: {error}.") from None
+        raise InvariantError(f"{provenance.KEY!r} cannot be written into the file: {error}.") from None
 
 
-def seal(manager: ExecutorchProgramManager) -> None:
-    """Write the digests into the space that was reserved when the file was emitted; InvariantError if it is missing."""
-    data = {name: _seal_data(cord) for name, cord in emission.data_file_contents(manager).items()}
-    _seal_program(emission.pte_contents(manager), {data_name(name): digest for name, digest in data.items()})
+def record_debug(file: File) -> None:
+    """Describe what the debug handles of the instructions stand for."""
+    file.debug = debug_recording.record(file.lowered.programs, file.calls, file.lowered.unchanged)
 
 
-def identity(manager: ExecutorchProgramManager) -> str:
-    """Return what identifies the `.pte` file that was sealed, in hexadecimal."""
-    return digests.identity(bytes(emission.cord_pieces(emission.pte_contents(manager))[-1]))
+def write_digests(file: File) -> None:
+    """Write the digests into the space that was reserved for them; see `pte.digests`."""
+    data: dict[str, str] = {}
+    for name, cord in emission.data_file_contents(file.manager).items():
+        tables, *content = emission.cord_pieces(cord)
+        try:
+            digest = digests.data_digest(tables, digests.ZEROS, bytes(content[-1]))
+            emission.set_cord_pieces(cord, [digests.with_data_digest(tables, digests.ZEROS, digest), *content])
+        except digests.SealError as error:
+            raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
+        data[data_name(name)] = digest
+    cord = emission.pte_contents(file.manager)
+    first, *content, last = emission.cord_pieces(cord)
+    if bytes(last) != digests.RESERVED:
+        raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
+    try:
+        emission.set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, emission.write_buffer))
+    except CorruptError as error:
+        raise InvariantError(f"An emitted program cannot be sealed: {error}.") from None
 
 
-def data_name(name: str) -> str:
-    """Return the name of a data file from ExecuTorch's tag for it."""
-    return name if name.endswith(".ptd") else f"{name}.ptd"
-
-
-def _data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
+def data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
     """Return the key and content of the digests that come after a data file's segments."""
     made: list[bytes] = []
     for buffer in buffers:
@@ -73,21 +137,11 @@ def _data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
     return digests.data_key(), digests.encode_segments(made)
 
 
-def _seal_data(cord: Any) -> str:
-    tables, *content = emission.cord_pieces(cord)
-    try:
-        digest = digests.data_digest(tables, digests.XXH3.zeros, bytes(content[-1]))
-        emission.set_cord_pieces(cord, [digests.with_data_digest(tables, digests.XXH3.zeros, digest), *content])
-    except digests.SealError as error:
-        raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
-    return digest
+def data_name(name: str) -> str:
+    """Return the name of a data file from ExecuTorch's tag for it."""
+    return name if name.endswith(".ptd") else f"{name}.ptd"
 
 
-def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
-    first, *content, last = emission.cord_pieces(cord)
-    if bytes(last) != digests.RESERVED:
-        raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
-    try:
-        emission.set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, emission.write_buffer))
-    except CorruptError as error:
-        raise InvariantError(f"An emitted program cannot be sealed: {error}.") from None
+def data_contents(manager: Any) -> Mapping[str, Any]:
+    """Return the pieces of each data file by its name."""
+    return {data_name(name): cord for name, cord in emission.data_file_contents(manager).items()}

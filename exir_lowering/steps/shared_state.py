@@ -7,22 +7,23 @@ file with shared state all state has places of its own in memory 2, which method
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
-from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec, TensorArgument
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.graphs.together import Sets
 from exir_lowering.model import EdgeMethod, State
+from exir_lowering.steps.file import File
 
 ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
 """What is shared: "auto" what was one memory, True what has one name, names what they name, False nothing."""
@@ -37,8 +38,7 @@ _KEEPS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Member:
+class _Member(NamedTuple):
     """A lifted input of a method that may be state."""
 
     method: str
@@ -53,7 +53,17 @@ def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
 
     There is one for each memory that was exported, shared if several methods have it, and one writes it.
     """
-    members = [member for method in methods for member in _members(method)]
+    members: list[_Member] = []
+    for method in methods:
+        given, program, own = method.converted_from or method.program, method.program, list[_Member]()
+        written = graphs.written_state(program)
+        tables = (given.state_dict, given.constants, program.state_dict, program.constants)
+        for node, spec in graphs.lifted_inputs(program).items():
+            name = str(spec.target)
+            tensor = next((table[name] for table in tables if isinstance(table.get(name), torch.Tensor)), None)
+            if tensor is not None and (node.users or name in written):
+                own.append(_Member(method.name, name, tensor, bool(node.users), name in written))
+        members += sorted(own, key=lambda member: not member.written)
     names = {member.name for member in members if member.written}
     memories = {memory_key(member.tensor) for member in members if member.written}
     groups: dict[Hashable, dict[str, _Member]] = {}
@@ -64,11 +74,23 @@ def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
             if member.method in group:  # under another name
                 group = groups.setdefault((key, member.method, member.name), {})
             group[member.method] = member
-    overlaps = _list_overlaps(members)
-    return tuple(
-        replace(_state(group), overlapping=tuple(overlaps.get(memory_key(next(iter(group.values())).tensor), ())))
-        for group in groups.values()
-    )
+    overlaps, states = _list_overlaps(members), []
+    for group in groups.values():
+        tensor = next(iter(group.values())).tensor
+        writers = tuple(name for name, member in group.items() if member.written)
+        states.append(
+            State(
+                {name: member.name for name, member in group.items()},
+                tuple(name for name, member in group.items() if member.read),
+                writers,
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+                tensor.numel() * tensor.element_size(),
+                len(group) > 1 and bool(writers),
+                tuple(overlaps.get(memory_key(tensor), ())),
+            )
+        )
+    return tuple(states)
 
 
 def _list_overlaps(members: Iterable[_Member]) -> dict[Hashable, dict[tuple[str, str], None]]:
@@ -83,45 +105,24 @@ def _list_overlaps(members: Iterable[_Member]) -> dict[Hashable, dict[tuple[str,
     begun: list[tuple[int, int, _Member]] = []
     for span in sorted(spans, key=lambda span: span[:2]):
         begun = [other for other in begun if other[1] > span[0]]
-        for other in begun:
-            for one, two in ((span[2], other[2]), (other[2], span[2])):
-                if one.written and one.method != two.method and memory_key(one.tensor) != memory_key(two.tensor):
-                    found.setdefault(memory_key(one.tensor), {})[two.method, two.name] = None
+        for one, two in itertools.chain(*(((span[2], other[2]), (other[2], span[2])) for other in begun)):
+            if one.written and one.method != two.method and memory_key(one.tensor) != memory_key(two.tensor):
+                found.setdefault(memory_key(one.tensor), {})[two.method, two.name] = None
         begun.append(span)
     return found
 
 
-def _members(method: EdgeMethod) -> list[_Member]:
-    given, program = method.converted_from or method.program, method.program
-    written = graphs.written_state(program)
-    found = []
-    for node, spec in graphs.lifted_inputs(program).items():
-        name = str(spec.target)
-        tables = (given.state_dict, given.constants, program.state_dict, program.constants)
-        tensor = next((table[name] for table in tables if isinstance(table.get(name), torch.Tensor)), None)
-        if tensor is not None and (node.users or name in written):
-            found.append(_Member(method.name, name, tensor, bool(node.users), name in written))
-    return sorted(found, key=lambda member: not member.written)
-
-
-def _state(members: Mapping[str, _Member]) -> State:
-    tensor = next(iter(members.values())).tensor
-    written = tuple(name for name, member in members.items() if member.written)
-    return State(
-        {method: member.name for method, member in members.items()},
-        tuple(name for name, member in members.items() if member.read),
-        written,
-        str(tensor.dtype).removeprefix("torch."),
-        tuple(tensor.shape),
-        tensor.numel() * tensor.element_size(),
-        len(members) > 1 and bool(written),
-    )
-
-
-def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[State, ...]:
-    """Return the states of a file: those that are to be shared as one, all others by method."""
-    if share is not False:
-        _check_overlaps(states)
+def choose(file: File) -> None:
+    """Choose the states of a file: those that are to be shared as one, all others by method."""
+    states, share, planning = file.report.states, file.options.share_state, file.config.memory_planning_pass
+    for state in states if share is not False else ():
+        for other, name in state.overlapping:
+            method, own = next(iter(state.names.items()))
+            raise InputError(
+                f"share_state: {name!r} of method {other!r} is a view of {own!r} of method {method!r}, or overlaps it, "
+                "and is written: only state of the same elements, shape and strides can be shared. Register the same "
+                "tensor in both, and view it in the model; or emit with share_state=False."
+            )
     passes = list(planning.values()) if isinstance(planning, Mapping) else [planning]
     if any(getattr(each, "share_mutable_buffers", False) for each in passes):
         if share is False:
@@ -132,12 +133,11 @@ def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[S
         share = True if share == "auto" else share
     elif share == "auto" and not all(getattr(each, "alloc_mutable_buffers", True) for each in passes):
         share = False  # who gives the methods memory for their buffers shares it, or not
-    if isinstance(share, bool):
-        chosen = {name: None for state in states for name in state.names.values()} if share else {}
-    elif share == "auto":
-        return tuple(each for state in states for each in ([state] if state.shared else _split(state)))
-    else:
-        chosen = _check_names(states, share)
+    if share == "auto":
+        file.states = tuple(each for state in states for each in ([state] if state.shared else _split(state)))
+        return
+    known = dict.fromkeys(name for state in states for name in state.names.values())
+    chosen = (known if share else {}) if isinstance(share, bool) else _check_names(states, known, share)
     found: list[State] = []
     for state in states:
         found += _split(state) if chosen.keys().isdisjoint(state.names.values()) else [state]
@@ -147,26 +147,14 @@ def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[S
             place = found.index(same[0])
             found = [state for state in found if state not in same]
             found.insert(place, _join(name, same))
-    return tuple(found)
+    file.states = tuple(found)
 
 
-def _check_overlaps(states: Iterable[State]) -> None:
-    for state in states:
-        for other, name in state.overlapping:
-            method, own = next(iter(state.names.items()))
-            raise InputError(
-                f"share_state: {name!r} of method {other!r} is a view of {own!r} of method {method!r}, or overlaps it, "
-                "and is written: only state of the same elements, shape and strides can be shared. Register the same "
-                "tensor in both, and view it in the model; or emit with share_state=False."
-            )
-
-
-def _check_names(states: Sequence[State], share: Any) -> dict[str, None]:
+def _check_names(states: Sequence[State], known: Mapping[str, None], share: Any) -> dict[str, None]:
     if isinstance(share, str) or not isinstance(share, (Sequence, set, frozenset)):
         raise InputError(f'share_state: got {share!r}, expected "auto", True, False or a list of names of state.')
     if not all(isinstance(name, str) for name in share):
         raise InputError(f"share_state: got {share!r}, expected names.")
-    known = dict.fromkeys(name for state in states for name in state.names.values())
     for name in share:
         if name not in known:
             listed = ", ".join(map(repr, known)) or "no state"
@@ -233,36 +221,34 @@ def elsewhere(states: Iterable[State], method: str) -> frozenset[str]:
     return frozenset(state.names[method] for state in states if state.shared and method in state.names)
 
 
-def check(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
+def check(file: File) -> None:
     """Check that no delegate writes what its method shares, or reads what another method writes."""
-    for method, program in programs.items():
-        shared = {state.names[method]: state for state in states if state.shared and method in state.names}
+    for method, program in file.lowered.programs.items():
+        shared = {state.names[method]: state for state in file.states if state.shared and method in state.names}
         for _, module, attribute in graphs.delegates(program.graph_module) if shared else ():
             lowered: Any = getattr(module, attribute)
             own = graphs.written_state(lowered.original_module)
-            for spec in graphs.lifted_inputs(lowered.original_module).values():
-                if spec.target in shared:
-                    raise _refuse(str(spec.target), shared[spec.target], method, lowered.backend_id, spec.target in own)
+            for name in (str(spec.target) for spec in graphs.lifted_inputs(lowered.original_module).values()):
+                if name not in shared:
+                    continue
+                other = next(one for one in (*shared[name].written_by, *shared[name].names) if one != method)
+                problem = _KEEPS if name in own else (
+                    f"reads it: it is a constant there, with the value that it had at export, whatever {other!r} "
+                    f"writes. Leave the operators of {method!r} that read it on the host: a RuledPartitioner with "
+                    "deny(...) for them, or no partitioner for the method."
+                )  # fmt: skip
+                raise InputError(
+                    f"The buffer {name!r} is state that the methods {method!r} and {other!r} share, but in {method!r} "
+                    f"a delegate of {lowered.backend_id!r} {problem}"
+                )
 
 
-def _refuse(name: str, state: State, method: str, backend: str, written: bool) -> InputError:
-    other = next(one for one in (*state.written_by, *state.names) if one != method)
-    problem = _KEEPS if written else (
-        f"reads it: it is a constant there, with the value that it had at export, whatever {other!r} writes. Leave the "
-        f"operators of {method!r} that read it on the host: a RuledPartitioner with deny(...) for them, or no "
-        "partitioner for the method."
-    )  # fmt: skip
-    return InputError(
-        f"The buffer {name!r} is state that the methods {method!r} and {other!r} share, but in {method!r} a delegate "
-        f"of {backend!r} {problem}"
-    )
-
-
-def share(
-    copies: Mapping[str, ExportedProgram], states: Sequence[State], config: ExecutorchBackendConfig
-) -> ExecutorchBackendConfig:
-    """Make private copies share state, with its initial values; return the configuration that plans their memory so."""
-    shared = {(method, name): state for state in states if state.shared for method, name in state.names.items()}
+def share(file: File) -> None:
+    """Make the private copies share state, with its initial values, and plan their memory so."""
+    shared = {(method, name): state for state in file.states if state.shared for method, name in state.names.items()}
+    if not shared:
+        return
+    config, copies = file.config, file.programs
     places: dict[Hashable, int] = {}
     offsets: dict[str, dict[str, int]] = {}
     initial: dict[int, tuple[str, torch.Tensor]] = {}
@@ -278,13 +264,22 @@ def share(
             if (state is None and name not in written) or not isinstance(tensor, torch.Tensor):
                 continue
             if state is not None:
-                _check_initial(name, initial.setdefault(id(state), (method, tensor)), method, tensor)
+                other, expected = initial.setdefault(id(state), (method, tensor))
+                if memory_key(tensor) != memory_key(expected) and not torch.equal(*map(_bytes, (tensor, expected))):
+                    raise InputError(
+                        f"share_state: {name!r} starts with different values in the methods {other!r} and {method!r}, "
+                        "so it cannot be one state. Export both from the same state of the model, or do not share it."
+                    )
                 spec.kind, spec.persistent = InputKind.BUFFER, name in program.state_dict
                 node.meta.pop(_DATA_FILE, None)
                 if bool(tensor.count_nonzero()):
                     node.meta["et_init_buffer"] = True
                 if name not in written and config.do_quant_fusion_and_const_prop:
-                    _write_itself(program, node, name)
+                    # It writes it as it is, which emits nothing: ExecuTorch would fold a constant.
+                    output = program.graph.output_node()
+                    output.args = ((node, *output.args[0]),)
+                    mutation = OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(node.name), name)
+                    program.graph_signature.output_specs.insert(0, mutation)
             key = (method, name) if state is None else id(state)
             if key not in places:
                 places[key] = end
@@ -292,26 +287,11 @@ def share(
             offsets.setdefault(method, {})[name] = places[key]
     size = end + _READ_BEHIND
     planned = {name: _StatePlanning(planner, offsets.get(name, {}), size) for name, planner in planners.items()}
-    return replace(config, memory_planning_pass=planned)
+    file.config = replace(config, memory_planning_pass=planned)
 
 
-def _write_itself(program: ExportedProgram, node: Node, name: str) -> None:
-    """Let a method that only reads a state write it as it is, which emits nothing: ExecuTorch would fold a constant."""
-    output = program.graph.output_node()
-    output.args = ((node, *output.args[0]),)
-    spec = OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(node.name), name)
-    program.graph_signature.output_specs.insert(0, spec)
-
-
-def _check_initial(name: str, first: tuple[str, torch.Tensor], method: str, tensor: torch.Tensor) -> None:
-    other, expected = first
-    if memory_key(tensor) != memory_key(expected):
-        one, two = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, expected))
-        if not torch.equal(one, two):
-            raise InputError(
-                f"share_state: {name!r} starts with different values in the methods {other!r} and {method!r}, so it "
-                "cannot be one state. Export both from the same state of the model, or do not share it."
-            )
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _planner(planning: Any, method: str) -> MemoryPlanningPass:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, make_suite
+from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, make_suite
 from exir_lowering.testing.suite_report import ConformanceError, ConformanceReport
 
 _Given = ParamSpec("_Given")
@@ -111,24 +111,16 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
     @pytest.mark.parametrize("conformance_case", names)
     def test_conformance(conformance_case: str) -> None:
-        _run_test(suite, conformance_case)
+        if conformance_case == SOMETHING_PASSES:
+            if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
+                raise ConformanceError(suite.report())
+            return
+        result = suite.unavailable
+        if conformance_case != AVAILABLE:
+            result = suite.run(next(case for case in suite.cases if case.name == conformance_case))
+        if result is not None and result.status in ("skipped", "lowered"):
+            pytest.skip(result.text)
+        if result is not None and result.status == "failed":
+            pytest.fail(str(result), pytrace=False)
 
     return test_conformance
-
-
-def _run_test(suite: Suite, name: str) -> None:
-    """Run the test of one case, or one of those that are about the suite."""
-    import pytest
-
-    if name == SOMETHING_PASSES:
-        if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
-            raise ConformanceError(suite.report())
-        return
-    if name == AVAILABLE:
-        result = suite.unavailable
-    else:
-        result = suite.run(next(case for case in suite.cases if case.name == name))
-    if result is not None and result.status in ("skipped", "lowered"):
-        pytest.skip(result.text)
-    if result is not None and result.status == "failed":
-        pytest.fail(str(result), pytrace=False)

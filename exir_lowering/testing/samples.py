@@ -34,14 +34,10 @@ class CaseInput:
         """Make the tensor, with sizes for the names in its shape."""
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
         if self.layout == "transposed":
-            shape[-1], shape[-2] = shape[-2], shape[-1]
+            return self._make_values([*shape[:-2], shape[-1], shape[-2]], generator).transpose(-1, -2)
         if self.layout == "strided":
-            shape[-1] *= 2
+            return self._make_values([*shape[:-1], 2 * shape[-1]], generator)[..., ::2]
         made = self._make_values(shape, generator)
-        if self.layout == "transposed":
-            return made.transpose(-1, -2)
-        if self.layout == "strided":
-            return made[..., ::2]
         return made.contiguous(memory_format=torch.channels_last) if self.layout == "channels_last" else made
 
     def _make_values(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -201,34 +197,28 @@ def _make_sample(case: Case) -> Sample:
         methods = case.build()
     for name, method in methods.items():
         module = _Module(method.function, method.module).eval()
-        given = [_make_inputs(method, generator, position) for position in range(CALLS - 1)]
+        given = []
+        for position in range(CALLS - 1):
+            sizes = {size: both[position] for size, both in method.sizes.items()}
+            given.append(tuple(one.make(generator, sizes) for one in method.inputs))
         given.append(given[0])
         eager = copy.deepcopy(module)
+        # A layout of the caller's own is not seen by export.
+        layouts = [one.layout for one in method.inputs]
+        example = tuple(
+            value if layout == "channels_last" else value.contiguous()
+            for layout, value in zip(layouts, given[0], strict=True)
+        )
+        dims = {size: Dim(size, min=method.least, max=8) for size in method.sizes}
+        shapes = [{i: dims[size] for i, size in enumerate(one.shape) if isinstance(size, str)} for one in method.inputs]
         with torch.no_grad():
-            calls[name] = [Call(name, inputs, _compute(eager, inputs)) for inputs in given]
+            calls[name] = [
+                Call(name, inputs, tuple(copy.deepcopy(_flatten(eager(*copy.deepcopy(inputs)))))) for inputs in given
+            ]
             with locks.conversion():
-                aten[name] = export(
-                    module, _make_example(method, given[0]), dynamic_shapes=_make_dynamic_shapes(method)
-                )
+                aten[name] = export(module, example, dynamic_shapes=(tuple(shapes),) if dims else None)
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
     return Sample(aten, dict(lower(aten, options=LoweringOptions(rewrites="none"))), turns)
-
-
-def _make_inputs(method: CaseMethod, generator: torch.Generator, position: int) -> tuple[Any, ...]:
-    sizes = {name: both[position] for name, both in method.sizes.items()}
-    return tuple(given.make(generator, sizes) for given in method.inputs)
-
-
-def _make_example(method: CaseMethod, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what a method is exported with: a layout of the caller's own is not seen there."""
-    return tuple(
-        value if given.layout == "channels_last" else value.contiguous()
-        for given, value in zip(method.inputs, inputs, strict=True)
-    )
-
-
-def _compute(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(copy.deepcopy(_flatten(module(*copy.deepcopy(inputs)))))
 
 
 def _flatten(results: Any) -> list[Any]:
@@ -236,14 +226,6 @@ def _flatten(results: Any) -> list[Any]:
     if isinstance(results, Mapping):
         results = list(results.values())
     return [leaf for item in results for leaf in _flatten(item)] if isinstance(results, (list, tuple)) else [results]
-
-
-def _make_dynamic_shapes(method: CaseMethod) -> Any:
-    if not method.sizes:
-        return None
-    dims = {name: Dim(name, min=method.least, max=8) for name in method.sizes}
-    shapes = [{i: dims[size] for i, size in enumerate(given.shape) if isinstance(size, str)} for given in method.inputs]
-    return (tuple(shapes),)
 
 
 class _Module(nn.Module):

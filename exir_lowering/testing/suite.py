@@ -138,41 +138,32 @@ def _find_partitioner(
     """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
     if partitioner is not None and supports is not None:
         raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
+    # Whether a backend keeps state is nothing that a support of operators says.
+    refusing: Callable[[Case], bool] = lambda case: case.stateful  # noqa: E731
     if partitioner is None and supports is None:
         try:
             partitioner = registry.find_partitioner(backend_id)
         except UnknownPluginError:
-            return _make_support_partitioner(backend_id, everything(), compile_specs), lambda case: True
-    if supports is not None:
-        # Whether a backend keeps state is nothing that a support of operators says.
-        return _make_support_partitioner(backend_id, supports, compile_specs), lambda case: case.stateful
-    if isinstance(partitioner, str):
-        partitioner = registry.find_partitioner(partitioner)
-    if not isinstance(partitioner, Partitioner):
-        raise InputError(
-            f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
-            "installed one."
-        )
-    return lambda case: _keep_on_host(partitioner, case), lambda case: False
+            supports, refusing = everything(), lambda case: True
+    if supports is None:
+        if isinstance(partitioner, str):
+            partitioner = registry.find_partitioner(partitioner)
+        if not isinstance(partitioner, Partitioner):
+            raise InputError(
+                f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
+                "installed one."
+            )
+        refusing = lambda case: False  # noqa: E731
 
-
-def _make_support_partitioner(
-    backend_id: str, supports: Any, compile_specs: Sequence[CompileSpec]
-) -> Callable[[Case], Partitioner]:
     def make(case: Case) -> Partitioner:
-        specs = {backend_id: list(compile_specs)}
-        return _keep_on_host(
-            SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case
-        )
+        made = partitioner
+        if supports is not None:
+            specs = {backend_id: list(compile_specs)}
+            made = SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful)
+        return RuledPartitioner(made, deny(op=list(case.host), required=False)) if case.host else made
 
     make(CASES[0])  # wrong arguments are reported at once
-    return make
-
-
-def _keep_on_host(partitioner: Partitioner, case: Case) -> Partitioner:
-    if not case.host:
-        return partitioner
-    return RuledPartitioner(partitioner, deny(op=list(case.host), required=False))
+    return make, refusing
 
 
 def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
@@ -223,7 +214,12 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         lowered = lower_case(subject, case, ready)
         methods = lowered.report.methods
         counts = sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
-        _check_taken(subject, case, lowered)
+        taken = [partition for method in methods for partition in method.partitions]
+        mine = sum(partition.backend_id == subject.backend_id for partition in taken)
+        if mine < case.partitions:
+            reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
+            why = f"the backend got {mine} partitions, the case needs {case.partitions}"
+            raise Unsupported(why + "".join(reasons[:1]))
         check_debug_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
         content = _emit(case, lowered)
@@ -240,15 +236,6 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     return CaseResult(case.name, "passed", "", "", *counts)
 
 
-def _check_taken(subject: Subject, case: Case, lowered: LoweredMethods) -> None:
-    methods = lowered.report.methods
-    taken = sum(partition.backend_id == subject.backend_id for method in methods for partition in method.partitions)
-    if taken < case.partitions:
-        reasons = [f"{node.operator}: {node.reason}" for method in methods for node in method.host]
-        why = f" ({reasons[0]})" if reasons else ""
-        raise Unsupported(f"the backend got {taken} partitions, the case needs {case.partitions}{why}")
-
-
 def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: LoweredMethods) -> None:
     try:
         again = list_payloads(lower_case(subject, case, ready))
@@ -259,17 +246,16 @@ def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: L
     for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
         if first != second:
             what = "payload" if first[0] != second[0] else "named data"
+            one, other = first[0], second[0]
+            at = next(
+                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, (one, other)))
+            )
             raise Broken(
                 "determinism",
-                f"the {what} of partition {number} differs when the same program is lowered twice: "
-                f"{_describe_difference(first[0], second[0])}. Equal programs have to give equal bytes, or files "
+                f"the {what} of partition {number} differs when the same program is lowered twice: from byte {at} on, "
+                f"{one[at : at + 24]!r} and {other[at : at + 24]!r}. Equal programs have to give equal bytes, or files "
                 "cannot be compared and cached: no time, id, counter, random number or order of a set may be in them.",
             )
-
-
-def _describe_difference(first: bytes, second: bytes) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
-    return f"from byte {at} on, {first[at : at + 24]!r} and {second[at : at + 24]!r}"
 
 
 def _emit(case: Case, lowered: LoweredMethods) -> bytes:

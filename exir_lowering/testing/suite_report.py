@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,30 +59,27 @@ class ConformanceReport:
     @property
     def passed(self) -> tuple[str, ...]:
         """The names of the cases that passed."""
-        return self._with("passed")
+        return tuple(result.name for result in self.results if result.status == "passed")
 
     @property
     def failed(self) -> tuple[str, ...]:
         """The names of the cases that failed."""
-        return self._with("failed")
+        return tuple(result.name for result in self.results if result.status == "failed")
 
     @property
     def lowered(self) -> tuple[str, ...]:
         """The names of the cases that were lowered, but not executed."""
-        return self._with("lowered")
+        return tuple(result.name for result in self.results if result.status == "lowered")
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """The names of the cases that the backend does not support."""
-        return self._with("skipped")
+        return tuple(result.name for result in self.results if result.status == "skipped")
 
     @property
     def conforms(self) -> bool:
         """Whether no case failed, and at least one passed, or was lowered if nothing here executes it."""
         return bool(self.passed or self.lowered) and not self.failed
-
-    def _with(self, status: str) -> tuple[str, ...]:
-        return tuple(result.name for result in self.results if result.status == status)
 
     def to_text(self) -> str:
         """Return the counts by feature, then the failures, then the reasons of the skipped cases."""
@@ -93,11 +89,19 @@ class ConformanceReport:
             + (f"{len(self.lowered)} lowered, " if self.lowered else "")
             + f"{len(self.skipped)} skipped ({how})"
         ]
-        lines += [f"  {line}" for line in _by_feature(self.results)]
+        counts: dict[str, dict[str, int]] = {}
+        for result in self.results:
+            counts.setdefault(result.feature, dict.fromkeys(_STATUSES, 0))[result.status] += 1
+        for feature, count in counts.items():
+            shown = [f"{number:>3} {status}" for status, number in count.items() if number or status != "lowered"]
+            lines.append(f"  {feature:<12}" + "  ".join(shown))
         for status, title in (("failed", "Failed"), ("skipped", "Skipped")):
             found = [result for result in self.results if result.status == status]
-            if found:
-                lines += ["", f"{title}:", *(f"  {_entry(result)}" for result in found)]
+            lines += ["", f"{title}:"] if found else []
+            for result in found:
+                check = f" [{result.check}]" if result.check else ""
+                text = result.text if status == "failed" else result.text.partition("\n")[0]
+                lines.append(f"  {result.name}{check}: " + text.replace("\n", "\n    "))
         if not self.passed and not self.lowered:
             lines += [
                 "",
@@ -122,20 +126,3 @@ class ConformanceError(LoweringError, AssertionError):
     def __init__(self, report: ConformanceReport) -> None:
         super().__init__(report.to_text())
         self.report = report
-
-
-def _entry(result: CaseResult) -> str:
-    check = f" [{result.check}]" if result.check else ""
-    text = result.text if result.status == "failed" else result.text.partition("\n")[0]
-    return f"{result.name}{check}: " + text.replace("\n", "\n    ")
-
-
-def _by_feature(results: Iterable[CaseResult]) -> Iterable[str]:
-    counts: dict[str, dict[str, int]] = {}
-    for result in results:
-        count = counts.setdefault(result.feature, dict.fromkeys(_STATUSES, 0))
-        count[result.status] += 1
-    for feature, count in counts.items():
-        yield f"{feature:<12}" + "  ".join(
-            f"{number:>3} {status}" for status, number in count.items() if number or status != "lowered"
-        )

@@ -204,32 +204,31 @@ class Trial:
         if len(outputs) != len(call.expected):
             return f"got {len(outputs)} outputs, expected {len(call.expected)}."
         for number, (got, expected) in enumerate(zip(outputs, call.expected, strict=True)):
-            what = self._compare(got, expected)
-            if what:
+            floating = isinstance(expected, torch.Tensor) and expected.dtype.is_floating_point
+            atol, rtol = (
+                0.0 if not floating else tolerance(expected.dtype) if given is None else given
+                for given in (self.subject.atol, self.subject.rtol)
+            )
+            try:
+                torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
+            except AssertionError as error:
+                what = " ".join(str(error).split())
                 return f"output {number} is not that of eager PyTorch: {what} Got {_shorten(got)}, expected " + (
                     f"{_shorten(expected)}."
                 )
         return ""
-
-    def _compare(self, got: Any, expected: Any) -> str:
-        atol, rtol = (self._tolerance(expected, given) for given in (self.subject.atol, self.subject.rtol))
-        try:
-            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
-        except AssertionError as error:
-            return " ".join(str(error).split())
-        return ""
-
-    def _tolerance(self, expected: Any, given: float | None) -> float:
-        if not isinstance(expected, torch.Tensor) or not expected.dtype.is_floating_point:
-            return 0.0
-        return tolerance(expected.dtype) if given is None else given
 
 
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     """Lower a case; Unsupported if the backend does not take it, Broken if it or its partitioner is at fault."""
     before = take_fingerprint(sample.edge)
     partitioner = subject.partitioner(case)
-    programs = _choose_programs(sample, partitioner)
+    # The programs from `torch.export` when the partitioner wants one of their operators whole.
+    programs = sample.edge
+    for program in sample.aten.values():
+        whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
+        if any(node.target in whole for node in program.graph.nodes if node.op == "call_function"):
+            programs = sample.aten
     backends = None if subject.backend is None else {subject.backend_id: subject.backend}
     try:
         make = to_backend if programs is sample.edge else lower
@@ -241,7 +240,18 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
         refusal = _describe_refusal(error, sample.edge)
         if refusal and subject.may_refuse(case):
             raise Unsupported(f"refused: {refusal}") from error
-        raise Broken("preprocess", f"{error}\n{_advise_refusal(error, bool(refusal))}") from error
+        if refusal:
+            advice = (
+                "The partitioner gave it what it refuses: let the partitioner, or `supports=`, leave that on the host."
+            )
+        elif isinstance(error.__cause__, (NotImplementedError, LoweringError)):
+            advice = "If this is a refusal, name the operator in it, so that users know what to leave on the host."
+        else:
+            advice = (
+                f"A {type(error.__cause__).__name__} counts as a defect. If it is to say that something is not "
+                "supported, raise a NotImplementedError or an exir_lowering.InputError that names the operator."
+            )
+        raise Broken("preprocess", f"{error}\n{advice}") from error
     except BackendContractError as error:
         raise Broken("contract", str(error)) from error
     except LoweringError as error:
@@ -250,15 +260,6 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     if changed:
         raise Broken("purity", f"lowering changed {', '.join(changed)}: work on copies of what `preprocess` is given.")
     return lowered
-
-
-def _choose_programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, ExportedProgram]:
-    """Return the programs from `torch.export` when the partitioner wants one of their operators whole."""
-    for program in sample.aten.values():
-        whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
-        if any(node.target in whole for node in program.graph.nodes if node.op == "call_function"):
-            return sample.aten
-    return sample.edge
 
 
 def _describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
@@ -289,24 +290,15 @@ def _list_names(program: ExportedProgram) -> Iterator[str]:
                     yield from ("dynamic shape", "dynamic shapes")
 
 
-def _advise_refusal(error: BackendFailure, refused: bool) -> str:
-    cause = error.__cause__
-    if refused:
-        return "The partitioner gave it what it refuses: let the partitioner, or `supports=`, leave that on the host."
-    if isinstance(cause, (NotImplementedError, LoweringError)):
-        return "If this is a refusal, name the operator in it, so that users know what to leave on the host."
-    return (
-        f"A {type(cause).__name__} counts as a defect. If it is to say that something is not supported, raise a "
-        "NotImplementedError or an exir_lowering.InputError that names the operator."
-    )
-
-
 def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
-    return [
-        (bytes(module.processed_bytes), _read_named_data(module.named_data_store_output))
-        for module in _list_modules(lowered)
-    ]
+    found = []
+    for module in _list_modules(lowered):
+        store = module.named_data_store_output
+        tables = [] if store is None else [store.pte_data, *getattr(store, "external_data", {}).values()]
+        data = {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
+        found.append((bytes(module.processed_bytes), data))
+    return found
 
 
 def list_event_names(lowered: LoweredMethods) -> set[str]:
@@ -336,13 +328,6 @@ def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
         for program in lowered.values()
         for _, module, target in graphs.delegates(program.graph_module)
     ]
-
-
-def _read_named_data(store: Any) -> dict[str, bytes]:
-    if store is None:
-        return {}
-    tables = [store.pte_data, *getattr(store, "external_data", {}).values()]
-    return {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
 
 
 def take_fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The search finds the shortest prefix of the delegated operators, in execution order, with which the file as a whole is
 wrong: its last operator is the culprit. If that one alone is right, as in a fusion, the operators that it needs are
-found in the same way. Each file runs in a separate process, which it may end or damage; one that was right leaves its
-process to the next, since starting one takes seconds.
+found in the same way. Each file runs in a separate process, which it may end or damage: a copy of
+one that has imported what they need, since that takes seconds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
-from exir_lowering.runtime.apart.engine import open_apart
-from exir_lowering.runtime.apart.process import Process
 from exir_lowering.runtime.engine import missing_kernels
+from exir_lowering.runtime.isolated.engine import open_isolated
+from exir_lowering.runtime.isolated.process import Process
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
@@ -87,8 +87,8 @@ def bisect(
         try:
             return search.run()
         finally:
-            if search.worker is not None:
-                search.worker.abandon()
+            if search.starter is not None:
+                search.starter.abandon()
 
 
 class _Only(Recovery):
@@ -140,8 +140,8 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
-    worker: Process | None = None  # in which the last file was right
-    apart: bool = True  # whether each file runs in a separate process, as it may end or damage it
+    starter: Process | None = None  # of which each separate process is a copy
+    isolated: bool = True  # whether each file runs in a separate process, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class _Search:
         try:
             self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
-            self.apart = False
+            self.isolated = False
             self.whole = self._execute(file)
         comparison, complete = self.whole.comparison, not self.whole.kind
         if comparison is not None:
@@ -223,7 +223,7 @@ class _Search:
         return ends if self._is_wrong(ends) else everything[right - high : wrong]
 
     def _narrow(self, right: int, wrong: int, choose: Callable[[int], _Units]) -> tuple[int, int]:
-        """Return the numbers between which what is chosen becomes wrong, apart where what is between cannot run."""
+        """Return the numbers between which what is chosen becomes wrong, except where what is between cannot run."""
         untried: set[int] = set()
         while self.untried <= _MOST_UNTRIED:
             left = [number for number in range(right + 1, wrong) if number not in untried]
@@ -278,11 +278,10 @@ class _Search:
 
         def load() -> LoadedProgram:
             nonlocal process
-            if not self.apart:
+            if not self.isolated:
                 return open_file(file, self.delegates)
             if process is None:
-                worker, self.worker = self.worker, None
-                process = open_apart(file, self.delegates, "error", Limits(seconds=PATIENCE), worker)
+                process = open_isolated(file, self.delegates, "error", Limits(seconds=PATIENCE), self._begin)
             else:
                 process.restart()
             return LoadedProgram(file, process)
@@ -303,9 +302,12 @@ class _Search:
         finally:
             if comparison is not None:
                 comparison.close()  # what was found is kept, and a process with the file is not
-        if process is not None and not comparison.is_off:
-            self.worker = process.release()
         return _Outcome("off" if comparison.is_off else "", comparison)
+
+    def _begin(self, modules: Sequence[str]) -> Process:
+        """Return a process for one file."""
+        self.starter = self.starter or Process(modules)  # for the first file, which needs the most
+        return self.starter.fork()
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
         _, outcome = self.smallest or (None, self.whole)

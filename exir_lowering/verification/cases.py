@@ -55,7 +55,18 @@ class Use:
 
 def find_use(program: ExportedProgram, placeholder: Node) -> Use:
     """Return what an integer input is for, as far as it is followed: through views, casts and added constants."""
-    reached = list(_follow(program, placeholder))
+    reached: list[Use] = []
+    seen: set[tuple[Node, int]] = set()
+    pending = [(placeholder, 0)]
+    while pending:
+        value, offset = pending.pop()
+        for user in value.users:
+            if (user, offset) not in seen and user.op == "call_function":
+                reached += _use_of(program, user, value, offset)
+                added = _added(user, value)
+                if added is not None:
+                    seen.add((user, offset))
+                    pending.append((user, offset + added))
     highs = [use.high for use in reached if use.high is not None]
     return Use(
         max(0, min(highs)) if highs else None,
@@ -63,22 +74,6 @@ def find_use(program: ExportedProgram, placeholder: Node) -> Use:
         bool(reached) and all(use.compares for use in reached),
         any(use.counts for use in reached),
     )
-
-
-def _follow(program: ExportedProgram, placeholder: Node) -> Iterator[Use]:
-    """Yield the uses of an input, and of what is that and a constant that was added."""
-    seen: set[tuple[Node, int]] = set()
-    pending = [(placeholder, 0)]
-    while pending:
-        value, offset = pending.pop()
-        for user in value.users:
-            if (user, offset) in seen or user.op != "call_function":
-                continue
-            yield from _use_of(program, user, value, offset)
-            added = _added(user, value)
-            if added is not None:
-                seen.add((user, offset))
-                pending.append((user, offset + added))
 
 
 def _added(user: Node, value: Node) -> int | None:
@@ -229,10 +224,6 @@ _NUMBERS: Mapping[str, Fill] = {
     "large magnitudes": lambda draw: draw.normal() * (1e2 if torch.finfo(draw.dtype).max < 1e5 else 1e4),
     "small magnitudes": lambda draw: draw.normal() * 1e-4,
 }
-_NOT_FINITE: Mapping[str, Fill] = {
-    "one NaN": lambda draw: _put(draw.normal(), draw.count // 2, float("nan")),
-    "one infinity": lambda draw: _put(draw.normal(), draw.count // 2, float("inf")),
-}
 _CONTINUOUS = {
     *("randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"),
     "mean of 100 deviations",
@@ -302,7 +293,6 @@ class Case:
     fills: tuple[Fill | None, ...] = ()  # what fills each generated input; None for one that export fixed
     sizes: tuple[Sizes, ...] = ()  # of dynamic dimensions; the first that PyTorch takes
     continuous: bool = False  # whether a small change of its numbers changes nothing that it is about
-    finite: bool = True  # whether all numbers are finite; backends may give up NaN and infinity for speed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,33 +309,28 @@ class Generated:
     """The cases of a method."""
 
     def __init__(self, subject: Subject) -> None:
-        self._subject, self._sizing = subject, Sizing(subject)
-        self._uses = [_use(subject, index) for index in range(len(subject.inputs))]
-        self.cases = self._list()
-
-    def _list(self) -> list[Case]:
-        kinds = [
-            None if fixed is not None else _patterns(node.meta.get("val"), use)
-            for node, fixed, use in zip(self._subject.inputs, self._subject.convention.inputs, self._uses, strict=True)
-        ]
+        self._subject, self._sizing, self._uses = subject, Sizing(subject), list[Use]()
+        kinds: list[Mapping[str, Fill] | None] = []
+        for node, fixed in zip(subject.inputs, subject.convention.inputs, strict=True):
+            value: Any = node.meta.get("val")
+            whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+            use = find_use(subject.program, node) if whole and value.dtype != torch.bool else Use()
+            self._uses.append(use)
+            kinds.append(None if fixed is not None else _patterns(value, use))
         base = (self._sizing.base,)
         random = tuple(None if kind is None else next(iter(kind.values())) for kind in kinds)
         first = next((next(iter(kind)) for kind in kinds if kind is not None), "no inputs")
         floats = any(kind is _NUMBERS for kind in kinds)
-        cases = [Case("randn" if floats else first, 0, random, base, continuous=True)]
+        self.cases = [Case("randn" if floats else first, 0, random, base, continuous=True)]
         patterns = {id(kind): kind for kind in kinds if kind is not None}.values()
-        changes = [(kind, each, True) for kind in patterns for each in list(kind.items())[1:]]
-        # ExecuTorch's kernel that chooses a range ends the process for infinity.
-        if floats and not any("choose_qparams" in name for name in self._subject.spec.operators):
-            changes += [(_NUMBERS, each, False) for each in _NOT_FINITE.items()]
-        for changed, (name, fill), finite in changes:
+        changes = [(kind, *each) for kind in patterns for each in list(kind.items())[1:]]
+        for changed, name, fill in changes:
             fills = tuple(fill if kind is changed else other for kind, other in zip(kinds, random, strict=True))
-            continuous = changed is not _NUMBERS or name in _CONTINUOUS or not finite
-            cases.append(Case(name, len(cases), fills, base, continuous, finite))
+            continuous = changed is not _NUMBERS or name in _CONTINUOUS
+            self.cases.append(Case(name, len(self.cases), fills, base, continuous))
         for name, choices in self._sizing.choices():
             if choices and choices[0] != base[0]:
-                cases.append(Case(name, len(cases), random, tuple(choices), continuous=True))
-        return cases
+                self.cases.append(Case(name, len(self.cases), random, tuple(choices), continuous=True))
 
     def make(self, case: Case, call: int) -> Iterator[list[Any]]:
         """Make the inputs of a call, flat, for each choice of sizes."""
@@ -361,22 +346,9 @@ class Generated:
             fake = node.meta["val"]
             generator = Generator().manual_seed(((SEED * 1009 + case.number) * 1009 + call) * 1009 + index)
             draw = Draw(shape_of(fake, sizes), fake.dtype, call, self._uses[index], generator)
-            made.append(_fill(draw, fill))
+            values = torch.complex(fill(draw), fill(draw)) if draw.dtype.is_complex else fill(draw)
+            made.append(values.to(draw.dtype))
         return made
-
-
-def _fill(draw: Draw, fill: Fill) -> torch.Tensor:
-    if draw.dtype.is_complex:
-        return torch.complex(fill(draw), fill(draw)).to(draw.dtype)
-    return fill(draw).to(draw.dtype)
-
-
-def _use(subject: Subject, index: int) -> Use:
-    node = subject.inputs[index]
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
-        return Use()
-    return Use() if value.dtype == torch.bool else find_use(subject.program, node)
 
 
 def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:

@@ -7,6 +7,7 @@ keep something from call to call. Nothing of the caller's changes: not the progr
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,7 +131,6 @@ class _Tally:
     typical: dict[int, float] = field(default_factory=dict)  # the magnitude of each output in the first call
     off: dict[int, dict[str, None]] = field(default_factory=dict)
     cases: dict[str, None] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
     calls: int = 0
     skipped: int = 0
     reason: str = ""
@@ -141,10 +141,6 @@ class _Tally:
 
     def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
         """Note how far an output is off in a call."""
-        if found.score > 1 and not case.finite:
-            what = found.problem or f"is off by {found.largest:.3g}"
-            self.notes.setdefault(f'output {index} {what} in "{case.name}"')
-            return
         if found.score > 1:
             self.off.setdefault(index, {}).setdefault(case.name)
         known = self.worst.get(index)
@@ -163,7 +159,7 @@ class _Tally:
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes))
+        return MethodResult(name, outputs, *counts, *kinds, self.problem)
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]
@@ -216,7 +212,10 @@ class Comparison:
             if given is None:
                 self._run_generated()
             else:
-                self._run_given(given)
+                for number, (name, calls) in itertools.product(range(max(map(len, given.values()))), given.items()):
+                    if number < len(calls):
+                        case = Case(f"input {number}", number, continuous=all(map(_spread, calls[number])))
+                        self._call(name, case, 0, [calls[number]])
         for name, tally in self.tallies.items():
             tally.stateful = self.eager.is_stateful(name)
 
@@ -240,31 +239,18 @@ class Comparison:
         """Let go of the open file, and of the state of the programs; what was found stays."""
         del self.program, self._load, self.eager
 
-    def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
-        for number in range(max(map(len, given.values()))):
-            for name, calls in given.items():
-                if number < len(calls):
-                    case = Case(f"input {number}", number, continuous=all(map(_spread, calls[number])))
-                    self._call(name, case, 0, [calls[number]])
-
     def _run_generated(self) -> None:
         generated = {name: Generated(subject) for name, subject in self.subjects.items()}
         for number in range(max(len(each.cases) for each in generated.values())):
             names = [name for name, each in generated.items() if number < len(each.cases)]
             self._history = []
-            if self.eager.is_stateful():
-                self._start_again()
+            if self.eager.is_stateful() and not self._fresh:
+                self.program, self._fresh = self._load(), True
+                self.eager.reset()
             for call in range(_CALLS if number == 0 or self.eager.is_stateful() else 1):
                 for name in names:
                     case = generated[name].cases[number]
                     self._call(name, case, call, generated[name].make(case, call))
-
-    def _start_again(self) -> None:
-        """Give the file and the programs their initial state."""
-        if not self._fresh:
-            self.program = self._load()
-            self.eager.reset()
-            self._fresh = True
 
     def _call(self, name: str, case: Case, call: int, choices: Iterable[list[Any]]) -> None:
         """Compare a call, with the first inputs that PyTorch takes."""
@@ -279,7 +265,8 @@ class Comparison:
                 raise
             except Exception as error:
                 self.eager.restore(name, before)
-                tally.reason = tally.reason or _shorten(error)
+                text = " ".join(str(error).split()) or type(error).__name__
+                tally.reason = tally.reason or (text if len(text) <= 120 else f"{text[:117]}...")
         else:
             tally.skipped += 1
             return
@@ -315,7 +302,7 @@ class Comparison:
             ]
 
         found = compare(expected, none := [None] * len(expected))
-        if case.continuous and case.finite and any(each.score > 1 and not each.problem for each in found):
+        if case.continuous and any(each.score > 1 and not each.problem for each in found):
             found = compare(expected, self._noise(name, *given, expected))
         if self._beside is not None:
             also = compare(self._beside.setdefault((name, case.name, call), got), none)
@@ -323,7 +310,7 @@ class Comparison:
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
         furthest = max((each.score for each in found), default=0.0)
-        if case.finite and furthest > tally.furthest:
+        if furthest > tally.furthest:
             tally.furthest, tally.replay = furthest, tuple(self._history)
 
     def _noise(self, name: str, inputs: list[Any], before: Any, expected: list[Any]) -> list[torch.Tensor | None]:
@@ -360,8 +347,3 @@ def _round(value: Any, generator: torch.Generator) -> Any:
         return value
     parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * 4 * torch.finfo(value.dtype).eps
     return (value.double() * (1 + parts)).to(value.dtype)
-
-
-def _shorten(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -18,7 +18,7 @@ from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import Shown, make_table, render
 
-VERSION = 2
+VERSION = 3
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _ROWS, _LISTED = 12, 4
@@ -74,7 +74,6 @@ class MethodResult:
         quantized: Whether the program is quantised.
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
-        notes: Differences only for inputs with NaN or infinity, which backends need not keep: not counted as off.
     """
 
     name: str
@@ -86,7 +85,6 @@ class MethodResult:
     quantized: bool
     stateful: bool
     problem: str
-    notes: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -124,7 +122,7 @@ class Verification(Shown):
         return render(_parts(self), width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 2, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
+        """Return it as JSON: `{"version": 3, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
 
         A method has the attributes of `MethodResult` and "ok", outputs those of `OutputResult`. What is infinite, such
         as the SQNR of equal outputs, is null.
@@ -151,8 +149,11 @@ def _parts(found: Verification) -> Iterator[RenderableType]:
     yield Text("")
     yield _table(found)
     for method in found.methods.values():
-        for line in _notes(method):
-            yield Text(line)
+        why = f", as PyTorch refused the inputs: {method.skipped_reason}"
+        skipped = f"; {many(method.skipped, 'call')} left out{why}" if method.skipped else ""
+        kind = ", quantised" * method.quantized + ", with state" * method.stateful
+        counts = f"{many(len(method.cases), 'case')}, {many(method.calls, 'call')}"
+        yield Text(f"{method.name}{kind}: {counts}{skipped}.")
     if found.unverified:
         yield Text(f"Not verified, as no program was given: {few(found.unverified, _LISTED)}.")
     drawn = "" if found.seed is None else f" Inputs were generated with seed {found.seed}."
@@ -175,16 +176,13 @@ def problems(method: MethodResult) -> Iterator[str]:
         yield f"{method.name} failed: {method.problem}"
     off = sorted((output for output in method.outputs if not output.ok), key=_badness, reverse=True)
     for output in off[:_LISTED]:
-        yield f"{method.name}, output {output.index} ({output.name}) {_what(output)}."
+        what = output.problem or f"is off by {output.largest_error:.3g}; allowed: {output.allowed_error:.3g}"
+        others = [name for name in output.off if name != output.case]
+        more = f"; off too: {few(others, _LISTED)}" if others else ""
+        where = f'in "{output.case}", call {output.call}{more}'
+        yield f"{method.name}, output {output.index} ({output.name}) {what}: {where}."
     if len(off) > _LISTED:
         yield f"{method.name}: and {many(len(off) - _LISTED, 'more output')}."
-
-
-def _what(output: OutputResult) -> str:
-    what = output.problem or f"is off by {output.largest_error:.3g}; allowed: {output.allowed_error:.3g}"
-    others = [name for name in output.off if name != output.case]
-    more = f"; off too: {few(others, _LISTED)}" if others else ""
-    return f'{what}: in "{output.case}", call {output.call}{more}'
 
 
 def _table(found: Verification) -> Table:
@@ -209,16 +207,6 @@ def _table(found: Verification) -> Table:
 def _badness(output: OutputResult) -> tuple[bool, float]:
     share = output.largest_error / output.allowed_error if output.allowed_error else output.largest_error
     return not output.ok, math.inf if output.problem else share
-
-
-def _notes(method: MethodResult) -> Iterator[str]:
-    skipped = ""
-    if method.skipped:
-        skipped = f"; {many(method.skipped, 'call')} left out, as PyTorch refused the inputs: {method.skipped_reason}"
-    kind = ", quantised" * method.quantized + ", with state" * method.stateful
-    yield f"{method.name}{kind}: {many(len(method.cases), 'case')}, {many(method.calls, 'call')}{skipped}."
-    for note in method.notes[:2]:
-        yield f"{method.name}, not counted: {note}."
 
 
 CULPRIT_VERSION = 1

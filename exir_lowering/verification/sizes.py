@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,23 +26,29 @@ _UNBOUND = 64
 """The greatest size of a dimension that has no bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Dimension:
-    """A dimension that is not a fixed size."""
-
-    size: Any  # an expression of sympy
-    bound: int  # the greatest size in the file
-    exact: bool  # whether it has to be that one
-
-
 class Sizing:
     """The dynamic dimensions of a method."""
 
     def __init__(self, subject: Subject) -> None:
-        self._dimensions = list(_dimensions(subject))
         self._program = subject.program
-        self.symbols = sorted({symbol for each in self._dimensions for symbol in each.size.free_symbols}, key=str)
-        self._ends = {symbol: self._ends_of(symbol) for symbol in self.symbols}
+        # The dynamic dimensions: expressions of sympy, the greatest sizes in the file, whether they have to be those.
+        self._dimensions: list[tuple[Any, int, bool]] = []
+        exact = {(size.input, size.dimension): size.exact for size in subject.bucket.sizes}  # others are padded
+        for index, (node, value) in enumerate(zip(subject.inputs, subject.spec.inputs, strict=True)):
+            fake, tensor = node.meta.get("val"), value.content
+            if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
+                for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
+                    if not isinstance(size, int):
+                        most = _UNBOUND if tensor.unbound else bound
+                        fixed = exact.get((index, dimension), not (tensor.dynamic or tensor.unbound))
+                        self._dimensions.append((expression(size), most, fixed))
+        self.symbols = sorted({symbol for size, _, _ in self._dimensions for symbol in size.free_symbols}, key=str)
+        self._ends: dict[Any, tuple[int, int]] = {}
+        for symbol in self.symbols:
+            low, most = bounds_of(subject.program, symbol)
+            # A size that a symbol is part of is at least a quarter of it, as far as models go.
+            high = 4 * max(bound for size, bound, _ in self._dimensions if symbol in size.free_symbols)
+            self._ends[symbol] = max(low, 1), max(low, 1, high if most is None else min(high, most))
         self._example = _example_sizes(subject)
 
     @property
@@ -66,26 +71,20 @@ class Sizing:
         walks = [_walk(*self._ends[symbol], (others or {}).get(symbol, end)) for symbol in self.symbols]
         found = 0
         for steps in range(min(max(map(len, walks), default=0), _STEPS)):
-            for sizes in self._near(walks, steps):
-                if self._possible(sizes):
-                    yield sizes
-                    found += 1
-                    if found == _TRIES:
-                        return
-
-    def _near(self, walks: Sequence[Sequence[int]], steps: int) -> Iterator[Sizes]:
-        """Yield sizes that are so many steps away: all symbols together, then each alone."""
-        at = [walk[min(steps, len(walk) - 1)] for walk in walks]
-        yield dict(zip(self.symbols, at, strict=True))
-        for number in range(len(walks)) if steps and len(walks) > 1 else ():
-            alone = [walk[0] for walk in walks]
-            alone[number] = at[number]
-            yield dict(zip(self.symbols, alone, strict=True))
+            at = [walk[min(steps, len(walk) - 1)] for walk in walks]
+            tried = [dict(zip(self.symbols, at, strict=True))]  # so many steps away: all symbols, then each alone
+            for symbol, size in tried[0].items() if steps and len(walks) > 1 else ():
+                tried.append({other: walk[0] for other, walk in zip(self.symbols, walks, strict=True)} | {symbol: size})
+            for sizes in filter(self._possible, tried):
+                yield sizes
+                found += 1
+                if found == _TRIES:
+                    return
 
     def _possible(self, sizes: Sizes) -> bool:
-        for each in self._dimensions:
-            size = each.size.subs(sizes)
-            if not size.is_Integer or not (each.bound if each.exact else 0) <= int(size) <= each.bound:
+        for expr, bound, exact in self._dimensions:
+            size = expr.subs(sizes)
+            if not size.is_Integer or not (bound if exact else 0) <= int(size) <= bound:
                 return False
         for expr, known in self._program.range_constraints.items():
             if expr.free_symbols and expr.free_symbols <= sizes.keys():
@@ -94,12 +93,6 @@ class Sizing:
                     return False
         return True
 
-    def _ends_of(self, symbol: Any) -> tuple[int, int]:
-        low, most = bounds_of(self._program, symbol)
-        # A size that a symbol is part of is at least a quarter of it, as far as models go.
-        high = 4 * max(each.bound for each in self._dimensions if symbol in each.size.free_symbols)
-        return max(low, 1), max(low, 1, high if most is None else min(high, most))
-
 
 def _walk(low: int, high: int, end: str) -> Sequence[int]:
     """Return the sizes from one end, or from the middle, on."""
@@ -107,18 +100,6 @@ def _walk(low: int, high: int, end: str) -> Sequence[int]:
         return range(low, high + 1)
     middle = (low + high) // 2
     return range(high, low - 1, -1) if end == "greatest" else [*range(middle, low - 1, -1), *range(middle, high + 1)]
-
-
-def _dimensions(subject: Subject) -> Iterator[_Dimension]:
-    exact = {(size.input, size.dimension): size.exact for size in subject.bucket.sizes}  # others are padded
-    for index, (node, value) in enumerate(zip(subject.inputs, subject.spec.inputs, strict=True)):
-        fake, tensor = node.meta.get("val"), value.content
-        if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
-            for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
-                if not isinstance(size, int):
-                    most = _UNBOUND if tensor.unbound else bound
-                    fixed = exact.get((index, dimension), not (tensor.dynamic or tensor.unbound))
-                    yield _Dimension(expression(size), most, fixed)
 
 
 def _example_sizes(subject: Subject) -> dict[Any, int]:

@@ -24,7 +24,6 @@ from exir_lowering.runtime.inputs import describe, prepare, show
 from exir_lowering.runtime.source import ProgramFile
 
 _QUANTIZED = ("quantized_decomposed", "torchao")
-_HALF = (torch.float16, torch.bfloat16)
 _EXPECTED = (
     "expected a sequence of calls for a single method, or a mapping from methods to such sequences; a call is a tuple "
     "of positional arguments, or (args, kwargs)."
@@ -72,8 +71,7 @@ def match(programs: object, file: ProgramFile, runnable: Collection[str] = ()) -
 
 
 def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
-    spec = file.methods[name]
-    inputs = graphs.user_inputs(program)
+    spec, inputs = file.methods[name], graphs.user_inputs(program)
     where = f"verify: method {name!r} of {file.name}"
     if len(inputs) != len(spec.inputs):
         raise InputError(
@@ -81,37 +79,28 @@ def _subject(name: str, program: ExportedProgram, file: ProgramFile) -> Subject:
             "another program. Pass the one that was lowered."
         )
     called = convention.of_program(name, program)
-    for label, node, value in zip(called.labels, inputs, spec.inputs, strict=True):
-        problem = _misfit(node.meta.get("val"), value.content)
+    for label, node, wanted in zip(called.labels, inputs, spec.inputs, strict=True):
+        value, expected, problem = node.meta.get("val"), wanted.content, ""
+        if isinstance(value, torch.Tensor) != isinstance(expected, Tensor):
+            problem = "a tensor" if isinstance(value, torch.Tensor) else "no tensor"
+        elif isinstance(value, torch.Tensor) and isinstance(expected, Tensor):
+            fits = value.dtype == expected.dtype and len(value.shape) == len(expected.sizes)
+            for size, bound in zip(value.shape, expected.sizes, strict=fits):
+                free = not isinstance(size, int) or size == bound or (expected.dynamic and size <= bound)
+                fits = fits and (free or expected.unbound)
+            problem = "" if fits else show(value)
         if problem:
             raise InputError(
-                f"{where}: {label} is {describe(value)} in the file, and {problem} in the program: the file was made "
+                f"{where}: {label} is {describe(wanted)} in the file, and {problem} in the program: the file was made "
                 "from another program. Pass the one that was lowered."
             )
-    return Subject(name, program, spec, called, inputs, *_kinds(program, spec), file.bucket(name))
-
-
-def _misfit(value: Any, expected: Any) -> str:
-    """Say what an input is in the program, if that cannot be what it is in the file; else ""."""
-    if isinstance(value, torch.Tensor) != isinstance(expected, Tensor):
-        return "a tensor" if isinstance(value, torch.Tensor) else "no tensor"
-    if not isinstance(value, torch.Tensor) or not isinstance(expected, Tensor):
-        return ""
-    fits = len(value.shape) == len(expected.sizes) and all(
-        not isinstance(size, int) or size == bound or (expected.dynamic and size <= bound) or expected.unbound
-        for size, bound in zip(value.shape, expected.sizes, strict=True)
-    )
-    return "" if fits and value.dtype == expected.dtype else show(value)
-
-
-def _kinds(program: ExportedProgram, spec: MethodSpec) -> tuple[bool, torch.dtype]:
-    """Return whether a program, or what the host executes of it, is quantised (not payloads), and its coarsest type."""
     nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
-    names = (*map(graphs.operator_name, nodes), *spec.operators)
-    values = (node.meta.get("val") for node in nodes)
-    dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.dtype in _HALF]
-    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-    return any(name.startswith(_QUANTIZED) for name in names), coarsest
+    # Of what a file executes, too: payloads are not looked at.
+    quantized = any(one.startswith(_QUANTIZED) for one in (*map(graphs.operator_name, nodes), *spec.operators))
+    dtypes = [value.dtype for node in nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+    halves = [dtype for dtype in dtypes if dtype in (torch.float16, torch.bfloat16)]
+    coarsest = max(halves, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    return Subject(name, program, spec, called, inputs, quantized, coarsest, file.bucket(name))
 
 
 def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, list[list[Any]]]:
@@ -131,10 +120,13 @@ def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, li
         if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)) or not calls:
             got = "no calls" if isinstance(calls, Sequence) and not calls else f"a {type(calls).__name__}"
             raise InputError(f"verify: inputs of {name!r}: got {got}, {_EXPECTED}")
-    return {
-        name: [_read(subjects[name], number, call) for number, call in enumerate(calls)]
-        for name, calls in methods.items()
-    }
+    found: dict[str, list[list[Any]]] = {}
+    for name, calls in methods.items():
+        for number, call in enumerate(calls):
+            where = f"verify: call {number} of {name!r}"
+            found.setdefault(name, []).append(bind_call(where, subjects[name].convention, call))
+            subjects[name].check(where, found[name][-1])
+    return found
 
 
 def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str, list[list[Any]]]:
@@ -152,24 +144,14 @@ def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str
     return calls
 
 
-def _read(subject: Subject, number: int, call: object) -> list[Any]:
-    where = f"verify: call {number} of {subject.name!r}"
-    leaves = bind_call(where, subject.convention, call)
-    subject.check(where, leaves)
-    return leaves
-
-
 def bind_call(where: str, convention: Convention, call: object) -> list[Any]:
     """Return the values of a call, a tuple or (args, kwargs), in the program's order; InputError if it is none."""
     if not isinstance(call, (tuple, list)):
         raise InputError(f"{where}: got a {type(call).__name__}, {_EXPECTED}")
-    args, kwargs = (call[0], call[1]) if _has_keywords(convention, call) else (call, {})
+    # (args, kwargs), unless these are two arguments of which the second is a dict.
+    args, kwargs = call, dict[str, Any]()
+    if len(call) == 2 and isinstance(call[0], (tuple, list)) and isinstance(call[1], dict):
+        names = (*convention.positional, *convention.keywords)
+        if set(call[1]) <= set(names) and (len(names) != 2 or len(call[0]) + len(call[1]) == 2):
+            args, kwargs = call
     return convention.bind(args, kwargs)
-
-
-def _has_keywords(convention: Convention, call: Sequence[Any]) -> bool:
-    """Return whether a call is (args, kwargs), and not two arguments of which the second is a dict."""
-    if len(call) != 2 or not isinstance(call[0], (tuple, list)) or not isinstance(call[1], dict):
-        return False
-    names = (*convention.positional, *convention.keywords)
-    return set(call[1]) <= set(names) and (len(names) != 2 or len(call[0]) + len(call[1]) == 2)

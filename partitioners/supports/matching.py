@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.partitioners.supports.attributes import Attribute, describe_miss
+from exir_lowering.graphs.order import reach
 from exir_lowering.partitioners.supports.support import GraphScope
 from exir_lowering.partitioners.supports.templates import (
     ANY,
+    Attribute,
     HeldNumber,
     Template,
     TemplateInput,
@@ -34,21 +34,14 @@ _COMMUTATIVE = frozenset(
 )  # fmt: skip
 """Operators whose first two operands may be in either order; add only if its third one, alpha, is 1."""
 
-
-def find_constant_value(scope: GraphScope, node: Node) -> torch.Tensor | None:
-    """Return the value of a constant with one element, None if the graph does not show it."""
-    if node.op == "get_attr":
-        value = graphs.attribute(scope.graph_module, str(node.target))
-    else:
-        value = getattr(node.meta.get("val"), "constant", None)
-    return value if isinstance(value, torch.Tensor) else None
-
-
 Accept = Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
 """Whether to take a match, given its nodes, inputs and results."""
 
 _Todo = tuple[Any, Any, Any] | None
 """What is left to compare: part of a pattern, a node or value, and the rest: a linked list that choices share."""
+
+
+_END: Any = object()
 
 
 class SearchedGraph:
@@ -58,12 +51,10 @@ class SearchedGraph:
         self.scope = scope
         self.nodes = list(scope.graph_module.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
-        self.name: dict[Node, str] = {}
+        self.name = {node: graphs.operator_name(node) for node in self.nodes if node.op == "call_function"}
         self.by_name: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            if node.op == "call_function":
-                name = self.name[node] = graphs.operator_name(node)
-                self.by_name.setdefault(name, []).append(node)
+        for node, name in self.name.items():
+            self.by_name.setdefault(name, []).append(node)
         self.taken: dict[Node, str] = {}
         self.reasons: dict[Node, tuple[int, str]] = {}
         self.nearest: dict[int, tuple[Node, str]] = {}
@@ -89,6 +80,16 @@ class SearchedGraph:
         """Return whether a value is a node that stands for a parameter, buffer or constant."""
         return isinstance(value, Node) and (value in self.scope.constants or value.op == "get_attr")
 
+    def holds(self, node: Any, number: torch.Tensor) -> bool:
+        """Return whether a node is a constant that the graph shows to be a number."""
+        if not self.is_constant(node):
+            return False
+        if node.op == "get_attr":
+            value = graphs.attribute(self.scope.graph_module, str(node.target))
+        else:
+            value = getattr(node.meta.get("val"), "constant", None)
+        return isinstance(value, torch.Tensor) and value.dtype == number.dtype and torch.equal(value, number)
+
 
 class Search:
     """The search for one match, starting at an anchor, with backtracking."""
@@ -97,7 +98,6 @@ class Search:
         self.graph, self.template, self.accept = graph, template, accept
         self.bound: dict[TemplateOperator | TemplateInput, Any] = {}
         self.term_of: dict[Node, TemplateOperator] = {}
-        self.trail: list[TemplateOperator | TemplateInput] = []
         self.reason = ""
         self.refused: tuple[Node, ...] = ()
         self.missed: tuple[Node, ...] = ()  # where it came furthest, and what differed there
@@ -110,14 +110,17 @@ class Search:
         choices: list[tuple[Iterator[_Todo], int]] = [(iter((start,)), 0)]
         while choices and self.left > 0:
             options, mark = choices[-1]
-            self._take_back(mark)
-            found = list(islice(options, 1))
-            if not found:
+            while len(self.bound) > mark:  # take back what was bound for an earlier choice
+                term, value = self.bound.popitem()
+                if isinstance(term, TemplateOperator):
+                    del self.term_of[value]
+            if (found := next(options, _END)) is _END:
                 choices.pop()
                 continue
-            further = self._go_up() if found[0] is None else iter(self._compare(*found[0]))
+            todo: _Todo = found
+            further = self._go_up() if todo is None else iter(self._compare(*todo))
             if further is not None:
-                choices.append((further, len(self.trail)))
+                choices.append((further, len(self.bound)))
             elif (nodes := self._finish()) is not None:
                 return nodes
         if self.left <= 0:
@@ -125,16 +128,6 @@ class Search:
         elif self.missed:
             self._refuse(self.missed, self.difference)
         return None
-
-    def _take_back(self, mark: int) -> None:
-        while len(self.trail) > mark:
-            value = self.bound.pop(term := self.trail.pop())
-            if isinstance(term, TemplateOperator):
-                del self.term_of[value]
-
-    def _bind(self, term: TemplateOperator | TemplateInput, value: Any) -> None:
-        self.bound[term] = value
-        self.trail.append(term)
 
     def _refuse(self, nodes: tuple[Node, ...], reason: str) -> None:
         if not self.refused:
@@ -150,42 +143,24 @@ class Search:
         """Return the ways to continue if a part of the pattern and a node or value fit; empty if they do not."""
         self.graph.comparisons += 1
         self.left -= 1
+        if isinstance(term, (TemplateOperator, TemplateInput)) and term in self.bound:
+            return [rest] if _is_same(self.bound[term], value) else []
         if isinstance(term, TemplateOperator):
             return self._compare_operator(term, value, rest)
-        if isinstance(term, TemplateInput):
-            if term in self.bound:
-                return [rest] if _is_same(self.bound[term], value) else []
-            if not self._fits_input(term, value):
+        if isinstance(term, (list, tuple)):
+            same = isinstance(value, (list, tuple)) and len(term) == len(value)
+            return [_push(term, value, rest)] if same else []
+        if not self._fits(term, value):
+            if isinstance(term, TemplateInput):
                 why = f"is {value.name}, no constant" if isinstance(value, Node) else "is no value of the graph"
                 self._miss(self.term_of, f"its input {term.name} {why}")
-                return []
-            self._bind(term, value)
-            return [rest]
-        if isinstance(term, (list, tuple)):
-            if not isinstance(value, (list, tuple)) or len(term) != len(value):
-                return []
-            return [_push(term, value, rest)]
-        return [rest] if self._fits_value(term, value) else []
-
-    def _fits_input(self, term: TemplateInput, value: Any) -> bool:
-        if term.constant and not term.wildcard:
-            return self.graph.is_constant(value)
-        return term.wildcard or (value is not None and value is not inspect.Parameter.empty)
-
-    def _fits_value(self, term: Any, value: Any) -> bool:
-        if term is ANY:
-            return True
-        if isinstance(term, HeldNumber):
-            known = find_constant_value(self.graph.scope, value) if self.graph.is_constant(value) else None
-            return known is not None and known.dtype == term.value.dtype and torch.equal(known, term.value)
-        if isinstance(term, Attribute):
-            return term.fits(value)
-        return not isinstance(value, Node) and bool(term == value)
+            return []
+        if isinstance(term, TemplateInput):
+            self.bound[term] = value
+        return [rest]
 
     def _compare_operator(self, term: TemplateOperator, value: Any, rest: _Todo) -> list[_Todo]:
-        if term in self.bound:
-            return [rest] if self.bound[term] is value else []
-        if not self._may_be(term, value):
+        if not self._fits(term, value):
             return []
         if value in self.graph.taken:
             why = f"node {value.name} is in a match of pattern {self.graph.taken[value]}"
@@ -193,52 +168,42 @@ class Search:
             return []
         name = self.graph.name[value]
         wanted, got = term.arguments[name], order_arguments(name, value.args, value.kwargs)
-        if len(wanted) != len(got) or not self._attributes_fit(name, value, wanted, got):
+        if len(wanted) != len(got):
             return []
-        self._bind(term, value)
-        self.term_of[value] = term
-        ways = [_push(wanted, got, rest)]
-        if name in _COMMUTATIVE and _commutes(got) and not _is_same(got[0], got[1]):
-            swapped = (got[1], got[0], *got[2:])
-            likely = [self._heads_fit(wanted, got), self._heads_fit(wanted, swapped)]
-            both = [ways[0], _push(wanted, swapped, rest)]
-            ways = [way for way, fits in zip(both, likely, strict=True) if fits]
-        return ways
-
-    def _attributes_fit(self, name: str, node: Node, wanted: Sequence[Any], got: Sequence[Any]) -> bool:
-        """Compare the plain values first, which depend on nothing else, except of operands that may be swapped."""
+        # Plain values first, which depend on nothing else, except of operands that may be swapped.
         for number in range(2 if name in _COMMUTATIVE else 0, len(wanted)):
-            term = wanted[number]
-            if _is_plain(term) and not self._fits_plain(term, got[number]):
-                self._miss(
-                    (*self.term_of, node), describe_miss(list_argument_names(name), number, node, term, got[number])
-                )
-                return False
-        return True
+            if _is_plain(wanted[number]) and not self._fits(wanted[number], got[number]):
+                self._miss((*self.term_of, value), _describe_miss(name, number, value, wanted[number], got[number]))
+                return []
+        self.bound[term] = value
+        self.term_of[value] = term
+        commutes = name in _COMMUTATIVE and (len(got) == 2 or (not isinstance(got[2], Node) and got[2] == 1))
+        if not commutes or _is_same(got[0], got[1]):
+            return [_push(wanted, got, rest)]
+        # One level ahead, so that most operands have one order only.
+        ways = (got, (got[1], got[0], *got[2:]))
+        return [_push(wanted, way, rest) for way in ways if all(map(self._fits, wanted[:2], way[:2]))]
 
-    def _fits_plain(self, term: Any, value: Any) -> bool:
-        if not isinstance(term, (list, tuple)):
-            return self._fits_value(term, value)
-        same = isinstance(value, (list, tuple)) and len(term) == len(value)
-        return same and all(map(self._fits_plain, term, value))
-
-    def _may_be(self, term: TemplateOperator, value: Any) -> bool:
-        return isinstance(value, Node) and value not in self.term_of and self.graph.name.get(value) in term.arguments
-
-    def _heads_fit(self, wanted: Sequence[Any], got: Sequence[Any]) -> bool:
-        """Look one level ahead, so that most operands have one order only."""
-        for term, value in zip(wanted[:2], got[:2], strict=True):
-            if isinstance(term, (TemplateOperator, TemplateInput)) and term in self.bound:
-                fits = _is_same(self.bound[term], value)
-            elif isinstance(term, TemplateOperator):
-                fits = self._may_be(term, value)
-            else:
-                fits = (
-                    self._fits_input(term, value) if isinstance(term, TemplateInput) else self._fits_value(term, value)
-                )
-            if not fits:
-                return False
-        return True
+    def _fits(self, term: Any, value: Any) -> bool:
+        """Return whether a part of the pattern and a node or value may fit, without their operands."""
+        if isinstance(term, (TemplateOperator, TemplateInput)) and term in self.bound:
+            return _is_same(self.bound[term], value)
+        if isinstance(term, TemplateOperator):
+            return (
+                isinstance(value, Node) and value not in self.term_of and self.graph.name.get(value) in term.arguments
+            )
+        if isinstance(term, TemplateInput):
+            if term.constant and not term.wildcard:
+                return self.graph.is_constant(value)
+            return term.wildcard or (value is not None and value is not inspect.Parameter.empty)
+        if isinstance(term, HeldNumber):
+            return self.graph.holds(value, term.value)
+        if isinstance(term, Attribute):
+            return term.fits(value)
+        if isinstance(term, (list, tuple)) and _is_plain(term):
+            same = isinstance(value, (list, tuple)) and len(term) == len(value)
+            return same and all(map(self._fits, term, value))
+        return term is ANY or (not isinstance(value, Node) and bool(term == value))
 
     def _go_up(self) -> Iterator[_Todo] | None:
         """Go from a bound operator to one that is not bound; None if all are."""
@@ -263,17 +228,15 @@ class Search:
         following = [u for n in self.term_of for u in n.users if graphs.is_getitem(u) and u not in self.term_of]
         nodes = self.graph.ordered([*self.term_of, *(u for u in following if u.args[0] in results or not u.users)])
         inputs = {term.name: value for term, value in self.bound.items() if isinstance(term, TemplateInput)}
-        reason = self._find_escape(nodes, results) or self._find_held_input(nodes, inputs)
-        if not reason and len(results) > 1:
-            reason = _find_way_back(nodes, self.graph.position)
+        reason = self._find_fault(nodes, results, inputs)
         if not reason and not self.accept(nodes, inputs, results):
             reason = "its check refused it"
         if reason:
             self._refuse(nodes, reason)
-            return None
-        return nodes
+        return None if reason else nodes
 
-    def _find_escape(self, nodes: Sequence[Node], results: Sequence[Node]) -> str:
+    def _find_fault(self, nodes: Sequence[Node], results: Sequence[Node], inputs: Mapping[str, Any]) -> str:
+        """Return why nodes cannot be replaced by one that has these inputs and results, "" if they can."""
         inside = set(nodes)
         for node in nodes:
             if node in results or (graphs.is_getitem(node) and node.args[0] in results):
@@ -281,16 +244,27 @@ class Search:
             for user in node.users:
                 if user not in inside:
                     return f"{node.name}, which is not among its results, is used outside of it by {user.name}"
-        return ""
-
-    def _find_held_input(self, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> str:
-        inside = set(nodes)
         for name, value in inputs.items():
             held: list[Node] = []
             torch.fx.node.map_arg((value,), held.append)
             if not inside.isdisjoint(held):
                 return f"its input {name} would be {held[0].name}, which is inside the match"
-        return ""
+        if len(results) == 1:
+            return ""
+        last = self.graph.position[nodes[-1]]
+        leaving = [(node, user) for node in reversed(nodes) for user in node.users if user not in inside]
+        seen = reach(
+            leaving,
+            lambda node: () if node in inside else node.users,
+            lambda node: node in inside or self.graph.position[node] < last,
+        )
+        back = next((node for node in nodes if node in seen), None)
+        if back is None:
+            return ""
+        path = [back, seen[back]]
+        while path[-1] not in inside:
+            path.append(seen[path[-1]])
+        return f"the path {' -> '.join(node.name for node in reversed(path))} leaves it and comes back"
 
 
 def _is_plain(term: Any) -> bool:
@@ -314,26 +288,10 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _commutes(got: Sequence[Any]) -> bool:
-    return len(got) == 2 or (not isinstance(got[2], Node) and got[2] == 1)
-
-
-def _find_way_back(nodes: Sequence[Node], position: Mapping[Node, int]) -> str:
-    """Describe a path that leaves some nodes and comes back; "" if there is none."""
-    inside, last = set(nodes), position[nodes[-1]]
-    parent: dict[Node, Node] = {}
-    stack = list(reversed(nodes))
-    while stack:
-        node = stack.pop()
-        for user in node.users:
-            if user in inside:
-                if node in inside:
-                    continue
-                path = [user, node]
-                while path[-1] not in inside:
-                    path.append(parent[path[-1]])
-                return f"the path {' -> '.join(n.name for n in reversed(path))} leaves it and comes back"
-            if user not in parent and position[user] < last:
-                parent[user] = node
-                stack.append(user)
-    return ""
+def _describe_miss(operator: str, number: int, node: Node, wanted: Any, got: Any) -> str:
+    """Say how an argument of a node differs from what a pattern says."""
+    names = list_argument_names(operator)
+    name = names[number] if number < len(names) else f"argument {number}"
+    shown = "omitted" if got is inspect.Parameter.empty else got.name if isinstance(got, Node) else repr(got)
+    expected = str(wanted) if isinstance(wanted, Attribute) else repr(wanted)
+    return f"{name} of {node.name} is {shown}, the pattern says {expected}"

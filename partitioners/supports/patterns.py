@@ -20,14 +20,8 @@ from exir_lowering.partitioners.supports.templates import read_template
 _ROUNDS = 8
 """For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A match."""
-
-    pattern: int  # its number
-    nodes: tuple[Node, ...]  # in graph order
-    several: bool  # whether the pattern has several results
+_Found = tuple[int, tuple[Node, ...]]
+"""A match: the number of the pattern, and the nodes in graph order."""
 
 
 @dataclass(slots=True)
@@ -45,57 +39,58 @@ class Matching:
 
 
 def find(scope: GraphScope, patterns: Sequence[Pattern]) -> Matching:
-    """Choose matches that share no node and that can all be contracted at once, in the order of `_list_tries`."""
+    """Choose matches that share no node and that can all be contracted at once.
+
+    Patterns are tried by priority, size, place of the last operator, and number.
+    """
     graph = SearchedGraph(scope)
+    tries = sorted(
+        (-pattern.priority, -len(pattern.template.operators), graph.position[anchor], number)
+        for number, pattern in enumerate(patterns)
+        for name in pattern.template.operators[-1].arguments
+        for anchor in graph.by_name.get(name, ())
+    )
     ranked: list[_Found] = []
-    for anchor, number in _list_tries(graph, patterns):
-        pattern = patterns[number]
+    for *_, position, number in tries:
+        pattern, anchor = patterns[number], graph.nodes[position]
         if anchor in graph.taken:
             graph.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
             continue
         search = Search(graph, pattern.template, partial(_accept, pattern, scope))
         nodes = search.run(anchor)
         if nodes is not None:
-            ranked.append(_Found(number, nodes, len(pattern.template.results) > 1))
+            ranked.append((number, nodes))
             graph.taken.update(dict.fromkeys(nodes, pattern.name))
             continue
         if search.refused:
             graph.nearest.setdefault(number, (anchor, search.reason))
         for node in search.refused:
             graph.reasons.setdefault(node, (number, search.reason))
-    kept = _sort_matches(graph, _break_cycles(graph, ranked))
+    several = frozenset(number for number, pattern in enumerate(patterns) if len(pattern.template.results) > 1)
+    kept = _sort_matches(graph, _break_cycles(graph, ranked, several), several)
     return Matching(
-        tuple((found.pattern, tuple(map(graph.position.__getitem__, found.nodes))) for found in kept),
+        tuple((number, tuple(map(graph.position.__getitem__, nodes))) for number, nodes in kept),
         {graph.position[node]: reason for node, reason in graph.reasons.items()},
         {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in graph.nearest.items()},
         graph.comparisons,
     )
 
 
-def _list_tries(graph: SearchedGraph, patterns: Sequence[Pattern]) -> list[tuple[Node, int]]:
-    """Return where to search for which pattern: by priority, size, place of the last operator, and number."""
-    tries = [
-        (-pattern.priority, -len(pattern.template.operators), graph.position[anchor], number)
-        for number, pattern in enumerate(patterns)
-        for name in pattern.template.operators[-1].arguments
-        for anchor in graph.by_name.get(name, ())
-    ]
-    return [(graph.nodes[position], number) for _, _, position, number in sorted(tries)]
-
-
-def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found]) -> list[_Found]:
+def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: frozenset[int]) -> list[_Found]:
     """Drop matches that feed each other both ways, as only those with several results can, the last ones first."""
     kept, turn = list(ranked), 0
-    while sum(found.several for found in kept) > 1:
+    while sum(number in several for number, _ in kept) > 1:
         given_up: set[int] = set()
-        for component in _find_cycles(graph, kept):
-            inside = [i for i in component if kept[i].several]
+        knots = (knot for knot in nx.strongly_connected_components(_contract(graph, kept)) if len(knot) > 1)
+        for knot in sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots):
+            inside = [i for i in knot if kept[i][0] in several]
             count = 1 if turn < _ROUNDS else max(1, len(inside) // 2)
-            why = f"it and the match at {kept[inside[0]].nodes[-1].name} would feed each other both ways"
+            why = f"it and the match at {kept[inside[0]][1][-1].name} would feed each other both ways"
             for i in inside[-count:]:
                 given_up.add(i)
-                graph.nearest.setdefault(kept[i].pattern, (kept[i].nodes[-1], why))
-                graph.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].pattern, why)))
+                number, nodes = kept[i]
+                graph.nearest.setdefault(number, (nodes[-1], why))
+                graph.reasons.update(dict.fromkeys(nodes, (number, why)))
         if not given_up:
             break
         kept = [found for i, found in enumerate(kept) if i not in given_up]
@@ -103,15 +98,9 @@ def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found]) -> list[_Found
     return kept
 
 
-def _find_cycles(graph: SearchedGraph, kept: Sequence[_Found]) -> list[list[int]]:
-    """Return the numbers of the matches on each knot of cycles that contracting all of them would form."""
-    knots = [knot for knot in nx.strongly_connected_components(_contract_matches(graph, kept)) if len(knot) > 1]
-    return sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots)
-
-
-def _contract_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
+def _contract(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
     """Return the graph with each match as one vertex, its number."""
-    unit: dict[Node, Any] = {node: i for i, found in enumerate(kept) for node in found.nodes}
+    unit: dict[Node, Any] = {node: i for i, (_, nodes) in enumerate(kept) for node in nodes}
     contracted: Any = nx.DiGraph()
     for node in graph.nodes:
         source = unit.get(node, node)
@@ -121,16 +110,14 @@ def _contract_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
     return contracted
 
 
-def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> list[_Found]:
+def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: frozenset[int]) -> list[_Found]:
     """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
-    kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
-    if not any(found.several for found in kept):
+    kept = sorted(kept, key=lambda found: graph.position[found[1][-1]])
+    if several.isdisjoint(number for number, _ in kept):
         return kept
-
-    def position(item: Any) -> int:
-        return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
-
-    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
+    ordered = nx.lexicographical_topological_sort(
+        _contract(graph, kept), key=lambda item: graph.position[kept[item][1][-1] if isinstance(item, int) else item]
+    )
     return [kept[item] for item in ordered if isinstance(item, int)]
 
 
@@ -197,7 +184,7 @@ class Pattern:
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.priority, self.check = priority, check
         self.template = read_template(self.name, function, example_inputs, attributes or {})
-        self.operators = self.template.names
+        self.operators = tuple(tuple(term.arguments) for term in self.template.operators)
 
     def __repr__(self) -> str:
         return f"Pattern({self.name})"

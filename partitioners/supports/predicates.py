@@ -10,8 +10,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.supports.attributes import suggest
-from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support
+from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support, suggest
 
 
 def ops(*operators: Any) -> Support:

@@ -6,8 +6,9 @@ code and a text, so that a plan can say why an operator stayed on the host.
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -219,6 +220,12 @@ def _call_guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
         raise PartitionerContractError(
             f"Support {support} raised {type(error).__name__} for {what}: {error}", violation="raised"
         ) from error
+
+
+def suggest(wanted: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the end of a message: the names that are close to one, or another end."""
+    close = difflib.get_close_matches(wanted, known, n=3)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
 
 
 def describe_node(node: Node, scope: GraphScope) -> str:

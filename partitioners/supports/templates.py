@@ -15,12 +15,21 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.fx.proxy import GraphAppendingTracer
 
-from exir_lowering import InputError, graphs
-from exir_lowering.partitioners.supports.attributes import ANY as ANY, read_attributes, suggest
+from exir_lowering import InputError, PartitionerContractError, graphs
+from exir_lowering.partitioners.supports.support import suggest
 from exir_lowering.plugins import conversion_lock
 
 _SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
 """Arguments that hold sizes: their values for the example inputs say nothing about what to match."""
+
+
+class _Wildcard:
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Any = _Wildcard()
+"""As an argument in a pattern: matches any node, number or list, or an omitted argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,47 @@ class HeldNumber:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Attribute:
+    """What an argument may be: one of several values, or what a function takes."""
+
+    pattern: str  # in messages
+    name: str
+    options: tuple[Any, ...]
+    accepts: Callable[[Any], Any] | None = None
+
+    def fits(self, value: Any) -> bool:
+        """Return whether a value may be the argument; PartitionerContractError if the function raises."""
+        if isinstance(value, Node) or value is inspect.Parameter.empty:
+            return False
+        if self.accepts is None:
+            return any(_stands_for(option, value) for option in self.options)
+        try:
+            return bool(self.accepts(value))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise PartitionerContractError(
+                f"What pattern {self.pattern} asks of {self.name} raised {type(error).__name__} for {value!r}: {error}",
+                violation="raised",
+                details={"pattern": self.pattern, "node": ""},
+            ) from error
+
+    def __str__(self) -> str:
+        if self.accepts is not None:
+            return f"what {getattr(self.accepts, '__name__', self.accepts)} takes"
+        return " or ".join(map(repr, self.options))
+
+
+def _stands_for(option: Any, value: Any) -> bool:
+    """Return whether a value is the one that is meant: a number also stands for a list of it."""
+    if isinstance(value, (list, tuple)):
+        if not isinstance(option, (list, tuple)):
+            return bool(value) and all(_stands_for(option, item) for item in value)
+        return len(option) == len(value) and all(map(_stands_for, option, value))
+    return isinstance(option, bool) == isinstance(value, bool) and not isinstance(value, Node) and bool(option == value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TemplateOperator:
     """An operator of a pattern."""
 
@@ -49,16 +99,13 @@ class TemplateOperator:
 
     def read(self) -> Iterator[TemplateOperator | TemplateInput]:
         """Yield the operators and inputs among the arguments."""
-        for terms in self.arguments.values():
-            yield from _read(terms)
-
-
-def _read(term: Any) -> Iterator[TemplateOperator | TemplateInput]:
-    if isinstance(term, (TemplateOperator, TemplateInput)):
-        yield term
-    elif isinstance(term, (list, tuple)):
-        for item in term:
-            yield from _read(item)
+        stack: list[Any] = [list(self.arguments.values())]
+        while stack:
+            term = stack.pop()
+            if isinstance(term, (TemplateOperator, TemplateInput)):
+                yield term
+            elif isinstance(term, (list, tuple)):
+                stack += reversed(term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +115,14 @@ class Template:
     operators: tuple[TemplateOperator, ...]  # in topological order; the last one is the anchor
     results: tuple[TemplateOperator, ...]  # those whose values may be used outside of a match
 
-    @property
-    def names(self) -> tuple[tuple[str, ...], ...]:
-        """The names that each operator may have."""
-        return tuple(tuple(term.arguments) for term in self.operators)
-
 
 @cache
 def _find_signature(name: str) -> inspect.Signature | None:
     """Return the signature of an operator, None if it has no schema."""
-    parts = name.split(".")
-    if len(parts) != 3:
-        return None
     overload: Any = torch.ops
-    for part in parts:
+    for part in name.split("."):
         overload = getattr(overload, part, None)
-    signatures = get_signature_for_torch_op(overload) if callable(overload) else None
+    signatures = get_signature_for_torch_op(overload) if name.count(".") == 2 and callable(overload) else None
     return signatures[0] if signatures else None
 
 
@@ -91,12 +130,6 @@ def list_argument_names(name: str) -> tuple[str, ...]:
     """Return the names of an operator's arguments as torch.fx has them (`input` for `self`), () without a schema."""
     signature = _find_signature(name)
     return tuple(signature.parameters) if signature is not None else ()
-
-
-def has_items(name: str) -> bool:
-    """Return whether an operator has several results, or a list of them."""
-    signature = _find_signature(name)
-    return signature is not None and signature.return_annotation is not torch.Tensor
 
 
 def order_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -164,10 +197,20 @@ def read_template(
     name: str, function: Callable[..., Any], example_inputs: Sequence[torch.Tensor] | None, attributes: Any
 ) -> Template:
     """Read a function as a template, from the arguments of `Pattern`; InputError if it is not a pattern."""
-    inputs, read = _read_parameters(name, function), read_attributes(name, attributes)
+    if not isinstance(attributes, Mapping) or not all(isinstance(key, str) and key for key in attributes):
+        raise InputError(
+            f"Pattern {name}: attributes={attributes!r}: expected a mapping from names of arguments, such as "
+            '{"stride": ANY}.'
+        )
+    wanted: dict[str, Any] = {}
+    for key, value in attributes.items():
+        options = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [value]
+        accepts = value if callable(value) else None
+        wanted[key] = ANY if value is ANY else Attribute(name, key, () if accepts else tuple(options), accepts)
+    inputs = _read_parameters(name, function)
     if example_inputs is None:
-        return _TracedFunction(name, function, inputs, read).make_template()
-    return _ExportedFunction(name, function, inputs, read).make_template(example_inputs)
+        return _Reader(name, wanted).trace(function, inputs)
+    return _Reader(name, wanted, exported=True).export(function, inputs, example_inputs)
 
 
 def _read_parameters(name: str, function: Callable[..., Any]) -> list[TemplateInput]:
@@ -184,168 +227,14 @@ def _read_parameters(name: str, function: Callable[..., Any]) -> list[TemplateIn
                 f"Pattern {name}: parameter {str(parameter)!r} is not an ordinary one. Give each input of the pattern "
                 f"a parameter of its own, without *args, **kwargs and keyword-only parameters."
             )
-        default = parameter.default
+        default, annotation = parameter.default, parameter.annotation
         if default is parameter.empty or default is Constant or default is ANY:
-            constant = default is Constant or _says_constant(parameter.annotation)
-            inputs.append(TemplateInput(parameter.name, constant, default is ANY))
+            if isinstance(annotation, str):  # from __future__ import annotations
+                says_constant = annotation.split(".")[-1].strip("'\" ") == "Constant"
+            else:
+                says_constant = annotation is Constant or Constant in getattr(annotation, "__metadata__", ())
+            inputs.append(TemplateInput(parameter.name, default is Constant or says_constant, default is ANY))
     return inputs
-
-
-def _says_constant(annotation: Any) -> bool:
-    if isinstance(annotation, str):  # from __future__ import annotations
-        return annotation.split(".")[-1].strip("'\" ") == "Constant"
-    return annotation is Constant or Constant in getattr(annotation, "__metadata__", ())
-
-
-class _TemplateReader:
-    """Makes a template from a graph."""
-
-    def __init__(
-        self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput], attributes: Mapping[str, Any]
-    ) -> None:
-        self.name, self.function, self.inputs, self.attributes = name, function, inputs, attributes
-        self.terms: dict[Node, Any] = {}
-        self.used: set[str] = set()  # which attributes an operator has
-
-    def error(self, text: str) -> InputError:
-        return InputError(f"Pattern {self.name}: {text}")
-
-    def names(self, node: Node) -> tuple[str, ...]:
-        """Return the names that a node of the pattern may have in a graph."""
-        return (graphs.operator_name(node),)
-
-    def operator(self, node: Node) -> TemplateOperator:
-        found = {}
-        for name in self.names(node):
-            given = order_arguments(name, *torch.fx.node.map_arg((node.args, node.kwargs), self.terms.__getitem__))
-            known = list_argument_names(name)
-            found[name] = tuple(map(partial(self.argument, name), known, given)) if known else given
-        return TemplateOperator(found)
-
-    def argument(self, operator: str, name: str, value: Any) -> Any:
-        """Return what an argument of an operator has to match."""
-        keys = (f"{operator}.{name}", f"{operator.rpartition('.')[0]}.{name}", name)
-        given = [key for key in keys if key in self.attributes]
-        if not given:
-            return self.value(name, value)
-        if isinstance(value, TemplateOperator):
-            raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
-        self.used.update(given)
-        return self.attributes[given[0]]
-
-    def value(self, name: str, value: Any) -> Any:
-        """Return what an argument has to match."""
-        return value
-
-    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
-        """Make the template, or refuse the graph."""
-        nodes = [node for node in graph.nodes if node.op == "call_function"]
-        if not nodes:
-            raise self.error("the function calls no operator. Call at least one on its parameters.")
-        for node in nodes:
-            self.terms[node] = self.operator(node)
-        returned: dict[TemplateOperator, None] = {}
-        for result in results:
-            term = self.terms.get(result) if isinstance(result, Node) else None
-            if not isinstance(term, TemplateOperator):
-                raise self.error(
-                    f"it returns {result}, which none of its operators computes. Return the results of operators "
-                    f"only; inputs are available outside of a match anyway."
-                )
-            returned[term] = None
-        for node in nodes:
-            if not node.users:
-                raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
-        for key in self.attributes:
-            if key not in self.used:
-                known = {one for node in nodes for name in self.names(node) for one in list_argument_names(name)}
-                hint = suggest(key.rpartition(".")[2], known, f" They have {', '.join(sorted(known))}.")
-                raise self.error(f"attributes has {key!r}, which none of its operators has.{hint}")
-        template = Template(tuple(self.terms[node] for node in nodes), tuple(returned))
-        self.check_inputs(template)
-        return template
-
-    def check_inputs(self, template: Template) -> None:
-        """Check that every parameter is used and that the operators are connected."""
-        together: Any = nx.Graph()
-        together.add_nodes_from(template.operators)
-        used = {source for term in template.operators for source in term.read()}
-        for term in template.operators:
-            read = (one for one in term.read() if not (isinstance(one, TemplateInput) and one.wildcard))
-            together.add_edges_from((source, term) for source in read)
-        unused = [term.name for term in self.terms.values() if isinstance(term, TemplateInput) and term not in used]
-        if unused:
-            raise self.error(f"parameter {unused[0]} is not used by an operator. Remove it.")
-        if not nx.is_connected(together):
-            raise self.error(
-                "its operators are not connected: some share neither a value nor an input with the others. Make two "
-                "patterns of them."
-            )
-
-
-class _Tracer(GraphAppendingTracer):
-    """Allows `ANY` as an argument."""
-
-    def create_arg(self, a: Any) -> Any:
-        return a if a is ANY else super().create_arg(a)
-
-
-class _TracedFunction(_TemplateReader):
-    """A function that calls operators directly."""
-
-    def make_template(self) -> Template:
-        graph = Graph()
-        tracer = _Tracer(graph)
-        proxies = {}
-        for term in self.inputs:
-            node = graph.placeholder(term.name)
-            self.terms[node] = term
-            proxies[term.name] = Proxy(node, tracer)
-        try:
-            returned = _call_function(self.function, proxies)
-        except (InputError, MemoryError):
-            raise
-        except Exception as error:
-            raise self.error(
-                f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
-                f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
-            ) from error
-        results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        nodes = [result.node if isinstance(result, Proxy) else result for result in results]
-        graph.output([node for node in nodes if isinstance(node, Node)])
-        return self.build(graph, nodes)
-
-    def names(self, node: Node) -> tuple[str, ...]:
-        if isinstance(node.target, _OneOf):
-            return node.target.names
-        if graphs.is_getitem(node):
-            return ("getitem",)
-        try:
-            return (_name_overload(node.target),)
-        except InputError as error:
-            raise self.refused(str(error)) from None
-
-    def refused(self, why: str) -> InputError:
-        return self.error(
-            f"{why} Without example_inputs, a pattern may only call operators; give example_inputs, a "
-            f"tensor for each parameter, to write it with Python operators and torch functions."
-        )
-
-    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
-        for node in graph.nodes:
-            if node.op not in ("placeholder", "call_function", "output"):
-                raise self.refused(f"It calls the method {node.target}, which is not an operator overload.")
-            if graphs.is_getitem(node):
-                self.check_item(node)
-        return super().build(graph, results)
-
-    def check_item(self, node: Node) -> None:
-        """Check that an item is one of the results of an operator."""
-        source = node.args[0]
-        if not isinstance(source, Node) or source.op != "call_function":
-            raise self.error("it picks an item of an input. Make the item the input.")
-        if not any(map(has_items, self.names(source))):
-            raise self.refused("It indexes a tensor; only an operator with several results has items.")
 
 
 def _call_function(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
@@ -363,12 +252,64 @@ class _FunctionModule(torch.nn.Module):
         return _call_function(self.function, dict(zip(self.names, tensors, strict=True)))
 
 
-class _ExportedFunction(_TemplateReader):
-    """A function of tensors that torch.export reads."""
+class _Tracer(GraphAppendingTracer):
+    """Allows `ANY` as an argument."""
 
-    def make_template(self, examples: Sequence[torch.Tensor]) -> Template:
+    def create_arg(self, a: Any) -> Any:
+        return a if a is ANY else super().create_arg(a)
+
+
+class _Reader:
+    """Makes a template from a graph: of a function that calls operators directly, or of an exported one."""
+
+    def __init__(self, name: str, attributes: Mapping[str, Any], exported: bool = False) -> None:
+        self.name, self.attributes, self.exported = name, attributes, exported
+        self.terms: dict[Node, Any] = {}
+        self.used: set[str] = set()  # which attributes an operator has
+
+    def error(self, text: str) -> InputError:
+        return InputError(f"Pattern {self.name}: {text}")
+
+    def refused(self, why: str) -> InputError:
+        return self.error(
+            f"{why} Without example_inputs, a pattern may only call operators; give example_inputs, a "
+            f"tensor for each parameter, to write it with Python operators and torch functions."
+        )
+
+    def trace(self, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> Template:
+        """Read a function that calls operators directly."""
+        graph = Graph()
+        tracer = _Tracer(graph)
+        proxies = {term.name: Proxy(graph.placeholder(term.name), tracer) for term in inputs}
+        self.terms = {proxies[term.name].node: term for term in inputs}
+        try:
+            returned = _call_function(function, proxies)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:
+            raise self.error(
+                f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
+                f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
+            ) from error
+        results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        nodes = [result.node if isinstance(result, Proxy) else result for result in results]
+        graph.output([node for node in nodes if isinstance(node, Node)])
+        for node in graph.nodes:
+            if node.op not in ("placeholder", "call_function", "output"):
+                raise self.refused(f"It calls the method {node.target}, which is not an operator overload.")
+            if graphs.is_getitem(node):
+                source = node.args[0]
+                if not isinstance(source, Node) or source.op != "call_function":
+                    raise self.error("it picks an item of an input. Make the item the input.")
+                signatures = map(_find_signature, self.names(source))
+                if not any(found is not None and found.return_annotation is not torch.Tensor for found in signatures):
+                    raise self.refused("It indexes a tensor; only an operator with several results has items.")
+        return self.build(graph, nodes)
+
+    def export(self, function: Any, inputs: Sequence[TemplateInput], examples: Sequence[torch.Tensor]) -> Template:
+        """Read a function of tensors that torch.export reads."""
         given = tuple(examples) if isinstance(examples, (tuple, list)) else (examples,)
-        names = [term.name for term in self.inputs]
+        names = [term.name for term in inputs]
         if len(given) != len(names) or not all(isinstance(example, torch.Tensor) for example in given):
             raise self.error(
                 f"example_inputs are {[type(example).__name__ for example in given]}; expected a tensor for each of "
@@ -378,27 +319,93 @@ class _ExportedFunction(_TemplateReader):
 
         try:
             with conversion_lock():
-                program = to_edge(torch.export.export(_FunctionModule(self.function, names), given)).exported_program()
+                program = to_edge(torch.export.export(_FunctionModule(function, names), given)).exported_program()
         except MemoryError:
             raise
         except Exception as error:
             raise self.error(
                 f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
             ) from error
-        inputs = iter(self.inputs)
-        tensors = {**program.state_dict, **program.constants}
+        waiting = iter(inputs)
         for node, spec in graphs.placeholders(program).items():
-            self.terms[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else self.held(tensors[spec.target])
+            if spec.kind is InputKind.USER_INPUT:
+                self.terms[node] = next(waiting)
+                continue
+            held = graphs.lifted_value(program, spec.target)
+            if not isinstance(held, torch.Tensor) or held.numel() != 1:
+                raise self.error("it holds a tensor constant. Make that a parameter, annotated Constant.")
+            self.terms[node] = HeldNumber(held.detach())
         if any(node.op == "get_attr" for node in program.graph.nodes):
             raise self.error("it has control flow. Make a pattern of what is inside it: nested graphs are matched.")
         if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
             raise self.error("it writes to an input. Return the new value instead.")
         return self.build(program.graph, list(program.graph.output_node().args[0]))
 
-    def held(self, value: Any) -> HeldNumber:
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise self.error("it holds a tensor constant. Make that a parameter, annotated Constant.")
-        return HeldNumber(value.detach())
+    def names(self, node: Node) -> tuple[str, ...]:
+        """Return the names that a node of the pattern may have in a graph."""
+        if isinstance(node.target, _OneOf):
+            return node.target.names
+        if self.exported or graphs.is_getitem(node):
+            return (graphs.operator_name(node),)
+        try:
+            return (_name_overload(node.target),)
+        except InputError as error:
+            raise self.refused(str(error)) from None
 
-    def value(self, name: str, value: Any) -> Any:
-        return ANY if name in _SIZES else value
+    def argument(self, operator: str, name: str, value: Any) -> Any:
+        """Return what an argument of an operator has to match."""
+        keys = (f"{operator}.{name}", f"{operator.rpartition('.')[0]}.{name}", name)
+        given = [key for key in keys if key in self.attributes]
+        if not given:
+            return ANY if self.exported and name in _SIZES else value
+        if isinstance(value, TemplateOperator):
+            raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
+        self.used.update(given)
+        return self.attributes[given[0]]
+
+    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
+        """Make the template, or refuse the graph."""
+        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        if not nodes:
+            raise self.error("the function calls no operator. Call at least one on its parameters.")
+        for node in nodes:
+            found = {}
+            for name in self.names(node):
+                given = order_arguments(name, *torch.fx.node.map_arg((node.args, node.kwargs), self.terms.__getitem__))
+                known = list_argument_names(name)
+                found[name] = tuple(map(partial(self.argument, name), known, given)) if known else given
+            self.terms[node] = TemplateOperator(found)
+        for result in results:
+            if not isinstance(result, Node) or not isinstance(self.terms.get(result), TemplateOperator):
+                raise self.error(
+                    f"it returns {result}, which none of its operators computes. Return the results of operators "
+                    f"only; inputs are available outside of a match anyway."
+                )
+        for node in nodes:
+            if not node.users:
+                raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
+        for key in self.attributes:
+            if key not in self.used:
+                every = {one for node in nodes for name in self.names(node) for one in list_argument_names(name)}
+                hint = suggest(key.rpartition(".")[2], every, f" They have {', '.join(sorted(every))}.")
+                raise self.error(f"attributes has {key!r}, which none of its operators has.{hint}")
+        operators = tuple(self.terms[node] for node in nodes)
+        self.check_inputs(operators)
+        return Template(operators, tuple(dict.fromkeys(self.terms[result] for result in results)))
+
+    def check_inputs(self, operators: Sequence[TemplateOperator]) -> None:
+        """Check that every parameter is used and that the operators are connected."""
+        together: Any = nx.Graph()
+        together.add_nodes_from(operators)
+        used = {source for term in operators for source in term.read()}
+        for term in operators:
+            read = (one for one in term.read() if not (isinstance(one, TemplateInput) and one.wildcard))
+            together.add_edges_from((source, term) for source in read)
+        unused = [term.name for term in self.terms.values() if isinstance(term, TemplateInput) and term not in used]
+        if unused:
+            raise self.error(f"parameter {unused[0]} is not used by an operator. Remove it.")
+        if not nx.is_connected(together):
+            raise self.error(
+                "its operators are not connected: some share neither a value nor an input with the others. Make two "
+                "patterns of them."
+            )

@@ -11,10 +11,8 @@ from lowering_support import TagPartitioner, delegates, edge_program
 from torch.export import export
 
 import exir_lowering
-from exir_lowering import BackendFailure, DelegateContext, InputError
-from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
-
-CONTEXT = DelegateContext("forward", {}.get)
+from exir_lowering import BackendFailure, InputError
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 
 
 class Demo(torch.nn.Module):
@@ -118,51 +116,3 @@ def test_dynamic_sizes() -> None:
     for size in (1, 5, 8):
         inputs = (torch.randn(size, 2), torch.randn(size, 2))
         torch.testing.assert_close(run(*inputs)[0], Plain()(*inputs))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64])
-def test_dtypes(dtype: torch.dtype) -> None:
-    class Typed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("held", torch.tensor([[3.7, -1.1]]).to(dtype))
-            self.register_buffer("empty", torch.zeros(0, 2, dtype=dtype))
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return x * self.held, self.empty + self.held
-
-    x = torch.tensor([[1.3, 2.9]]).to(dtype)
-    run = runner(lowered(Typed(), x), compiler_demo=CompilerDemoDelegate())
-    for got, expected in zip(run(x), Typed()(x), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
-
-
-def test_damaged_payloads() -> None:
-    good = payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2)))
-    delegate = CompilerDemoDelegate()
-    for length in range(len(good)):
-        with pytest.raises(InputError):
-            delegate.compile(good[:length], [], CONTEXT)
-    with pytest.raises(InputError, match="another version: it starts with 'compiler_demo 2'"):
-        delegate.compile(good.replace(b"demo 1", b"demo 2"), [], CONTEXT)
-    for garbage in (b"\xff\xfe", bytes(range(256))):
-        with pytest.raises(InputError, match="it is not text"):
-            delegate.compile(garbage, [], CONTEXT)
-    with pytest.raises(InputError, match=r"calls aten\.div"):
-        delegate.compile(good.replace(b"aten.mul", b"aten.div"), [], CONTEXT)
-    with pytest.raises(InputError, match=r"Line 3 .* is not a valid constant"):
-        delegate.compile(good.replace(b"constant float32", b"constant float3"), [], CONTEXT)
-    with pytest.raises(InputError, match="lacks a line"):
-        delegate.compile(good.replace(b"%4 = ", b"%5 = "), [], CONTEXT)
-
-
-def test_failures_at_run_time() -> None:
-    delegate = CompilerDemoDelegate()
-    handle = delegate.compile(payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2))), [], CONTEXT)
-    with pytest.raises(InputError, match="takes 2 inputs, got 1"):
-        delegate.execute(handle, [torch.ones(2, 2)])
-    with pytest.raises(BackendFailure, match=r"aten.sub %0 %1, debug handle \d+, failed: RuntimeErr") as caught:
-        delegate.execute(handle, [torch.ones(2, 2), torch.ones(3)])
-    assert caught.value.debug_handle == handle.code.instructions[0].handle >= 0
-    assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 3
-    assert CompilerDemoBackend.backend_id == delegate.delegate_id and delegate.is_available()

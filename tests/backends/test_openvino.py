@@ -264,14 +264,6 @@ def test_bool_arithmetic_and_empty_tensors_stay_on_the_host(ran: Ran) -> None:
 
 
 @needs_openvino
-def test_rules_leave_operators_out(ran: Ran) -> None:
-    lowered = ran.lowered["ruled"]
-    assert backends(lowered) == ["OpenvinoBackend"] * 2
-    assert {node.operator for node in lowered.report.methods[0].host} == {"aten.relu.default"}
-    assert ran.equal("ruled") == 1
-
-
-@needs_openvino
 def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str]) -> None:
     """The word gives what ExecuTorch's class gives, and finds its backend by name."""
     from exir_lowering.backends.openvino import OpenvinoPartitioner, openvino
@@ -290,16 +282,6 @@ def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str])
     # OpenVINO numbers names anew in each model that it makes, so the bytes are never the same twice.
     assert len(first) == len(second) == 1
     assert abs(len(first[0].processed_bytes) - len(second[0].processed_bytes)) < 64
-
-
-@needs_openvino
-@pytest.mark.parametrize("device", ["ABACUS", "", 3])
-def test_a_device_that_is_not_there(device: Any) -> None:
-    from exir_lowering.backends.openvino import openvino
-
-    with pytest.raises(exir_lowering.InputError, match="CPU") as caught:
-        openvino(device)
-    assert repr(device) in str(caught.value)
 
 
 def python(hidden: set[str], script: str, *arguments: str, cwd: Path | None = None, env: Any = None) -> str:

@@ -10,7 +10,6 @@ The outputs are compared with PyTorch's; the exit status is 1 if a file's are wr
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import math
 import os
@@ -18,8 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
 import torch
-from latency_engines import ENGINES, FILES, OURS, Run, Subject, build, describe_file, make_files, open_all, use_cores
+from latency_engines import ENGINES, OURS, Run, Subject, build, describe_file, make_files, open_all, use_cores
 from latency_models import CONVOLUTIONAL, MODELS, OTHERS, TRANSFORMERS
 from rich.console import Console
 from rich.table import Table
 
-import exir_lowering
-
 BASE = "executorch"
 DEFAULT = (BASE, *OURS, "eager")
-SLOWER = 0.97
-"""A ratio below which a file counts as slower than ExecuTorch's."""
-
 TOLERANCE = {"float": 1e-4, "int8": 0.5}
 """The error that an output may have, as a share of the largest output. With random weights, a last place of an early
 activation becomes many in int8."""
@@ -49,9 +42,6 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 NOISE = 1.2
 """By how much a quantised model's root of the mean square of errors may grow: its largest error is one of chance."""
-
-PROFILED = 8
-"""Runs of a profile; the first one is slower."""
 
 Row = dict[str, Any]
 
@@ -67,13 +57,13 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
         keep: A folder for ExecuTorch's files.
 
     Returns:
-        Milliseconds by mode and engine, what the files are, errors, the profile, and what failed.
+        Milliseconds by mode and engine, what the files are, errors, and what failed.
     """
     expected = subject.expected()
     largest = max(float(one.abs().max()) for one in expected)
     files, failures = make_files(subject, engines, keep)
     about = {engine: describe_file(file) for engine, file in files.items()}
-    row: Row = {"largest": largest, "files": about, "failures": failures, "ms": {}, "profile": None}
+    row: Row = {"largest": largest, "files": about, "failures": failures, "ms": {}}
     row["int8"] = subject.built.quantize is not None
     row["tolerance"] = largest * TOLERANCE["int8" if row["int8"] else "float"]
     for count in cores:
@@ -88,8 +78,6 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
             about[engine].setdefault("ready_ms", seconds * 1e3)
         row["ms"][str(count)] = _time(runs, rounds)
         runs.clear()
-        if row["profile"] is None and OURS[-1] in row["ms"][str(count)]:
-            row["profile"] = _profile(files[OURS[-1]], subject)
     return row
 
 
@@ -125,20 +113,6 @@ def _time(runs: Mapping[str, Run], rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _profile(file: bytes, subject: Subject) -> Row:
-    """Return the share of the delegates, and the three slowest host operators with their shares and calls."""
-    rows = exir_lowering.load(file).profile("forward", *subject.built.inputs, runs=PROFILED).rows
-    total = sum(row.milliseconds for row in rows if row.kind in ("kernel", "delegate"))
-    host: collections.Counter[str] = collections.Counter()
-    calls: collections.Counter[str] = collections.Counter()
-    for row in rows:
-        if row.kind == "kernel":
-            host[row.name] += row.milliseconds / total
-            calls[row.name] += row.calls // PROFILED
-    delegates = sum(row.milliseconds for row in rows if row.kind == "delegate") / total
-    return {"delegates": delegates, "host": [[name, share, calls[name]] for name, share in host.most_common(3)]}
-
-
 def find_faults(row: Row) -> list[str]:
     """Return what is wrong with a model's results."""
     about, faults = row["files"], []
@@ -170,113 +144,29 @@ def ratio(row: Row, mode: str, engine: str, base: str = BASE) -> float | None:
     return other / one if one and other else None
 
 
-@dataclass(frozen=True)
-class Figures:
-    """A table, for a terminal or as markdown."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def show(self, console: Console, markdown: bool) -> None:
-        """Print it."""
-        if markdown:
-            lines = [self.columns, ["---", *("---:" for _ in self.columns[1:])], *self.rows]
-            print(f"{self.title}\n", *(f"| {' | '.join(line)} |" for line in lines), "", sep="\n")
-            return
-        table = Table(title=self.title)
-        for column in self.columns:
-            table.add_column(column, justify="left" if column == self.columns[0] else "right")
-        for row in self.rows:
-            table.add_row(*row)
-        console.print(table)
-
-
-def tabulate_latency(rows: Mapping[str, Row], mode: str, engines: Sequence[str]) -> Figures:
-    """Return milliseconds of all engines, and how many times faster than ExecuTorch's file they are."""
-    cells = []
-    for name, row in rows.items():
-        line = [name]
-        for engine in engines:
-            found, faster = latency(row, mode, engine), ratio(row, mode, engine)
-            times = f" ({faster:.2f}x)" if faster and engine != BASE else ""
-            line.append(f"{found:.2f}{times}" if found else "-")
-        cells.append(line)
-    kind = "CPU" if mode == "1" else "wall"
-    title = f"{mode} core{'s' * (mode != '1')}: {kind} milliseconds, least of all rounds (times faster than {BASE})"
-    return Figures(title, ("model", *engines), cells)
-
-
-def tabulate_files(rows: Mapping[str, Row], engines: Sequence[str]) -> Figures:
-    """Return what the files are, in the order of the engines."""
-
-    def join(row: Row, key: str, write: Callable[[float], str]) -> str:
-        return " / ".join(write(row["files"][e][key]) if key in row["files"].get(e, {}) else "-" for e in engines)
-
-    cells = [
-        (
-            name,
-            join(row, "bytes", lambda value: f"{value / 1e6:.1f}"),
-            join(row, "planned", lambda value: f"{value / 1e6:.2f}"),
-            join(row, "ready_ms", lambda value: f"{value:.0f}"),
-            join(row, "delegates", lambda value: f"{value:.0f}"),
-            join(row, "host", lambda value: f"{value:.0f}"),
-            join(row, "error", lambda value: f"{value:.1e}"),
-        )
-        for name, row in rows.items()
-    ]
-    columns = ("model", "MB", "MB planned", "ms to load and run", "delegates", "host operators", "error")
-    return Figures(f"Files of {' / '.join(engines)}", columns, cells)
-
-
-def tabulate_profiles(rows: Mapping[str, Row]) -> Figures:
-    """Return where the time of our files is left."""
-    cells = []
-    for name, row in rows.items():
-        if profile := row["profile"]:
-            host = ", ".join(f"{calls} x {operator} {share:.1%}" for operator, share, calls in profile["host"])
-            cells.append((name, f"{profile['delegates']:.1%}", host))
-    return Figures(f"Where the time of '{OURS[-1]}' is left", ("model", "delegates", "slowest host operators"), cells)
-
-
-def conclude(rows: Mapping[str, Row], mode: str, engines: Sequence[str]) -> Iterator[str]:
-    """Yield what the figures of a mode say."""
-    groups = (("transformers", TRANSFORMERS), ("convolutional models", CONVOLUTIONAL), ("others", OTHERS))
-    for engine in engines:
-        ratios = {name: found for name, row in rows.items() if (found := ratio(row, mode, engine))}
-        if not ratios or engine == BASE:
-            continue
-        means = []
-        for title, group in groups:
-            if inside := [found for name, found in ratios.items() if name in group]:
-                means.append(f"{title} {statistics.geometric_mean(inside):.2f}x ({len(inside)})")
-        yield f"{engine}, times faster than {BASE}, geometric means: {', '.join(means)}."
-        if engine in OURS:
-            slower = [f"{name} {found:.2f}x" for name, found in ratios.items() if found < SLOWER]
-            yield f"{engine}, slower than {SLOWER}x: {', '.join(slower) or 'none'}."
-    for engine in OURS:
-        eager = {name: found for name, row in rows.items() if (found := ratio(row, mode, engine, "eager"))}
-        if eager:
-            faster = [f"{name} {found:.2f}x" for name, found in eager.items() if found > 1]
-            count = sum(name in TRANSFORMERS and found > 1 for name, found in eager.items())
-            of = sum(name in TRANSFORMERS for name in eager)
-            yield (
-                f"{engine}, faster than eager: {', '.join(faster) or 'none'} ({count} of {of} transformers; eager runs "
-                "quantised models in float32)."
-            )
-
-
-def report(rows: Mapping[str, Row], engines: Sequence[str], markdown: bool) -> None:
-    """Print the tables, what they say, and what is not available."""
+def report(rows: Mapping[str, Row], engines: Sequence[str]) -> None:
+    """Print for each mode a table and what it says, and what is not available or wrong."""
     console = Console(width=None if sys.stdout.isatty() else 200)
-    modes = list(next(iter(rows.values()))["ms"])
-    for mode in modes:
-        tabulate_latency(rows, mode, engines).show(console, markdown)
-        for line in conclude(rows, mode, engines):
-            print(f"* {line}" if markdown else f"{mode}: {line}")
-        print()
-    tabulate_files(rows, [engine for engine in engines if engine in FILES]).show(console, markdown)
-    tabulate_profiles(rows).show(console, markdown)
+    for mode in next(iter(rows.values()))["ms"]:
+        kind = "CPU" if mode == "1" else "wall"
+        table = Table(title=f"{mode} cores: {kind} milliseconds, least of all rounds (times faster than {BASE})")
+        for column in ("model", *engines, "delegates", "MB planned"):
+            table.add_column(column, justify="left" if column == "model" else "right")
+        for name, row in rows.items():
+            cells = []
+            for engine in engines:
+                found, faster = latency(row, mode, engine), ratio(row, mode, engine)
+                times = f" ({faster:.2f}x)" if faster and engine != BASE else ""
+                cells.append(f"{found:.2f}{times}" if found else "-")
+            for key, scale in (("delegates", 1), ("planned", 1e-6)):
+                cells.append(" / ".join(f"{row['files'][e][key] * scale:.3g}" for e in engines if e in row["files"]))
+            table.add_row(name, *cells)
+        console.print(table)
+        for engine in engines:
+            ratios = {name: found for name, row in rows.items() if (found := ratio(row, mode, engine))}
+            for title, group in (("transformers", TRANSFORMERS), ("convolutional", CONVOLUTIONAL), ("others", OTHERS)):
+                if engine != BASE and (inside := [found for name, found in ratios.items() if name in group]):
+                    print(f"{engine}: {title} {statistics.geometric_mean(inside):.2f}x, least {min(inside):.2f}x")
     for name, row in rows.items():
         for engine, why in row["failures"].items():
             print(f"{name}: {engine} is not available: {why}")
@@ -293,8 +183,6 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", default="1", help="1, 2, or 1,2")
     parser.add_argument("--keep", type=Path, help="a folder for ExecuTorch's files, which take long to make")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--show", type=Path, help="measure nothing: print the figures that --json wrote")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
     arguments = parser.parse_args()
     arguments.models = [*sets.get(arguments.models, ())] or arguments.models.split(",")
     arguments.engines = ENGINES if arguments.engines == "all" else tuple(arguments.engines.split(","))
@@ -311,20 +199,17 @@ def main() -> int:
     """Run the benchmark; return 1 if a result is wrong or an error grew."""
     arguments = _read_arguments()
     warnings.simplefilter("ignore")
-    if arguments.show:
-        figures = json.loads(arguments.show.read_text())
-    else:
-        figures = {"engines": arguments.engines, "models": {}}
-        for name in arguments.models:
-            subject = build(name)
-            row = measure(subject, arguments.engines, arguments.cores, arguments.rounds, arguments.keep)
-            figures["models"][name] = row
-            del subject
-            ratios = {m: {e: round(ratio(row, m, e) or 0, 2) for e in row["ms"][m]} for m in row["ms"]}
-            print(f"{name}: {ratios} {find_faults(row) or ''}", file=sys.stderr, flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(figures, indent=2))
-    report(figures["models"], figures["engines"], arguments.markdown)
+    figures = {"engines": arguments.engines, "models": {}}
+    for name in arguments.models:
+        subject = build(name)
+        row = measure(subject, arguments.engines, arguments.cores, arguments.rounds, arguments.keep)
+        figures["models"][name] = row
+        del subject
+        ratios = {m: {e: round(ratio(row, m, e) or 0, 2) for e in row["ms"][m]} for m in row["ms"]}
+        print(f"{name}: {ratios} {find_faults(row) or ''}", file=sys.stderr, flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(figures, indent=2))
+    report(figures["models"], arguments.engines)
     return int(any(find_faults(row) for row in figures["models"].values()))
 
 

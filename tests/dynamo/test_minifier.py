@@ -158,30 +158,9 @@ def test_a_failure_becomes_a_small_script_that_fails_in_the_same_way(
     assert done.returncode != 0 and message in done.stderr, done.stderr[-3000:]
 
 
-def test_level_1_writes_the_whole_graph(package: Path, tmp_path: Path) -> None:
-    run = Run(package, tmp_path, "aot", 1)
-    assert run.program("planted_failing", "no").returncode != 0
-    assert operators(tmp_path / "repro.py") == ["permute", "addmm", "tanh", "relu", "cos", "mul"]
-    done = run.script(tmp_path / "repro.py")
-    assert done.returncode != 0 and "planted to fail at run time" in done.stderr, done.stderr[-3000:]
-
-
 def test_what_is_right_runs_as_without_the_minifier(package: Path, tmp_path: Path) -> None:
     for level in (2, 4):
         run = Run(package, tmp_path, "aot", level)
         done = run.program("exir_lowering", "grad")
         assert done.returncode == 0, done.stderr[-3000:]
     assert not list(tmp_path.rglob("minifier_launcher.py")) and not (tmp_path / "repro.py").exists()
-
-
-def test_options_that_a_script_would_not_have_are_warned_of() -> None:
-    import torch
-    from torch._dynamo import config
-
-    import exir_lowering.dynamo  # noqa: F401
-
-    torch._dynamo.reset()
-    compiled = torch.compile(torch.sin, backend="exir_lowering", options={"partitioners": "reference"})
-    with config.patch(repro_after="aot"), pytest.warns(UserWarning, match="register a function that calls"):
-        compiled(torch.ones(2))
-    torch._dynamo.reset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,11 +11,8 @@ import pytest
 import torch
 from compile_support import assert_near, clean, compiled, delegated, reasons
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.export import export
-from torch.fx import _lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
-from exir_lowering import lower
 from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import FallbackWarning, backend, reports
 from exir_lowering.dynamo.graph import MOST
@@ -144,36 +140,6 @@ def test_threads_with_sizes_of_their_own(partitioner: str, warm: bool) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert reasons() == []
-
-
-def test_a_graph_is_compiled_while_another_thread_lowers() -> None:
-    programs = [export(torch.nn.Linear(4, n).eval(), (torch.ones(n, 4),)) for n in range(2, 6)]
-    done = threading.Event()
-
-    def keep_lowering() -> int:
-        for count in itertools.count():
-            if done.is_set():
-                return count
-            lower(programs[count % len(programs)], "xnnpack").emit()
-        raise AssertionError
-
-    with ThreadPoolExecutor(1) as pool:
-        lowering = pool.submit(keep_lowering)
-        try:
-            for size in range(3, 9):
-                model = torch.nn.Sequential(torch.nn.Linear(4, size), torch.nn.GELU()).eval()
-                called = torch.compile(
-                    model, backend="exir_lowering", options={"partitioners": "xnnpack", "partitions": "all"}
-                )
-                with torch.no_grad():
-                    for count in (2, 5):
-                        assert_near(called(torch.ones(count, 4)), model(torch.ones(count, 4)))
-        finally:
-            done.set()
-    assert lowering.result() > 0
-    assert reasons() == []
-    # What Dynamo had switched while the other thread began to lower is not switched again when that has ended.
-    assert not _lazy_graph_module._use_lazy_graph_module_flag
 
 
 @pytest.mark.parametrize("dynamic", [True, None])

@@ -17,7 +17,6 @@ from compile_support import (
     gradients,
     reasons,
     state,
-    train,
 )
 from torch.utils.checkpoint import checkpoint
 
@@ -79,15 +78,6 @@ def test_forward_and_backward_partitions_are_lowered_in_one_call() -> None:
     _step(model, called, torch.randn(5, 6))
     _step(model, called, torch.randn(5, 6))
     assert recording.calls == [{"forward": 1, "backward": 1}]
-
-
-def test_partitioners_by_graph() -> None:
-    eager, model = _pair()
-    called = compiled(model, partitioners={"backward": "reference"})
-    x = torch.randn(5, 6)
-    assert_near(_step(model, called, x), _step(eager, eager, x))
-    [[(_, report)]] = [graph.reports for graph in reports()]
-    assert {method.name: bool(method.partitions) for method in report.methods} == {"forward": False, "backward": True}
 
 
 def _in_place(model: torch.nn.Module, others: dict[str, torch.Tensor]) -> None:
@@ -258,43 +248,6 @@ def test_dropout_draws_what_eager_draws() -> None:
     assert_near(results[1], results[0])
 
 
-def test_gradients_accumulate() -> None:
-    eager, model = _pair()
-    called = compiled(model, partitioners="reference")
-    inputs = [torch.randn(5, 6) for _ in range(3)]
-    for function in (eager, called):
-        for x in inputs:
-            function(x).square().sum().backward()
-    assert_near(gradients(model), gradients(eager))
-
-
-def test_backward_twice_through_a_retained_graph() -> None:
-    eager, model = _pair()
-    called = compiled(model, partitioners="reference")
-    x = torch.randn(5, 6)
-    results = []
-    for each, function in ((eager, eager), (model, called)):
-        loss = function(x).square().sum()
-        loss.backward(retain_graph=True)
-        once = {name: parameter.grad.clone() for name, parameter in each.named_parameters()}
-        loss.backward()
-        twice = gradients(each)
-        assert_near({name: 2 * value for name, value in once.items()}, twice)
-        results.append(twice)
-    assert_near(results[1], results[0])
-
-
-def test_two_forwards_before_their_backwards() -> None:
-    eager, model = _pair()
-    called = compiled(model, partitioners="reference")
-    one, other = torch.randn(5, 6), torch.randn(5, 6)
-    for function in (eager, called):
-        losses = [function(x).square().sum() for x in (one, other)]
-        losses[0].backward()
-        losses[1].backward()
-    assert_near(gradients(model), gradients(eager))
-
-
 def test_gradients_of_inputs_and_of_part_of_the_results() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         return x * y.sin(), y.exp(), 3
@@ -311,17 +264,3 @@ def test_gradients_of_inputs_and_of_part_of_the_results() -> None:
         first, second, _ = each(x.detach(), y)
         results[-1].extend(torch.autograd.grad(first.sum() + second.sum(), [y]))
     assert_near(results[1], results[0])
-
-
-def test_a_compiled_loss_function_with_its_optimizer() -> None:
-    eager, model = _pair()
-    x, target = torch.randn(5, 6), torch.randint(0, 3, (5,))
-
-    def loss(each: torch.nn.Module) -> Callable[[], torch.Tensor]:
-        return lambda: torch.nn.functional.cross_entropy(each(x), target)
-
-    expected = train(eager, loss(eager), torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-    called = compiled(loss(model), partitioners="reference")
-    assert_near(train(model, called, torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), expected)
-    assert_near(state(model), state(eager))
-    assert reasons() == []

@@ -11,6 +11,8 @@ from pathlib import Path
 import forked
 import pytest
 
+from exir_lowering.steps import emit
+
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -138,6 +140,14 @@ def test_the_page_of_the_house_has_every_room() -> None:
     rooms = [path.parent for wing in wings for path in wing.glob("*/*.py")]
     assert not [room for room in rooms if f"{room.name}/" not in text]
     assert not [path for path in (ROOT / "exir_lowering").glob("[a-z]*.py") if f"{path.name} " not in text]
+
+
+def test_the_page_of_emission_has_the_rows_of_its_tables() -> None:
+    page = (ROOT / "docs/concepts/6-emit.md").read_text()
+    tables = {"check": emit.CHECKS, "finisher": emit.FINISHERS, "sealer": (*emit.SEALERS, emit.DIGESTS)}
+    for kind, rows in tables.items():
+        listed = "".join(f"| {row.name} | {row.reason} |\n" for row in rows)
+        assert f"| {kind} | reason |\n|---|---|\n{listed}\n" in page, kind
 
 
 def test_the_example_of_the_readme_is_short() -> None:

@@ -138,30 +138,3 @@ def test_the_wheel_works_outside_of_the_tree(fresh: FreshEnvironment) -> None:
     assert "echo" in listed.stdout and "xnnpack" in listed.stdout
     as_module = fresh.run("python", "-m", "exir_lowering", "--version")
     assert as_module.stdout.startswith("exir-lower "), as_module.stderr[-2000:]
-
-
-CALLS = """\
-from exir_lowering import LoweredMethods, load, lower, plan
-from torch.export import ExportedProgram
-
-def check(program: ExportedProgram) -> None:
-    lowered: LoweredMethods = lower(program, "xnnpack")
-    lowered.emit(keep_originals=True).save("model.pte")
-    lower(program, 3)  # type: ignore[arg-type]
-    plan(program, 3)  # type: ignore[arg-type]
-    lowered.emit(keep_originals="x")  # type: ignore[arg-type]
-    load(3)  # type: ignore[arg-type]
-    load("model.pte").run(3)  # type: ignore[arg-type]
-"""
-"""What a user's type checker sees: an `ignore` that nothing needs is an error, and so is a package without types."""
-
-
-def test_the_installed_types_refuse_wrong_calls(fresh: FreshEnvironment, tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="the extra 'lint' is not installed")
-    (tmp_path / "calls.py").write_text(CALLS)
-    # Without the dependencies' own types, which take longer than all the rest; test_types.py has them.
-    skipped = "[mypy-torch.*,executorch.*,networkx.*,sympy.*]\nfollow_imports = skip\nignore_missing_imports = true\n"
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = true\n{skipped}")
-    command = [sys.executable, "-m", "mypy", "--python-executable", str(fresh.python), "calls.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from executorch.exir._serialize._program import PTEFile, deserialize_pte_binary, serialize_pte_binary
-from executorch.exir.schema import Bool, EValue, Instruction, JumpFalseCall, MoveCall
 from pte_files import Net, made
 from torch import nn
 
@@ -77,29 +74,6 @@ def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
     assert inspect(content).methods[0].memory.heap["planned memory"] == 1 << 60
     with pytest.raises(InputError, match="plans more memory than"):
         load(content, verify=False)
-
-
-class Cat(nn.Module):
-    def forward(self, x):
-        return torch.cat([x, x])
-
-
-def test_thousands_of_loops_values_and_delegates_take_no_time() -> None:
-    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
-    file = deserialize_pte_binary(lower(program, "xnnpack").emit().buffer)
-    (plan,) = file.program.execution_plan
-    plan.delegates *= 5_000
-    first = len(plan.values)
-    plan.values += [EValue(Bool(True))] * 5_001
-    for number in range(first, first + 5_000):
-        made_inside = Instruction(MoveCall(number, number + 1)), Instruction(JumpFalseCall(number + 1, 0))
-        plan.chains[0].instructions += made_inside
-    plan.chains[0].stacktrace = None
-    content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
-    before = time.process_time()
-    (found,) = inspect(content).methods
-    assert len(found.delegates) == 5_000
-    assert time.process_time() - before < 6
 
 
 def test_the_modules_of_a_delegate_that_is_called_often_are_found_once() -> None:

@@ -29,7 +29,6 @@ from exir_lowering.partitioners import (
     RuledPartitioner,
     SupportPartitioner,
     allow,
-    contract,
     convex_proposals,
     deny,
     everything,
@@ -129,20 +128,6 @@ def test_an_allowed_operator_goes_to_the_partitioners_backend_also_beside_a_pin(
         assert homes(RuledPartitioner(inner, *order)) == {"relu": "echo", "sin": "Npu", "cos": "echo"}
 
 
-class Unused(Partitioner):
-    """Claims nothing, and names a destination all the same."""
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        return PartitionResult(exported_program, {"unused": DelegationSpec("echo", [])})
-
-
-def test_rules_inside_of_rules() -> None:
-    """What the outer ones add does not take the tags of what the inner ones added."""
-    inner = RuledPartitioner(Unused(), pin("A", op="aten.relu"))
-    outer = RuledPartitioner(inner, pin("B", op="aten.sin"))
-    assert homes(outer) == {"relu": "A", "sin": "B", "cos": None}
-
-
 # -- state -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,20 +182,6 @@ def test_a_group_is_its_backends_own() -> None:
     assert (found["add"], found["sigmoid"], found["mul"]) == ("X", None, None)
 
 
-def test_a_getitem_in_a_group_stands_for_its_producer() -> None:
-    class Split(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            a, b = torch.split(torch.relu(x), 2)
-            return torch.sin(a) + b
-
-    program = edge_program(Split(), (torch.ones(4),))
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    relu, split, item = (next(n for n in nodes if name in n.name) for name in ("relu", "split", "getitem"))
-    assert contract(nodes, {split: "A"}, groups=[[relu, item]]) == []
-    (proposal,) = contract(nodes, {split: "A", relu: "A"}, groups=[[relu, item]])
-    assert {relu, split, item} <= set(proposal.nodes)
-
-
 # -- plan and lower ----------------------------------------------------------------------------------------------------
 
 
@@ -231,23 +202,6 @@ def test_lower_does_what_plan_says(make: Callable[[], Partitioner], module: torc
     assert lowered.report.methods == plan.methods
     assert all(node.reasons for node in plan.methods[0].host)
     torch.testing.assert_close(lowered["forward"].module()(torch.ones(4)), module(torch.ones(4)))
-
-
-def test_plan_refuses_what_lower_refuses() -> None:
-    """An operator that was kept whole for a backend and is left: the host has no kernel for it."""
-
-    class Nested(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cond(x.sum() > 0, lambda x: self.linear(x), lambda x: x + 1, (x,))
-
-    program = export(Nested().eval(), (torch.ones(2, 4),))
-    for call in (exir_lowering.plan, exir_lowering.lower):
-        with pytest.raises(PartitionerContractError, match="was not decomposed or delegated"):
-            call(program, XnnpackPartitioner())
 
 
 # -- whose mistake it is -----------------------------------------------------------------------------------------------

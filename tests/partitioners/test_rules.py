@@ -169,13 +169,6 @@ def test_a_rule_that_names_what_is_not_there(program: ExportedProgram, rule: Any
     assert str(error.value).startswith("Partitioner RuledPartitioner on method 'forward': The rule ")
 
 
-def test_an_operator_that_exists_and_does_not_occur_is_a_warning(program: ExportedProgram) -> None:
-    with pytest.warns(UserWarning, match=r"operator 'aten.permute.default'.*Did you mean"):
-        plan(program, SupportPartitioner({"echo": ops("aten.addmm")}), deny(op="aten.permute.default"))
-    with pytest.warns(UserWarning, match="layers.9"):
-        plan(program, XnnpackPartitioner(), deny(module="layers.9", required=False))
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -22,13 +22,13 @@ PAD = {"ids": 0, "mask": 0}
 
 
 class Bert(nn.Module):
-    def __init__(self, attention: str, layers: int) -> None:
+    def __init__(self) -> None:
         from transformers import BertConfig, BertModel
 
         super().__init__()
         torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 64}
-        config = BertConfig(vocab_size=1000, max_position_embeddings=64, attn_implementation=attention, **sizes)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        config = BertConfig(vocab_size=1000, max_position_embeddings=64, attn_implementation="sdpa", **sizes)
         self.bert = BertModel(config).eval()
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -36,24 +36,13 @@ class Bert(nn.Module):
         return found.last_hidden_state, found.pooler_output
 
 
-def export_bert(attention: str, layers: int) -> Any:
-    inputs = (torch.zeros(1, 7, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
-    model = Bert(attention, layers).eval()
-    return model, export(model, inputs, dynamic_shapes={"ids": {1: SEQ}, "mask": {1: SEQ}}, strict=False)
-
-
 @pytest.fixture(scope="module")
 def bert() -> Any:
-    model, program = export_bert("sdpa", 2)
+    inputs = (torch.zeros(1, 7, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
+    model = Bert().eval()
+    program = export(model, inputs, dynamic_shapes={"ids": {1: SEQ}, "mask": {1: SEQ}}, strict=False)
     made = buckets(program, {"seq": SIZES}, pad=PAD)
     return model, program, made, lower(made, "xnnpack").emit()
-
-
-@pytest.fixture(scope="module")
-def masked_bert() -> Any:
-    """One that masks with finite numbers."""
-    model, program = export_bert("eager", 1)
-    return model, program, buckets(program, {"seq": [4, 8, 16]}, pad=PAD)
 
 
 def test_bert_is_equal_at_every_size(bert: Any) -> None:
@@ -135,8 +124,8 @@ class Sized(TagPartitioner):
         super().__init__(fixed)
 
 
-def test_a_backend_that_refuses_symbols_takes_everything(masked_bert: Any) -> None:
-    _, program, made = masked_bert
+def test_a_backend_that_refuses_symbols_takes_everything(bert: Any) -> None:
+    _, program, made, _ = bert
     (dynamic,), fixed = plan(program, Sized()).methods, plan(made, Sized()).methods
     assert len(dynamic.host) > 0.5 * len(dynamic.nodes)
     assert [method.name for method in fixed if not method.host] == list(made)
@@ -151,21 +140,6 @@ def test_verify_variants_and_other_methods(bert: Any) -> None:
     assert loaded.choose("forward", *inputs).method == "forward@seq=16@plain"
     torch.testing.assert_close(loaded.run("forward", *inputs)[0], model(*inputs)[0], atol=1e-5, rtol=1e-4)
     assert verify(artifact, {"forward@seq=4@fast": made["forward@seq=4"]}).ok
-
-
-def test_a_mask_of_finite_numbers(masked_bert: Any) -> None:
-    """Where everything is masked, such a mask weighs all positions alike, padded ones too."""
-    model, _, made = masked_bert
-    artifact = lower(made, "xnnpack").emit()
-    loaded = load(artifact.buffer)
-    for size in range(1, 17):
-        torch.manual_seed(size)
-        ids, mask = torch.randint(0, 1000, (1, size)), torch.randint(0, 2, (1, size))
-        mask[0, size // 2] = 1
-        fits = next(one for one in (4, 8, 16) if one >= size)
-        assert loaded.choose("forward", ids, mask).method == f"forward@seq={fits}"
-        for found, expected in zip(loaded.run("forward", ids, mask), model(ids, mask), strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fill", [-1.5, 7, float("-inf"), float("nan")])
@@ -276,20 +250,6 @@ def test_derived_sizes_branches_and_written_inputs() -> None:
     x, y = torch.randn(2, 4), torch.randn(2, 8)
     expected = Two()(x, doubled := y.clone())
     for found, one in zip(loaded.run("forward", x, y), (doubled, *expected), strict=True):
-        torch.testing.assert_close(found, one)
-
-
-class Written(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        y.mul_(2)
-        return x.sum(1), x.relu() + y
-
-
-def test_written_inputs_are_cut(tmp_path: Any) -> None:
-    program = export(Written(), (torch.ones(2, 5), torch.ones(2, 5)), dynamic_shapes=({1: SEQ}, {1: SEQ}))
-    artifact = lower(buckets(program, {"seq": [8]}, pad={"x": 0, "y": 0.5})).emit()
-    x, y = torch.randn(2, 3), torch.randn(2, 3)
-    for found, one in zip(load(artifact.buffer).run("forward", x, y), (y * 2, x.sum(1), x.relu() + y * 2), strict=True):
         torch.testing.assert_close(found, one)
 
 

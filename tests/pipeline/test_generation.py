@@ -119,11 +119,6 @@ def test_a_method_is_rewritten_beside_another_one_as_it_is_alone(programs: dict[
     assert len(together.states) == 6 and all(state.shared for state in together.states)
 
 
-def test_the_weights_are_in_the_file_once(file: tuple[str, bytes], programs: dict[str, ExportedProgram]) -> None:
-    word, both = file
-    assert len(both) <= 1.05 * len(emitted({"prefill": programs["prefill"]}, PARTITIONERS[word]))
-
-
 def test_a_cache_inside_of_a_delegate_is_not_shared() -> None:
     """Where it would silently be two caches, emission says what to do."""
 

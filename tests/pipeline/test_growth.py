@@ -13,11 +13,10 @@ import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
-from lowering_support import TagPartitioner, delegates
-from torch.export import Dim, ExportedProgram, export
+from lowering_support import delegates
+from torch.export import Dim, export
 
 import exir_lowering
-from exir_lowering import Partitioner, PartitionResult
 from exir_lowering.graphs import collector
 
 X = torch.rand(2, 4)
@@ -135,20 +134,3 @@ def test_what_failed_is_collected_too() -> None:
     del program
     gc.collect()
     assert gone() is None
-
-
-def test_a_partitioner_that_looks_every_operand_up_does_not_make_a_table_each_time() -> None:
-    """torch makes the tables of a signature at each use, all parameters for one name: quadratic, as XNNPACK asks."""
-    tables: list[list[Any]] = []
-
-    class Asking(Partitioner):
-        def partition(self, program: ExportedProgram) -> PartitionResult:
-            signature = program.graph_signature
-            tables.append([signature.inputs_to_parameters for _ in program.graph.nodes])
-            assert dict(tables[-1][0]) == {"p_linear_weight": "linear.weight", "p_linear_bias": "linear.bias"}
-            assert list(signature.user_inputs) == ["x"]
-            return TagPartitioner(lambda node: None).partition(program)
-
-    exir_lowering.lower(export(Model().eval(), (X,)), Asking())
-    (made,) = tables
-    assert len({id(table) for table in made}) == 1

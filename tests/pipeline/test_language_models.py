@@ -242,22 +242,3 @@ def test_few_bits_are_computed_as_executorch_computes_them(name: str) -> None:
     ours = exir_lowering.lower(program, "xnnpack").emit().buffer
     expected, got = (exir_lowering.load(buffer).run("forward", TOKENS) for buffer in (theirs, ours))
     torch.testing.assert_close(got, expected, atol=1e-6 if name == "8da4w" else 2e-3, rtol=0)
-
-
-@pytest.mark.parametrize("config", [None, FUSING], ids=["plain", "fusing"])
-def test_what_no_backend_computes_stays_on_the_host(config: Any) -> None:
-    """XNNPACK has no linear layer of quantised weights with activations in float."""
-    program = words((torch.nn.Linear, IntxWeightOnlyConfig(torch.int4, PerGroup(32))))
-    buffer = exir_lowering.lower(program, "xnnpack").emit(config).buffer
-    (got,) = exir_lowering.load(buffer).run("forward", TOKENS)
-    torch.testing.assert_close(got, program.module()(TOKENS), atol=ROUNDING, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_norms_of_half_floats_are_no_damage(dtype: torch.dtype) -> None:
-    """The runtime's mean and deviation are half floats too, torch's are not."""
-    model = torch.nn.Sequential(torch.nn.GroupNorm(2, 8), torch.nn.LayerNorm(5)).to(dtype).eval()
-    x = torch.randn(1, 8, 5).to(dtype)
-    buffer = exir_lowering.lower(export(model, (x,))).emit().buffer
-    (got,) = exir_lowering.load(buffer).run("forward", x)
-    torch.testing.assert_close(got, model(x), atol=0.02, rtol=0.02)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir import to_edge
 from executorch.exir.backend.backend_details import BackendDetails
 from lowering_support import TagPartitioner
 
@@ -24,7 +23,6 @@ from exir_lowering import (
     PluginLoadError,
     PreprocessResult,
     RewriteContractError,
-    compat,
     register_backend,
     register_delegate,
 )
@@ -156,10 +154,6 @@ def test_a_failure_in_what_the_backend_calls_names_the_backends_line() -> None:
     assert "in preprocess: return PreprocessResult(json.dumps(program).encode())" in text
 
 
-def test_a_refusal_needs_no_line() -> None:
-    assert "raised at" not in failure_of(Refusing)
-
-
 class MuteError(Exception):
     def __str__(self) -> str:
         raise KeyError("no text")
@@ -251,18 +245,6 @@ def test_named_data_that_was_not_returned(payload: Any, returned: Any) -> None:
     assert "data_store_output=context.weights.named_data(refs)" in message
 
 
-@pytest.mark.parametrize(
-    ("payload", "returned"),
-    [
-        (str.encode, lambda weights, refs: weights.named_data(refs)),
-        (lambda key: b"the numbers themselves", lambda weights, refs: None),  # it referred, and thought better of it
-    ],
-)
-def test_named_data_that_was_returned_or_not_used(payload: Any, returned: Any) -> None:
-    backend = forgetting(payload, returned)
-    exir_lowering.lower(WEIGHTED, TagPartitioner(backend="table"), backends={"table": backend})
-
-
 def test_classes_that_nobody_can_make_are_not_registered() -> None:
     with pytest.raises(PluginLoadError, match=r"register_backend: .*Mute has no preprocess, which every Backend needs"):
 
@@ -320,11 +302,3 @@ def test_an_error_of_another_process_has_its_page_once(kind: type[Exception]) ->
     with pytest.raises(exir_lowering.InputError) as caught:
         raise_error(describe_error(exir_lowering.InputError("no"), error))
     assert caught.value.__notes__ == again.__notes__
-
-
-def test_what_executorch_raises_has_no_page() -> None:
-    edge = to_edge(WEIGHTED).exported_program()
-    with pytest.raises(NotImplementedError) as caught:
-        compat.to_backend(edge, TagPartitioner(backend="mute"))
-    assert not hasattr(caught.value, "__notes__")
-    assert caught.value.__cause__ is not None and hasattr(caught.value.__cause__, "__notes__")

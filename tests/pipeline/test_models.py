@@ -19,7 +19,7 @@ from torch.fx.passes.operator_support import create_op_support
 import exir_lowering
 from exir_lowering import LoweredMethods, LoweringOptions
 from exir_lowering.graphs import is_operator, operator_name
-from exir_lowering.partitioners import convex_proposals, propose_partitions
+from exir_lowering.partitioners import propose_partitions
 from exir_lowering.steps import arguments
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
@@ -128,22 +128,3 @@ def test_never_more_partitions_than_torch_fx(case: Case) -> None:
         ours = propose_partitions(*arguments)
         assert len(ours) <= len(theirs)
         assert contracts(case.edge.graph_module, [proposal.nodes for proposal in ours])
-
-
-def test_xnnpack_gains_from_the_proposals(case: Case) -> None:
-    with convex_proposals():
-        plan = exir_lowering.plan(case.edge, XnnpackPartitioner(), options=AS_IT_IS)
-    (method,), (before,) = plan.methods, case.ours.report.methods
-    assert len(method.partitions) <= len(before.partitions)
-    assert {n.name for n in method.nodes if n.partition} == {n.name for n in before.nodes if n.partition}
-    crossing = [sum(p.bytes_in + p.bytes_out for p in m.partitions) for m in (method, before)]
-    assert crossing[0] <= crossing[1]
-
-
-def test_what_the_proposals_make_runs() -> None:
-    """Llama, whose partitions differ from those of ExecuTorch's algorithm."""
-    module, inputs, program = exported("llama")
-    with convex_proposals():
-        lowered = exir_lowering.lower(program, XnnpackPartitioner())
-    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)
-    torch.testing.assert_close(got, module(*inputs), atol=1e-3, rtol=1e-3)

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -221,41 +220,6 @@ def test_lowering_twice_gives_the_same(case: tuple[int, dict[str, list[Tags]]]) 
         assert _payloads(first[name]) == _payloads(second[name])
 
 
-@lru_cache
-def _runs_as_module(which: int, name: str) -> bool:
-    """Tell whether torch runs the Edge program itself as a module with the right results.
-
-    It writes buffers one after the other, so that a program which swaps two of them loses the content of one.
-    """
-    program = _programs()[which]
-    with _kept(program.methods[name]):
-        results = _run(_as_list(program.methods[name].module()), program.inputs[name])
-    try:
-        _require_close(results, program.expected[name])
-    except AssertionError:
-        return False
-    return True
-
-
-def test_torch_runs_most_programs_as_modules() -> None:
-    runs = [_runs_as_module(which, name) for which, program in enumerate(_programs()) for name in program.methods]
-    assert sum(runs) >= 0.8 * len(runs), "otherwise the next test shows too little"
-
-
-@settings(_FAST, max_examples=MORE or 30)
-@given(_cases())
-def test_lowered_programs_run_as_modules(case: tuple[int, dict[str, list[Tags]]]) -> None:
-    which, tags = case
-    program = _programs()[which]
-    lowered = Lowering(program, tags).run()
-    for name in program.methods:
-        # Eager map, scan and while_loop trace their graphs again, which torch does not support for all delegates.
-        if _runs_as_module(which, name) and not _delegates_in_nested_graphs(lowered[name]):
-            with _kept(lowered[name]):  # the lowered programs share state with each other
-                results = _run(_as_list(lowered[name].module()), program.inputs[name])
-            _require_close(results, program.expected[name])
-
-
 @settings(_FAST, max_examples=MORE or 30)
 @given(_cases(), st.data())
 def test_lowered_programs_can_be_lowered_again(case: tuple[int, dict[str, list[Tags]]], data: st.DataObject) -> None:
@@ -283,25 +247,6 @@ def _run(call: Any, inputs: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
         own = copy.deepcopy(arguments)
         results.append(copy.deepcopy([*call(*own), *own]))
     return results
-
-
-def _as_list(module: torch.nn.Module) -> Any:
-    def call(*arguments: Any) -> list[Any]:
-        with torch.no_grad():
-            return list(module(*arguments))
-
-    return call
-
-
-@contextmanager
-def _kept(program: ExportedProgram) -> Iterator[None]:
-    """Restore what the body writes into a program's parameters, buffers and constants."""
-    tensors = [*program.state_dict.values(), *program.constants.values()]
-    before = [tensor.detach().clone() for tensor in tensors]
-    yield
-    with torch.no_grad():
-        for tensor, content in zip(tensors, before, strict=True):
-            tensor.copy_(content)
 
 
 def _require_equal(results: list[list[Any]], expected: list[list[Any]]) -> None:
@@ -393,10 +338,6 @@ def _require_contract(program: ExportedProgram) -> None:
 
 def _calls(program: ExportedProgram) -> list[Node]:
     return [n for _, n in every_node(program.graph_module) if is_delegate_call(n)]
-
-
-def _delegates_in_nested_graphs(program: ExportedProgram) -> bool:
-    return any(path and is_delegate_call(node) for path, node in every_node(program.graph_module))
 
 
 def _origins(program: ExportedProgram) -> list[int]:

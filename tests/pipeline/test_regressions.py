@@ -5,14 +5,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from executorch.exir.backend.backend_details import BackendDetails
 from lowering_support import TagPartitioner, by_operator, delegates, edge_program, placeholders
 from torch import nn
 from torch.export import ExportedProgram
 
 from exir_lowering import (
     Backend,
-    BackendFailure,
     CompileSpec,
     InputError,
     LoweringOptions,
@@ -95,33 +93,6 @@ def test_a_backend_may_change_the_signature_it_is_given() -> None:
     lowered.validate()
     assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["x"]
     assert [d.original_module.graph_signature.input_specs[0].arg.name for d in delegates(lowered)] == ["x"]
-
-
-class CannotCopy(BackendDetails):
-    @classmethod
-    def copy_exported_program_for_preprocess(cls, edge_program: object, compile_specs: object) -> ExportedProgram:
-        raise RuntimeError("no room for a copy")
-
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        return PreprocessResult(b"")
-
-
-def test_a_backend_that_cannot_make_its_copy_is_named() -> None:
-    program = edge_program(Unary(torch.tan), (torch.ones(3),))
-    with pytest.raises(BackendFailure, match=r"'CannotCopy' failed: RuntimeError: no room[\s\S]*forward/0:t"):
-        to_backend(program, TagPartitioner(backend="CannotCopy"))
-
-
-def test_a_whole_program_is_checked() -> None:
-    aten = torch.export.export(Unary(torch.tan), (torch.ones(3),))
-    edge = edge_program(Unary(torch.tan), (torch.ones(3),))
-    with pytest.raises(InputError, match="expected Edge dialect"):
-        lower_whole_program(aten, "echo")
-    with pytest.raises(InputError, match="backend id"):
-        lower_whole_program(edge, None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="CompileSpec"):
-        lower_whole_program(edge, "echo", "abc")  # type: ignore[arg-type]
 
 
 def test_old_tags_do_not_stay_on_a_method_without_partitioner() -> None:

@@ -65,16 +65,6 @@ def files(program: ExportedProgram) -> dict[Any, bytes]:
     return {name: lower(program, name).emit().buffer for name in (None, "xnnpack", "reference")}
 
 
-def test_a_module_with_parameters_that_writes_a_buffer_is_emitted_with_gradients_on(
-    program: ExportedProgram, files: dict[Any, bytes]
-) -> None:
-    assert torch.is_grad_enabled()
-    expected = _module()(GIVEN).detach()
-    for file in files.values():
-        torch.testing.assert_close(load(file).run("forward", GIVEN)[-1], expected)
-    torch.testing.assert_close(lower(program, "reference").module()(GIVEN), expected)
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_of_the_caller_changes_no_byte(
     program: ExportedProgram, files: dict[Any, bytes], setting: str

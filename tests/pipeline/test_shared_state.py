@@ -168,18 +168,6 @@ def test_modules_share_it(model: Model, tmp_path: Path) -> None:
     check(of(LoweredModule.load(module.save(tmp_path / "m.pte"))), model)
 
 
-def test_files_without_shared_state_are_as_they_were() -> None:
-    for programs in (
-        programs_of(Model(), "write"),
-        programs_of(Model(), "read", "returned"),
-        {name: programs_of(Model(), "write")["write"] for name in ("first", "second")},
-    ):
-        lowered = lower(programs)
-        assert not any(state.shared for state in lowered.report.states)
-        assert lowered.emit().buffer == lowered.emit(share_state=False).buffer
-        assert all(len(method.arenas) == 2 for method in load(lowered.emit().buffer)._file.methods.values())
-
-
 def named(*models: torch.nn.Module) -> dict[str, ExportedProgram]:
     return {f"m{number}": export(model, (torch.ones(4),)) for number, model in enumerate(models)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import multiprocessing
 import os
@@ -26,7 +25,6 @@ from exir_lowering import (
     Backend,
     CompileSpec,
     Delegate,
-    InputError,
     LoweredMethods,
     LoweringOptions,
     PreprocessResult,
@@ -37,7 +35,6 @@ from exir_lowering import (
 )
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import ConversionState
-from exir_lowering.pipeline import to_backend
 
 CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "16"))
 """How often four threads together lower and emit."""
@@ -155,15 +152,6 @@ def test_what_four_threads_make_is_what_one_makes(jobs: list[Job]) -> None:
         beside.join(SECONDS)
     assert ran and all(ran)
     assert jobs[0].run() == jobs[0].file
-
-
-def test_an_asyncio_program_lowers_in_its_executor(jobs: list[Job]) -> None:
-    async def every() -> list[bytes]:
-        loop = asyncio.get_running_loop()
-        own = [loop.run_in_executor(None, job.run) for job in jobs]
-        return await asyncio.gather(*own, *(asyncio.to_thread(job.run) for job in jobs))
-
-    assert asyncio.run(every()) == [job.file for job in jobs] * 2
 
 
 def test_executorchs_own_functions_wait_too_where_it_is_patched(small: Job) -> None:
@@ -538,11 +526,3 @@ def test_a_backend_that_forks_keeps_its_lock_in_the_child(small: Job) -> None:
     _lower_with(small, _Lowering(fork))
     assert forked == [True]
     assert _free_for_others()
-
-
-def test_errors_in_threads_are_those_of_one_thread(small: Job) -> None:
-    def fail(number: int) -> None:
-        with pytest.raises(InputError, match="Edge dialect"):
-            to_backend(small.program, "xnnpack")
-
-    _in_threads(3, fail)

@@ -1,4 +1,4 @@
-"""Files that earlier revisions made still load, and give what they gave: `tests/support/record_frozen.py` made them."""
+"""Files that earlier revisions made still load, and give what they gave: `tests/pte/record_frozen.py` made them."""
 
 from __future__ import annotations
 

@@ -287,26 +287,6 @@ def told(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     return capsys.readouterr().err
 
 
-def test_the_command_line_names_its_own_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model, file = tmp_path / "next.pt2", tmp_path / "next.pte"
-    torch.export.save(export(Next(), (X,)), model)
-    for command in (["plan", model], ["lower", model, "-o", file]):
-        message = told(capsys, *command)
-        assert "--unsupported allow" in message and "--target" in message and "LoweringOptions" not in message
-    assert not file.exists()
-    assert cli.main(["plan", str(model), "--allow-operator", "aten.nextafter.default"]) == 0
-    assert cli.main(["lower", str(model), "-o", str(file), "--unsupported", "allow", "--target", "1.4.1"]) == 0
-
-
-def test_the_command_line_fuses_quantized_patterns(embedding: ExportedProgram, tmp_path: Path) -> None:
-    model, file = tmp_path / "embedding.pt2", tmp_path / "embedding.pte"
-    torch.export.save(embedding, model)
-    tokens = torch.tensor([3, 7])
-    for options in ([], ["--fuse-quantized"]):
-        assert cli.main(["lower", str(model), "-o", str(file), *options]) == 0
-        torch.testing.assert_close(exir_lowering.load(file).run("forward", tokens)[0], embedding.module()(tokens))
-
-
 def test_an_operator_that_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = tmp_path / "shift.pt2"
     torch.export.save(export(Next(), (X,)), model)

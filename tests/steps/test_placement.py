@@ -168,30 +168,6 @@ def test_backends_share_one_store(programs, backend):
     assert sorted(row.bytes for row in both) == [256, 256, WEIGHT, WEIGHT]
 
 
-class Named(nn.Module):
-    """A weight "a.b" and one "a_b": the placeholder of both is "p_a_b"."""
-
-    def __init__(self, dotted):
-        super().__init__()
-        if dotted:
-            self.a = nn.Module()
-            self.a.b = nn.Parameter(torch.rand(64))
-        else:
-            self.a_b = nn.Parameter(torch.rand(64))
-
-    def forward(self, x):
-        return x * (self.a.b if hasattr(self, "a") else self.a_b)
-
-
-def test_weights_of_one_placeholder_name_in_two_methods():
-    x = torch.rand(64)
-    lowered = lower({"dotted": export(Named(True), (x,)), "flat": export(Named(False), (x,))})
-    artifact = lowered.emit(external_weights=lambda key, size: {"a.b": "inner", "a_b": "outer"}[key])
-    assert {row.key: row.file for row in artifact.stored} == {"a.b": "inner.ptd", "a_b": "outer.ptd"}
-    files = artifact.data_files
-    assert sorted(files) == ["inner.ptd", "outer.ptd"] and all(len(content) > 256 for content in files.values())
-
-
 def test_a_policy_is_asked_once_for_each_weight(lowered):
     asked = []
 

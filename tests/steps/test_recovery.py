@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import pickle
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +30,6 @@ from exir_lowering import (
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.worker_errors import describe_error, raise_error
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
 
@@ -248,73 +244,6 @@ def test_a_backend_that_fails_now_and_then(
     check(lower(edge, pieces, backends={"reference": Fails(now_and_then)}, options=options), program)
 
 
-class Heavy(torch.nn.Module):
-    """Operators with weights of 16 bytes, one of them read twice, and one of 128 bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = torch.nn.ParameterList([torch.rand(4) for _ in range(9)])
-        self.register_buffer("large", torch.rand(8, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, weight in enumerate(self.weights):
-            x = (torch.sin(x) + weight) * weight
-            if number == 4:
-                x = torch.sin((x * self.large).sum(0))
-        return x
-
-
-def test_pieces_have_as_many_bytes_of_weights_as_the_backend_says() -> None:
-    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
-        return PartitionTooLargeError("it does not fit", bytes=40) if weights > 40 else None
-
-    program, backend = export(Heavy(), (X,)), Fails(problem)
-    lowered = lower({"one": program, "two": program}, everything(), backends={"reference": backend}, options=SPLIT)
-    assert max(backend.weights[-1]) == 32 and len(backend.weights[-1]) == 2 * (3 + 2)
-    torch.testing.assert_close(load(lowered.emit().buffer).run("two", X)[0], program.module()(X))
-    for refused, method in zip(lowered.report.refused, lowered.report.methods, strict=True):
-        (left,) = method.host
-        assert refused.nodes == (left.node,) and left.operator == "aten.mul.Tensor"
-        assert "it does not fit (it reads 128 bytes of weights, and the limit is 40)" in left.reason
-    # Once the backend has said it, nothing larger is tried that can be cut.
-    calls = zip(backend.asked[1:], backend.weights[1:], strict=True)
-    assert all(size <= 40 or count == 1 for asked, sizes in calls for count, size in zip(asked, sizes, strict=True))
-
-
-class NoCopies(TagPartitioner):
-    """Marks the constants that it tags, so that they cannot be in two partitions."""
-
-    def partition(self, exported_program: ExportedProgram) -> Any:
-        found = super().partition(exported_program)
-        for node in exported_program.graph.find_nodes(op="placeholder"):
-            node.meta["no_copy"] = True
-        return found
-
-
-STRICT = dataclasses.replace(SPLIT, non_convex="raise")  # which is about the partitioner's tags
-
-
-@pytest.mark.parametrize("options", [SPLIT, FALLBACK, STRICT], ids=["split", "fallback", "strict"])
-def test_a_constant_without_copies_goes_with_its_readers(options: LoweringOptions) -> None:
-    program, backend = export(Heavy(), (X,)), Fails(on("aten.sum.dim_IntList"))
-    tag = NoCopies(lambda node: "all", backend="reference")
-    lowered = lower(program, tag, backends={"reference": backend}, options=options)
-    torch.testing.assert_close(load(lowered.emit().buffer).run("forward", X)[0], program.module()(X))
-    assert ["aten_sum_dim_int_list" in one.nodes for one in lowered.report.refused] == [True]
-    assert options is FALLBACK or (len(lowered.report.refused[0].nodes) == 1 and sum(backend.weights[-1]) >= 9 * 16)
-
-
-def test_a_limit_comes_from_another_process() -> None:
-    for given in (PartitionTooLargeError("large", bytes=40), PartitionTooLargeError("large", operators=0)):
-        assert vars(pickle.loads(pickle.dumps(given))) == vars(given)
-        failure = BackendFailure("failed")
-        failure.__cause__ = given
-        with pytest.raises(BackendFailure, match="failed") as raised:
-            raise_error(json.loads(json.dumps(describe_error(failure, failure))))
-        cause = raised.value.__cause__
-        assert isinstance(cause, PartitionTooLargeError) and vars(cause) == vars(given) and str(cause) == "large"
-
-
 class NoTanh(ReferenceBackend):
     """A backend that another process can import; it fails on one operator."""
 
@@ -346,25 +275,6 @@ from exir_lowering.partitioners import SupportPartitioner
 def make():
     return SupportPartitioner({"mine": executable()})
 """
-
-
-def test_tags_that_look_like_those_of_pieces() -> None:
-    """Pieces get tags of their own, whatever the partitioner's are called."""
-    program = export(Heavy(), (X,))
-    names = {node.name for node in program.graph.nodes if "sin" in node.name}
-    tag = TagPartitioner(
-        lambda node: "a-1" if "sin" in node.name else "a", backend=lambda tag: "second" if tag == "a-1" else "reference"
-    )
-
-    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
-        others = [node for node in nodes if operator_name(node) != "aten.sin.default"]
-        return RuntimeError("only one") if len(others) > 1 else None
-
-    backends = {"reference": Fails(problem), "second": ReferenceBackend()}
-    (method,) = lower(program, tag, backends=backends, options=SPLIT).report.methods
-    seconds = [partition for partition in method.partitions if partition.backend_id == "second"]
-    assert sum(one.operators.get("aten.sin.default", 0) for one in seconds) == len(names)
-    assert {operator for one in seconds for operator in one.operators} == {"aten.sin.default"} and not method.host
 
 
 class Sometimes:

@@ -20,7 +20,7 @@ from exir_lowering._upstream.delegates import named_data
 from exir_lowering.pte import container
 from exir_lowering.pte.container import segment_ranges
 from exir_lowering.pte.flatbuffer import root
-from exir_lowering.pte.slots import DataSegment, NamedData, Program
+from exir_lowering.pte.slots import NamedData, Program
 
 VOCABULARY, WIDTH = 1024, 64
 TIED = VOCABULARY * WIDTH * 4
@@ -166,38 +166,6 @@ def test_damage_in_what_is_shared_is_noticed(artifact: Any) -> None:
             load(bytes(content), verify="full")
         content[at] ^= 1
     load(bytes(content), verify="full")
-
-
-def moved(content: bytes, key: str, offset: int, size: int) -> bytes:
-    """Return a file in which a named datum is said to be elsewhere."""
-    tables = root(memoryview(content))
-    (datum,) = (one for one in tables.tables(Program.NAMED_DATA) if one.text(NamedData.KEY) == key)
-    segment = list(tables.tables(Program.SEGMENTS))[datum.number(NamedData.SEGMENT_INDEX, "I")]
-    changed = bytearray(content)
-    for field, value in ((DataSegment.OFFSET, offset), (DataSegment.SIZE, size)):
-        at = segment.place(field)
-        assert at is not None
-        changed[at : at + 8] = value.to_bytes(8, "little")
-    return bytes(changed)
-
-
-def test_other_overlaps_are_refused(artifact: Any) -> None:
-    content = artifact.buffer
-    found = places(content)
-    (tied,) = (key for key, (_, size) in found.items() if size == TIED)
-    (start, size), (seal, seal_size) = found[tied], found["exir_lowering.digests"]
-    over = [
-        (tied, seal, seal_size),  # the digests
-        (tied, start + size - 64, 4096),  # the end of the constants, and what follows
-        (tied, 0, seal + seal_size),  # everything
-        ("exir_lowering.digests", start, size),
-    ]
-    for verify in (True, False, "full"):
-        for key, offset, length in over:
-            with pytest.raises(InputError):
-                load(moved(content, key, offset, length), verify=verify)
-    with pytest.raises(InputError, match=r"segment \d has bytes of segment 0"):
-        load(moved(content, tied, start + size - 64, 512), verify=False)
 
 
 def test_a_module_is_saved_to_such_a_file(program: ExportedProgram, tmp_path: Path) -> None:

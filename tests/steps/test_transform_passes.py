@@ -247,18 +247,6 @@ def test_a_pass_that_is_wrong(programs: dict[str, ExportedProgram], kind: str, d
     assert snapshot(program) == before
 
 
-def test_a_pass_that_writes_into_a_weight_is_refused() -> None:
-    model = Model().eval()
-    program = export(model, (X,))
-
-    def writes(graph_module: GraphModule) -> None:
-        with torch.no_grad():
-            model.linear.bias.add_(1)
-
-    with pytest.raises(InputError, match=r"\(writes\) wrote into \['linear.bias'\]"):
-        exir_lowering.lower(program, transform_passes=[writes])
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -305,49 +293,8 @@ def test_a_manager_is_lowered_with_its_constant_methods(manager: EdgeProgramMana
     assert manager.to_executorch().buffer  # still its own
 
 
-def test_every_entry_takes_a_manager(manager: EdgeProgramManager) -> None:
-    planned = exir_lowering.plan(manager, "xnnpack", options=AS_IT_IS)
-    lowered = quietly(lambda: exir_lowering.to_backend(manager, "xnnpack"))
-    assert planned.methods == lowered.report.methods
-    assert lowered.constant_methods == {"get_vocab_size": 512, "get_scale": 0.5}
-    transformed = exir_lowering.lower(manager, transform_passes={"other": [cosine]})
-    program = exir_lowering.load(transformed.emit().buffer)
-    torch.testing.assert_close(program.run("other", X)[0], torch.cos(X) * 2)
-    torch.testing.assert_close(program.run("forward", X)[0], manager.exported_program().module()(X))
-
-
-def test_a_module_of_a_manager_has_its_constant_methods_as_attributes(
-    manager: EdgeProgramManager, tmp_path: Any
-) -> None:
-    module = quietly(lambda: exir_lowering.lower(manager).module())
-    assert (module.get_vocab_size, module.get_scale) == (512, 0.5)
-    loaded = exir_lowering.LoweredModule.load(module.save(tmp_path / "model.pte"))
-    assert (loaded.get_vocab_size, loaded.get_scale) == (512, 0.5)
-    assert exir_lowering.load(tmp_path / "model.pte").run("get_vocab_size") == [512]
-
-
 def test_managers_at_the_wrong_place(manager: EdgeProgramManager) -> None:
     with pytest.raises(InputError, match="A manager has several methods: pass it alone"):
         exir_lowering.lower({"forward": manager})
     with pytest.raises(InputError, match="already emitted"):
         exir_lowering.lower(manager.to_executorch())
-
-
-# -- the report ------------------------------------------------------------------------------------
-
-
-def test_the_report_shows_equal_reasons_once_wherever_it_is_shown(programs: dict[str, ExportedProgram]) -> None:
-    class Repeated(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(30):
-                x = torch.sin(x)
-            return x
-
-    partitioner, options = TagPartitioner(by_operator("aten.cos.default")), LoweringOptions(require_memory="1 GB")
-    lowered = exir_lowering.lower(export(Repeated(), (X,)), partitioner, options=options)  # which plans the memory too
-    planned = exir_lowering.plan(export(Repeated(), (X,)), partitioner)
-    assert str(planned) == repr(planned)
-    assert str(lowered.report) == repr(lowered.report)
-    assert str(lowered.report).startswith(str(planned))
-    assert "30 x aten.sin.default" in repr(lowered.report)
-    assert repr(lowered.report).count("aten.sin.default") == 1  # on the host

@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / name) for name in ("support", "fast", "steps/rewriting", "steps/state")]
+sys.path[:0] = [str(TESTS / name) for name in ("support", "dynamo", "fast", "steps/rewriting", "steps/state")]
 
 import both_forms  # noqa: E402
 import both_ways  # noqa: E402

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -11,26 +11,22 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.ranges import doubts, elementwise, masks, movements, reductions
-from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, symmetric, whole
-from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.transfers import Call, Found, Result, dtype_of, result_of
-from exir_lowering.graphs.walking import is_getitem
+from exir_lowering.graphs.ranges import doubts, masks
+from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, whole
+from exir_lowering.graphs.ranges.known_values import Constants, filling
+from exir_lowering.graphs.ranges.nodes import MOVEMENTS, compute_for, dtype_of, name_of, product, shape_of
+from exir_lowering.graphs.ranges.operators import operands, range_of
 from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
-
-_TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
 
 _STATE_BOUND = 2.0**40
 """The magnitude that is tried for what a program keeps in a buffer."""
 
-_KEEPS_NUMBER = (
-    "view_copy", "unsqueeze_copy", "squeeze_copy", "permute_copy", "expand_copy", "slice_copy", "select_copy", "clone",
-    "_clone_dim_order", "_to_dim_order_copy", "_to_copy", "alias_copy", "transpose_copy", "t_copy", "detach_copy",
-)  # fmt: skip
+_SMALL = 1 << 14
+"""The number of elements up to which a value is computed where its range would do."""
 
 
 class ValueRanges:
-    """What is known about the values of a program without running it.
+    """What is known about the values of a program without running it, as far as attention needs it to be exact.
 
     A range holds for every run: whatever the inputs are (NaN, infinities, numbers so large that sums of them overflow,
     tensors without elements), and whatever earlier runs have left in the program's buffers. What is not known is `TOP`.
@@ -47,7 +43,7 @@ class ValueRanges:
     An instance must not be used by two threads at once.
 
     Args:
-        program: The program, in Edge dialect or of ATen's functional operators.
+        program: The program, in Edge dialect.
         assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
             each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
             entirely False or, of integers, entirely 0).
@@ -65,31 +61,26 @@ class ValueRanges:
         volatile: Collection[str] = (),
     ) -> None:
         self._program = program
-        self._assumed = _check_assumed(program, assume)
+        self._inputs = {name: None for name in program.graph_signature.user_inputs if isinstance(name, str)}
+        self._assumed = _check_assumed(list(self._inputs), assume)
         self._constants = Constants(program, volatile)
-        self._ranges: Found[Result] = Found()
-        self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
-        self._volatile = frozenset(volatile)
-        self._bounded: frozenset[str] = frozenset()
-        self._kept: frozenset[str] | None = None
+        self.volatile = frozenset(volatile)
+        self._ranges: dict[Node, Range] = {}
+        self._relied: frozenset[str] = frozenset()  # volatile buffers that every program keeps bounded
+        self._kept: frozenset[str] | None = None  # all buffers that stay bounded, if that was asked already
         self._rows = masks.Rows(self)
 
     def of(self, node: Node) -> Range:
-        """Return the range of a value; of several values, the range of all of them.
-
-        Args:
-            node: A node of the program's graph; of other nodes nothing is known.
-        """
-        return _as_one(self._ranges.of(node, self._compute))
+        """Return the range of a value; of several values nothing is known."""
+        if self._kept is None:
+            self._prove_state()
+        return compute_for(node, self._ranges, operands, self._compute)
 
     def constant(self, node: Node) -> torch.Tensor | None:
         """Return the content of a value that does not depend on inputs, and None if it does or is not known.
 
         The tensors of parameters, constants and buffers that the program does not mutate are returned as they are: they
         must not be written to. What is computed from them alone is computed here if it has at most a million elements.
-
-        Args:
-            node: A node of the program's graph.
         """
         return self._constants.value(node)
 
@@ -97,38 +88,23 @@ class ValueRanges:
         """Return the number that all elements of a value are, and None if they differ or nothing is known.
 
         True is 1.0. The number has the precision of the elements' type.
-
-        Args:
-            node: A node of the program's graph.
         """
-        casts: list[torch.dtype | None] = []
-        number: float | None = None
-        while True:
-            casts.append(dtype_of(node))
-            if (number := filling(node)) is not None:
-                break
-            source = node.args[0] if node.op == "call_function" and node.args and _copies(node.target) else None
-            if isinstance(source, Node):
-                node = source
-                continue
-            tensor = self._constants.value(node) if is_small(node) else None
+        dtype = dtype_of(node)
+        while name_of(node) in MOVEMENTS and dtype_of(node.args[0]) is dtype and isinstance(node.args[0], Node):
+            node = node.args[0]
+        number, shape = filling(node, dtype), shape_of(node)
+        if number is None and shape is not None and product(shape) <= _SMALL:
+            tensor = self._constants.value(node)
             if tensor is None or tensor.numel() == 0 or tensor.is_complex():
                 return None
             first = tensor.detach().reshape(-1)[0]
             if not bool(((tensor == first) & (torch.signbit(tensor) == torch.signbit(first))).all()):
                 return None  # NaN is not equal to itself, and -0.0 is not 0.0
             number = float(first)
-            break
-        for dtype in reversed(casts):
-            number = rounded(number, dtype) if number is not None else None
         return number
 
     def bounded(self, node: Node) -> Doubt | None:
-        """Return None if every element is NaN or at most 1e37 in magnitude, and otherwise what makes that doubtful.
-
-        Args:
-            node: A node of the program's graph.
-        """
+        """Return None if every element is NaN or at most 1e37 in magnitude, and otherwise what makes that doubtful."""
         return None if self.of(node).magnitude <= BOUND else doubts.unbounded(self, node)
 
     def rows_doubt(self, node: Node, dim: int) -> Doubt | None:
@@ -150,8 +126,8 @@ class ValueRanges:
         volatile.
         """
         if self._kept is None:
-            self._kept = self._prove_state()
-        return self._kept
+            self._prove_state()
+        return frozenset(self._kept or ())
 
     def is_input(self, node: Node) -> bool:
         """Return whether a node is an input that the user passes."""
@@ -165,68 +141,32 @@ class ValueRanges:
         """Return the name of the mutated buffer that a node stands for, None if it is something else."""
         return self._constants.mutated(node)
 
-    def is_volatile(self, state: str) -> bool:
-        """Return whether another program may write to a buffer.
-
-        Args:
-            state: The buffer's name.
-        """
-        return state in self._volatile
-
-    def _compute(self, node: Node) -> Result:
-        """Compute the range of a node from those of operands that it depends on: not of what is normalised."""
-        if node.op == "placeholder":
-            return self._placeholder(node)
-        if node.op != "call_function":
-            return TOP
-        if is_getitem(node):
-            source, index = node.args[0], node.args[1]
-            several = self._ranges[source] if isinstance(source, Node) else None
-            if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):
-                return several[index]
-            return whole(dtype_of(node))
-        found = result_of(Call(node, lambda each: _as_one(self._ranges[each])))
-        if isinstance(found, Range) and not found.finite:
-            return self._look(node) or found
-        return whole(dtype_of(node)) if found is None else found
-
-    def _look(self, node: Node) -> Range | None:
-        """Return the range of what the node computes, if that is known and not found already."""
-        inputs = node.all_input_nodes
-        if not inputs or not is_small(node) or any(self._ranges.get(each) == TOP for each in inputs):
-            return None
-        value = self._constants.value(node)
-        return self._constants.extremes(value) if value is not None else None
-
-    def _placeholder(self, node: Node) -> Range:
-        dtype = dtype_of(node)
-        state = self._constants.mutated(node)
+    def _compute(self, node: Node) -> Range:
+        dtype, shape = dtype_of(node), shape_of(node)
+        if node.op == "call_function":
+            found = range_of(node, self._ranges)
+            if not found.finite and shape is not None and product(shape) <= _SMALL:
+                value = self._constants.value(node)
+                return found if value is None else self._constants.extremes(value)
+            return found
+        state, stored = self._constants.mutated(node), self._constants.stored(node)
         if state is not None:
             kept = state in self.bounded_state and dtype is not None and dtype.is_floating_point
-            return symmetric(_STATE_BOUND, True) if kept else whole(dtype)
-        stored = self._constants.stored(node)
+            return Range(-_STATE_BOUND, _STATE_BOUND) if kept else whole(dtype)
         if stored is not None:
             return self._constants.extremes(stored)
         if self.assumed(node) == "finite" and dtype is not None and dtype.is_floating_point:
-            return symmetric(min(FINITE_BOUND, limits(dtype)[0]), False)
-        return whole(dtype)
+            most = min(FINITE_BOUND, limits(dtype)[0])
+            return Range(-most, most)
+        return whole(dtype) if node.op == "placeholder" else TOP
 
-    def _prove_state(self) -> frozenset[str]:
-        """Find the buffers that are bounded at first, and after each run that finds them so."""
-        written, shared = self._written(), self._bounded
-        kept = shared.union(state for state in self.initially_bounded() if state in written) - (self._volatile - shared)
-        before = self._ranges
-        for attempt in range(3):
-            kept = kept if attempt < 2 else shared
-            self._kept, self._ranges = kept, Found()
-            still = shared | {each for each in kept - shared if self.of(written[each]).magnitude <= _STATE_BOUND}
-            if still == kept:
-                break
-            kept = still
-        for node, found in self._ranges.items():
-            before.setdefault(node, found)  # what was found before does not depend on buffers
-        self._ranges = before
-        return kept
+    # -- buffers -------------------------------------------------------------------------------------------------------
+
+    def _prove_state(self) -> None:
+        """Find the buffers of its own that are bounded at first, and after each run that finds them so."""
+        self._kept = self._relied
+        own = [[(self, state)] for state in self._written() if state not in self.volatile]
+        _prove(own, lambda ranges, states: ranges._rely_on(ranges._relied, ranges._relied | states))
 
     def _written(self) -> dict[str, Node]:
         signature, output = self._program.graph_signature, self._program.graph.output_node()
@@ -236,55 +176,56 @@ class ValueRanges:
             if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
         }
 
-    def initially_bounded(self) -> Iterator[str]:
-        """Yield the names of the mutated buffers that are bounded at first."""
+    def _initially_bounded(self) -> set[str]:
+        """Return the names of the mutated buffers that are bounded at first."""
+        found = set()
         for node in self._program.graph.find_nodes(op="placeholder"):
             state, first = self._constants.mutated(node), self._constants.stored(node)
             if state is None or first is None or not first.is_floating_point():
                 continue
             if self._constants.extremes(first).magnitude <= _STATE_BOUND:
-                yield state
+                found.add(state)
+        return found
 
-    def keeps_bounded(self, state: str) -> bool:
-        """Return whether the program keeps a buffer bounded that is, or does not write to it.
-
-        Args:
-            state: The buffer's name.
-        """
+    def _keeps_bounded(self, state: str) -> bool:
+        """Return whether the program keeps a buffer bounded that is, or does not write to it."""
         value = self._written().get(state)
         return value is None or self.of(value).magnitude <= _STATE_BOUND
 
-    def rely_on(self, states: frozenset[str]) -> None:
-        """Begin again, with what is known about volatile buffers.
-
-        Args:
-            states: The names of those that stay bounded, whoever writes them.
-        """
-        self._bounded, self._kept, self._ranges = states, None, Found()
+    def _rely_on(self, relied: frozenset[str], kept: frozenset[str] | None) -> None:
+        """Begin again, with what is known about buffers."""
+        self._relied, self._kept, self._ranges = relied, kept, {}
 
 
-def bound_together(shared: Sequence[Collection[tuple[ValueRanges, str]]]) -> None:
+_Shared = Sequence[Collection[tuple[ValueRanges, str]]]
+
+
+def bound_together(shared: _Shared) -> None:
     """Find which of the buffers that programs share all of them keep bounded, and let the analyses rely on that.
 
     Args:
         shared: For each buffer, the analyses of all programs that have it, which were not asked anything yet, with its
             name, which is volatile in them.
     """
-    first = {ranges: frozenset(ranges.initially_bounded()) for each in shared for ranges, _ in each}
+    _prove(shared, lambda ranges, states: ranges._rely_on(states, None))
+
+
+def _prove(shared: _Shared, rely: Callable[[ValueRanges, frozenset[str]], None]) -> None:
+    """Rely on it that buffers which are bounded at first stay so; on fewer, until every program keeps them so."""
+    first = {ranges: ranges._initially_bounded() for each in shared for ranges, _ in each}
     kept = [each for each in shared if all(name in first[ranges] for ranges, name in each)]
     for attempt in range(4):
         kept = kept if attempt < 3 else []
         for ranges in first:
-            ranges.rely_on(frozenset(name for each in kept for other, name in each if other is ranges))
-        still = [each for each in kept if all(ranges.keeps_bounded(name) for ranges, name in each)]
+            rely(ranges, frozenset(name for each in kept for other, name in each if other is ranges))
+        still = [each for each in kept if all(ranges._keeps_bounded(name) for ranges, name in each)]
         if len(still) == len(kept):
             return
         kept = still
 
 
-def _check_assumed(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]:
+def _check_assumed(inputs: Sequence[str], assume: Mapping[str, str]) -> dict[str, str]:
     """Return the assumptions by input; InputError if there is no such input or no such property."""
-    inputs = [str(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     for name, promised in assume.items():
         if name not in inputs:
             raise InputError(
@@ -295,12 +236,3 @@ def _check_assumed(program: ExportedProgram, assume: Mapping[str, str]) -> dict[
             possible = "; ".join(f"{key!r}: {text}" for key, text in ASSUMPTIONS.items())
             raise InputError(f"assume says {promised!r} of the input {name!r}. What can be assumed is {possible}.")
     return dict(assume)
-
-
-def _as_one(found: Result) -> Range:
-    return found if isinstance(found, Range) else TOP
-
-
-def _copies(target: object) -> bool:
-    name = str(getattr(target, "_op", target))
-    return name.startswith(("aten.", "dim_order_ops.")) and name.split(".")[1] in _KEEPS_NUMBER and ".dtype" not in name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
@@ -32,8 +32,9 @@ def unbounded(ranges: ValueRanges, node: Node) -> Doubt:
         )
     state = ranges.state_name(node)
     if state is not None:
-        who = "a method that may share it writes" if ranges.is_volatile(state) else "the model writes"
-        each = ", in every method that has it" if ranges.is_volatile(state) else ""
+        shared = state in ranges.volatile
+        who = "a method that may share it writes" if shared else "the model writes"
+        each = ", in every method that has it" if shared else ""
         return Doubt(
             node,
             f"{who} values without a known bound into its buffer {state}",
@@ -63,22 +64,6 @@ def constant_row(node: Node, what: str) -> Doubt:
         f"a row of {_call(node)}, whose content is known, is entirely {what}{_at(node)}",
         "nothing: the softmax of that row has to be 0",
     )
-
-
-def hidden(ranges: ValueRanges, node: Node, culprit: Node) -> Doubt:
-    """Say that an operator makes a mask of an input or a buffer, which does not say enough about the mask's rows."""
-    state = ranges.state_name(culprit)
-    what = f"{culprit.name} is an input of the model" if state is None else f"the model writes its buffer {state}"
-    return Doubt(
-        culprit,
-        f"{what}, and {_call(node)} makes a mask of it{_at(node)}",
-        "pass the mask itself to the model, or build it so that each row provably has an unmasked element",
-    )
-
-
-def too_deep(node: Any) -> Doubt:
-    """Say that the search was given up."""
-    return Doubt(node, f"the mask is computed in too many steps to follow{_at(node)}", NOTHING)
 
 
 def _call(node: Node) -> str:

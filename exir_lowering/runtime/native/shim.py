@@ -82,8 +82,8 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: the library that they need cannot be compiled or cannot be loaded: "
-            f"{error}. Does CXX compile for this machine ({platform.machine()})? Is there space in TMPDIR?"
+            f"Python delegates cannot be used: the compiled library cannot be loaded: {error}. Does CXX compile for "
+            f"this machine ({platform.machine()})? Is there space in the temporary folder (TMPDIR)?"
         ) from error
 
 

@@ -12,8 +12,8 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import lacks_out_variant, out_variant
 from exir_lowering._upstream.operators import bind
 from exir_lowering.graphs.measures import tensors
-from exir_lowering.pte.fatal import why_fatal
 from exir_lowering.pte.releases import Form, Target, join_ranks
+from exir_lowering.steps.legalizing.fatal import why_fatal
 
 _FUSED = (
     "quantized_decomposed.",

@@ -222,41 +222,6 @@ def _swap(m: _Mutant) -> None:
             node.target = edge_operator(m.r.choice(_SWAPS[operator_name(node)]))
 
 
-def _skip(m: _Mutant) -> None:
-    """Leave out an operator whose operand has the same form as its result, or exchange its operands."""
-    nodes = [
-        node for node in m.calls() if any(_tensor(one) is not None and _same(one, node) for one in node.all_input_nodes)
-    ]
-    if nodes:
-        node = m.r.choice(nodes)
-        m.give(node, m.r.choice([one for one in node.all_input_nodes if _tensor(one) is not None and _same(one, node)]))
-
-
-def _turn(m: _Mutant) -> None:
-    """Exchange two operands of the same form."""
-    nodes = [node for node in m.calls() if len(node.args) > 1]
-    if nodes:
-        node = m.r.choice(nodes)
-        one, other = node.args[-2:]
-        if _tensor(one) is not None and _tensor(other) is not None and _same(one, other):  # type: ignore[arg-type]
-            node.args = (*node.args[:-2], other, one)
-
-
-def _along(m: _Mutant) -> None:
-    """Reduce, or normalise, along another dimension of the same size."""
-    nodes = m.calls("aten._softmax.default", "aten.any.dim")
-    if not nodes:
-        return
-    node = m.r.choice(nodes)
-    shape = list(node.args[0].meta["val"].shape)  # type: ignore[union-attr]
-    old = node.args[1]
-    if shape and isinstance(old, int):
-        same = [dim for dim in range(len(shape)) if str(shape[dim]) == str(shape[old])]
-        node.update_arg(1, m.r.choice(same) if m.r.random() < 0.5 else old % len(shape))
-        if operator_name(node) == "aten.any.dim":
-            node.update_arg(1, old)
-
-
 def _return(m: _Mutant) -> None:
     """Return one more value."""
     values = m.calls()
@@ -276,5 +241,5 @@ _CHANGES: Sequence[Callable[[_Mutant], None]] = (
     *(_insert,) * 4,
     *(_duplicate,) * 2,
     *(_renumber,) * 2,
-    *(_swap, _swap, _skip, _turn, _along, _return),
+    *(_swap, _swap, _return),
 )

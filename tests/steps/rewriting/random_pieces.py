@@ -201,78 +201,6 @@ def norm(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) 
     )()
 
 
-def rotary(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Rotary embeddings, from tables or from positions."""
-    d, n = x.shape[-1], x.shape[1]
-    if d < 2:
-        return x + 1
-    frequencies = 1.0 / (100.0 ** (torch.arange(0, d, 2) / d))
-    places = torch.arange(n) if r.random() < 0.6 else torch.arange(n) + position
-    angles = torch.outer(places.float(), frequencies)
-    angles = torch.cat([angles, angles], -1).to(x.dtype)
-    half = d // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    other = x * angles.cos()[None] + turned * angles.sin()[None]
-    return [other, turned * angles.sin()] if r.random() < 0.3 else other
-
-
-def mean(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Means and other reductions over odd dimensions."""
-    four = x.reshape(x.shape[0], x.shape[1], m.heads, -1)
-    value = r.choice([x, four, four.permute(0, 3, 1, 2), x[0], x[0, 0], x.transpose(1, 2), x[:, :0]])
-    rank = value.dim()
-    dims = r.sample(range(-rank, 0), r.randint(1, rank))
-    keep = r.random() < 0.5
-    reduce = r.choice(["mean"] * 5 + ["sum", "amax", "var"])
-    if reduce == "amax":
-        return value.amax(dims, keepdim=keep)
-    found = getattr(value, reduce)(dims, keepdim=keep)
-    return [found, found + value.mean(dims, keepdim=keep)] if r.random() < 0.2 else found
-
-
-def image(r: random.Random, m: Any, x: Any) -> Any:
-    """Return [batch, channels, height, width] made of the values, perhaps channels-last."""
-    size = r.choice([4, 5, 7])
-    flat = F.pad(x.reshape(x.shape[0], -1), (0, 3 * size * size))[:, : 3 * size * size]
-    found = flat.view(x.shape[0], 3, size, size)
-    return found.contiguous(memory_format=torch.channels_last) if r.random() < 0.4 else found
-
-
-def pool(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Pooling with odd parameters."""
-    value = image(r, m, x)
-    size = value.shape[-1]
-    kernel = [r.choice([1, 2, 3, size, size + 1]) for _ in range(2)]
-    padding = [r.randint(0, one // 2) for one in kernel] if r.random() < 0.5 else [0, 0]
-    kernel = [min(one, size + 2 * some) for one, some in zip(kernel, padding, strict=True)]
-    stride = [r.choice([1, 2, 3, one]) for one in kernel]
-    ceil = r.random() < 0.7
-    pooled = F.avg_pool2d(value, kernel, stride, padding, ceil, r.random() < 0.5, r.choice([None, None, 3]))
-    return r.choice(
-        [
-            lambda: pooled,
-            lambda: pooled,
-            lambda: pooled,
-            lambda: F.max_pool2d(value, kernel, stride, [0, 0], 1, ceil),
-            lambda: F.adaptive_avg_pool2d(value, r.choice([1, 2, (1, 3)])),
-            lambda: F.avg_pool2d(value[0], size + 1, 1, 1, True, False),
-        ]
-    )()
-
-
-def depthwise(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Depthwise convolutions with large kernels, and some that are not quite."""
-    value = image(r, m, x)
-    high, wide = r.choice([3, 5, 7, 9]), r.choice([3, 5, 7, 9])
-    weight = m.weight(f"d{high}{wide}", 3, 1, high, wide)
-    padding = [r.choice([high // 2, high - 1, 0]), r.choice([wide // 2, 0, wide])]
-    dilation = r.choice([1, 1, 1, 2, (2, 1), (1, 2)])
-    first = dilation if isinstance(dilation, int) else dilation[0]
-    padding = [max(padding[0], first * (high - 1) // 2), max(padding[1], (wide - 1))]
-    b = m.weight("db", 3) if r.random() < 0.5 else None
-    return F.conv2d(value, weight, b, r.choice([1, 2, (1, 2)]), padding, dilation, 3)
-
-
 def linear(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
     """Linear layers with views around them, as functions and as products."""
     d = x.shape[-1]
@@ -295,96 +223,6 @@ def linear(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any
     )()
 
 
-def _change(r: random.Random, value: Any, shape: Any) -> Any:
-    rank = value.dim()
-    order = r.choice([list(range(rank)), r.sample(range(rank), rank), list(range(rank))[::-1]])
-    step: Sequence[Callable[[], Any]] = [
-        lambda: value.permute(order),
-        lambda: value.permute(order).permute(order),
-        lambda: value.reshape(-1),
-        lambda: value.reshape(shape),
-        lambda: value.reshape(value.shape[::-1]),
-        lambda: value.reshape(value.shape[-1], -1),
-        lambda: value.clone(),
-        lambda: value.clone(memory_format=torch.contiguous_format),
-        lambda: value.expand(value.shape),
-        lambda: value.expand(2, *value.shape)[1],
-        lambda: value.expand(1, *value.shape),
-        lambda: value.unsqueeze(0),
-        lambda: value.squeeze(),
-        lambda: value.squeeze(0) if rank else value,
-        lambda: value[:] if rank else value,
-        lambda: value[0:] if rank else value,
-        lambda: value[: value.shape[0]] if rank else value,
-        lambda: value[..., : value.shape[-1] - 1] if rank and value.shape[-1] > 1 else value,
-        lambda: value.flip(0) if rank else value,
-        lambda: value.to(torch.float32).to(value.dtype),
-        lambda: value.to(torch.float16).to(value.dtype),
-        lambda: value.to(torch.float64).to(value.dtype),
-        lambda: value * 1,
-        lambda: value * 1.0,
-        lambda: value / 1,
-        lambda: value + 0,
-        lambda: value - 0.0,
-        lambda: value * -1.0 * -1.0,
-        lambda: value.transpose(0, -1).contiguous().transpose(0, -1) if rank else value,
-        lambda: value.detach(),
-        lambda: value.view(value.shape),
-    ]
-    return r.choice(step)()
-
-
-def chain(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Views, copies and casts that are identities, or almost."""
-    value, taken = x, [x]
-    for _ in range(r.randint(1, 6)):
-        value = _change(r, value, x.shape)
-        taken.append(value)
-    kinds = [[value], [value + 1], taken[-2:], [value.sum(), value], [value.float().sum(-1) if value.dim() else value]]
-    return r.choice(kinds)
-
-
-def equal(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Equal expressions, and random ones that are not."""
-    return r.choice(
-        [
-            lambda: [x * 2 + 1, x * 2 + 1],
-            lambda: [x.sin().reshape(-1), x.sin().reshape(-1).view(x.shape)],
-            lambda: [F.dropout(x, 0.5, True), F.dropout(x, 0.5, True)],
-            lambda: [F.dropout(x, 0.5, False), x + 0.0, x - 0.0, x + -0.0],
-            lambda: [x * 0.0, x * -0.0, x / 0.0, x / -0.0],
-            lambda: [torch.where(mask, 0.0, 1.0), torch.where(mask, -0.0, 1.0), torch.where(mask, 0, 1)],
-            lambda: [mask.to(x.dtype), mask.to(torch.int64), mask.to(torch.float16), mask.to(x.dtype)],
-            lambda: [x.amax(-1), x.amax(-1, keepdim=True), x.amax((-1,)), x.topk(1)[0], x.topk(1)[1]],
-            lambda: [torch.rand(3), torch.rand(3), torch.arange(3), torch.arange(3)],
-            lambda: [x.argmax(-1), x.argmax(-1), x.cumsum(0), x.cumsum(-1)],
-            lambda: [torch.full((2, 2), 1), torch.full((2, 2), 1.0), torch.full((2, 2), True)],
-            lambda: [x.eq(0).any(), x.isnan().all(), x.sum(), x.sum().view(1), x.sum().expand(2, 3)],
-        ]
-    )()
-
-
-def small(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Tensors without dimensions or elements, integers and bools."""
-    none = x[:, :0]
-    return r.choice(
-        [
-            lambda: [F.softmax(none, -1), F.softmax(none, 1)],
-            lambda: F.scaled_dot_product_attention(x, none, none),
-            lambda: F.scaled_dot_product_attention(none, x, x),
-            lambda: [torch.cat([none, x], 1), none.sum(1), none.mean(1), none.permute(1, 0, 2).reshape(0)],
-            lambda: [m.table[position], m.table * 1, m.table.view(2, 4).view(8), m.table.expand(2, 8).clone()],
-            lambda: F.scaled_dot_product_attention(
-                x, x, x, torch.where(m.table[: x.shape[1]] < position, 0.0, -INF).to(x.dtype)
-            ),
-            lambda: [position * 1, position * 1.0, position / 1, position + 0],
-            lambda: [x.sum().unsqueeze(0).squeeze(0), x.sum() * 1, mask.any() & mask.all()],
-            lambda: F.softmax(x.sum(), 0),
-            lambda: [mask * 1, mask * 1.0, mask | mask, mask.int().sum(-1).bool()],
-        ]
-    )()
-
-
 def many(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
     """Return functions of rows that are not Core ATen operators, or that are computed in another way."""
     value = x[0]
@@ -398,7 +236,5 @@ ALL: Sequence[Piece] = (
     *(safe_softmax,) * 4,
     *(gqa,) * 2,
     *(norm,) * 2,
-    *(chain,) * 3,
-    *(linear,) * 2,
-    *(mean, pool, depthwise, rotary, equal, small, many),
+    *(linear, many) * 2,
 )

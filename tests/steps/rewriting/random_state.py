@@ -41,39 +41,6 @@ def cache(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any)
     )
 
 
-def swap(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Exchange, copy and count state."""
-    old = m.keys.clone()
-    first = m.keys * 2
-    r.choice(
-        [
-            lambda: (m.keys.copy_(m.values), m.values.copy_(old)),
-            lambda: (m.keys.add_(1), m.values.copy_(old.view(m.values.shape))),
-            lambda: m.keys.copy_(m.keys * 0.5 + x.mean()),
-            lambda: (m.values.copy_(old + 1), m.keys.copy_(old + 1)),
-            lambda: m.table.index_put_((m.table.clone().clamp(0, 7),), m.table.flip(0)),
-            lambda: m.table.index_put_((m.table.flip(0).clamp(0, 7),), m.table.clone()),
-            lambda: m.keys.index_put_((torch.arange(m.batch).flip(0),), m.keys.clone()),
-            lambda: m.keys.index_put_((torch.zeros(1, dtype=torch.int64),), m.keys[-1:] * 2, accumulate=True),
-        ]
-    )()
-    second = m.keys * 2
-    m.step.add_(1)
-    return r.choice(
-        [[first, second], [old.view(-1), second], [old.permute(2, 0, 1), m.keys.reshape(-1), m.table + m.step]]
-    )
-
-
-def two(r: random.Random, m: Any, x: Any, mask: Any, bias: Any, position: Any) -> Any:
-    """Write the same into two buffers, and read equal expressions before and between."""
-    a = m.keys + 1
-    write = r.choice(_WRITES)
-    write(m.keys, position, x[:, :1])
-    b = m.keys + 1
-    write(m.values, position, x[:, :1])
-    return r.choice([[a, b], [a.view(-1), b.view(-1), m.values.reshape(-1)], [b, m.keys.clone(), m.values.clone()]])
-
-
 def _slice(state: Any, position: Any, row: Any) -> None:
     state[:, 1:2] = row
 
@@ -87,4 +54,4 @@ _WRITES = (
     lambda state, position, row: state.select(1, 3).add_(row[:, 0]),
     _slice,
 )
-STATE = (cache, cache, cache, swap, two)
+STATE = (cache,)

@@ -1,4 +1,4 @@
-"""A delegate's inputs are lent: one that writes into them is named."""
+"""A delegate's inputs are the runtime's memory: one that writes into them is named."""
 
 from __future__ import annotations
 

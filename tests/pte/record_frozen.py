@@ -1,4 +1,6 @@
-"""Makes the files of `tests/pte/frozen`, which later revisions must load: python tests/support/record_frozen.py
+"""Makes the files of `tests/pte/frozen`, which later revisions must load.
+
+PYTHONPATH=tests/support:tests/house python tests/pte/record_frozen.py
 
 They are not made again: a new one gets another name. `cases.json` has the calls of each file, with what they return in
 eager PyTorch, and how the file is opened.

@@ -9,8 +9,9 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from exir_lowering.plugins.addresses import NoAddressError, find_delegate_addres
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.worker_errors import WorkerDiedError, raise_error
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime.apart import transfer
-from exir_lowering.runtime.apart.process import Message, Process, TooLateError, current_folder
+from exir_lowering.runtime.isolated import transfer
+from exir_lowering.runtime.isolated.process import Message, Process, TooLateError, current_folder
 from exir_lowering.runtime.profiling import TraceEvent
 from exir_lowering.runtime.source import ProgramFile, Unavailable
 
@@ -60,12 +61,12 @@ class Limits:
             raise InputError(f"Limits(memory={memory}): this limit works on Linux only. Leave it out here.")
 
 
-class Apart:
+class IsolatedEngine:
     """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
-    def __init__(self, file: ProgramFile, opening: Message, modules: Sequence[str], limits: Limits) -> None:
+    def __init__(self, file: ProgramFile, opening: Message, begin: Callable[[], Process], limits: Limits) -> None:
         self._file, self._opening, self._limits = file, opening, limits
-        self._modules = modules
+        self._begin = begin
         self._lock, self._calling = threading.RLock(), False
         self._process = os.getpid()
         self._worker: Process | None = None
@@ -106,10 +107,10 @@ class Apart:
             finally:
                 self._calling = False
 
-    def start(self, worker: Process | None = None) -> Process:
-        """Start a process unless one is given, and open the file there; raise what `load` raises, or a LimitError."""
+    def start(self) -> Process:
+        """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
         try:
-            worker = worker or Process(self._modules)
+            worker = self._begin()
         except OSError as error:
             raise InputError(
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
@@ -132,14 +133,6 @@ class Apart:
             self.start()
         else:
             self._ask(self._file.name, self._worker, self._opening)
-
-    def release(self) -> Process | None:
-        """Return the process, if it is there, for another file; this one has none then."""
-        worker = self._worker
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._worker = self._finalizer = None
-        return worker
 
     def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
@@ -175,14 +168,14 @@ class Apart:
         self._worker = self._finalizer = None
 
 
-def open_apart(
+def open_isolated(
     file: ProgramFile,
     given: Mapping[str, Any],
     unavailable: Unavailable,
     limits: Limits,
-    worker: Process | None = None,
-) -> Apart:
-    """Open a file in a separate process, one that is there or a new one.
+    begin: Callable[[Sequence[str]], Process] = Process,
+) -> IsolatedEngine:
+    """Open a file in a separate process, which is made with modules imported.
 
     It raises what `load` raises, or an InputError if that is impossible.
     """
@@ -204,8 +197,8 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, (header, contents), modules, limits)
-    opened.start(worker)
+    opened = IsolatedEngine(file, (header, contents), partial(begin, modules), limits)
+    opened.start()
     return opened
 
 

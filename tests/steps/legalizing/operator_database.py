@@ -1,6 +1,6 @@
 """PyTorch's own database of operators, exported, lowered, run in the runtime, and compared with eager mode.
 
-python tests/support/operator_database.py [--ops REGEX] [--dtypes float32,int64] [--partitioners xnnpack,host]
+python tests/steps/legalizing/operator_database.py [--ops REGEX] [--dtypes float32,int64] [--partitioners xnnpack,host]
     [--samples 4] [--slice 1/8] [--jobs 2] [--json FILE] [--upstream]
 
 A sample counts for what torch.export takes. Random operators, and those that return memory as it is, are left out.

@@ -1,7 +1,7 @@
 """Record what ExecuTorch's releases run, in `exir_lowering/pte/releases.json`.
 
-    python tests/support/record_releases.py 1.4.1 1.5.1
-    python tests/support/record_releases.py 1.3.1 --python /path/to/python/with/torch/2.12
+    PYTHONPATH=tests/support python tests/inspection/record_releases.py 1.4.1 1.5.1
+    python tests/inspection/record_releases.py 1.3.1 --python /path/to/python/with/torch/2.12
 
 It downloads the wheel of each release for the Python that runs it, unpacks it, and runs cases in its runtime: a file
 for each kind of call of each kernel, from torch's own samples of operators, and small programs. `--python` has a torch
