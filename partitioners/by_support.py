@@ -150,10 +150,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         """Return proposals for a graph, in topological order; the groups are nodes that must stay together."""
         return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
 
-    def describe_requests(self) -> Sequence[Any] | None:
-        """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
-        return None if self.keep_whole else ()
-
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators of `keep_whole` where a backend supports them."""
         if not self.keep_whole:

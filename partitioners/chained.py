@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -107,10 +107,6 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
             by = ", ".join(dict.fromkeys(each.by for each in (first, *others)))
             merged.append(replace(first, method="", reason=reason, by=by))
         return nested_run.tagged(exported_program, tags, destinations, merged, adjustments)
-
-    def describe_requests(self) -> Sequence[Any]:
-        """Return what `ops_to_not_decompose` depends on, for the cache."""
-        return list(self.partitioners)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep from decomposition what any of the partitioners keeps."""

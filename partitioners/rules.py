@@ -219,10 +219,6 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         tags, destinations = _with(exported_program, run, added)
         return nested_run.tagged(exported_program, tags, destinations, rejections.values(), run.adjustments)
 
-    def describe_requests(self) -> Sequence[Any]:
-        """Return what `ops_to_not_decompose` depends on, for the cache."""
-        return [self.partitioner, self.rules]
-
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask the partitioner, except about what is hidden from it: that is decomposed."""
 

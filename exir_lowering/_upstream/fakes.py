@@ -25,7 +25,7 @@ from torch.utils._sympy.value_ranges import (
 
 from exir_lowering._upstream.tensors import SYMBOLS
 
-_KEY = "exir_lowering_decisions"
+DECISIONS = "exir_lowering_decisions"
 
 
 class Decisions:
@@ -34,7 +34,9 @@ class Decisions:
     def __init__(self, original: Any, copied: Any) -> None:
         self._original = original
         self._copies: list[tuple[Any, int]] = []  # with the number of guards that each had at first
-        vars(copied)[_KEY] = (self._copies,)  # copies of the copy have it too: it is in a tuple, which is not copied
+        vars(copied)[DECISIONS] = (
+            self._copies,
+        )  # copies of the copy have it too: it is in a tuple, which is not copied
         _note_copy(copied)
 
     def repeat(self) -> str:
@@ -65,7 +67,7 @@ class Decisions:
 
 def _note_copy(environment: Any) -> None:
     """Note a copy of a shape environment if the original is one of `Decisions`."""
-    for copies in vars(environment).get(_KEY, ()):
+    for copies in vars(environment).get(DECISIONS, ()):
         copies.append((environment, len(environment.guards)))
 
 
@@ -270,7 +272,7 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
     """Return what an environment knows of symbols: kinds, ranges, values, conditions, and the others in these."""
     conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
     conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}
-    conditions |= {str(one): one for one in (*shape_env.divisible, *shape_env.axioms)}
+    conditions |= {str(one): one for one in shape_env.divisible}
     named = set(symbols.values())
     kept = sorted(text for text, one in conditions.items() if getattr(one, "free_symbols", set()) & named)
     lines = [f"if {text}" for text in kept]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
-from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.host_memory import make_inputs_contiguous
@@ -80,15 +78,11 @@ def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
-    """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
+    """Convert a program, unless it is in Edge dialect, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         (given,) = as_edge([method])
         return given
-    make = partial(_make_edge, method, session.options, decomposed)
-    return make() if is_edge(method.program) else convert_cached(method, session, make)
-
-
-def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
+    options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
     with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
         origin, edge = None, method.program

@@ -31,7 +31,6 @@ BUDGETS = {
     "exir_lowering/steps": 6179,
     "exir_lowering/steps/cache": 1308,
     "exir_lowering/steps/legalizing": 2018,
-    "exir_lowering/steps/parallel": 439,
     "exir_lowering/testing": 1826,
     "exir_lowering/verification": 2145,
     "partitioners": 3319,

@@ -19,7 +19,6 @@ from forked import is_alive, wait_until
 from lowering_support import TagPartitioner
 from models import exported
 from parallel_backends import (
-    Chain,
     Scripted,
     ScriptedInThreads,
     Sleeping,
@@ -28,7 +27,6 @@ from parallel_backends import (
     chain,
     each_layer,
 )
-from torch.export import export
 
 from exir_lowering import (
     Backend,
@@ -39,7 +37,7 @@ from exir_lowering import (
     PreprocessResult,
     lower,
 )
-from exir_lowering.steps.parallel import dispatch, executors
+from exir_lowering.steps import parallel
 
 JOBS = (2,)
 
@@ -74,29 +72,6 @@ class TestBytes:
             assert lower(programs, "xnnpack", options=LoweringOptions(jobs=jobs)).emit().buffer == alone
         assert not caplog.text  # nothing was lowered here
 
-    def test_are_the_same_if_partitions_share_memory_in_parts(self, caplog: pytest.LogCaptureFixture) -> None:
-        model = Chain(4)
-        memory = torch.randn(400)
-        for number, layer in enumerate(model.layers):
-            size = layer.weight.numel()
-            layer.weight = torch.nn.Parameter(memory[40 * number :][:size].view(layer.weight.shape))
-        program = export(model.eval(), (torch.randn(2, 8),))
-        alone = lowered(program, each_layer("storing"), Storing).emit().buffer
-        assert lowered(program, each_layer("storing"), Storing, jobs=2).emit().buffer == alone
-        assert "a part of its weights is in another partition too" in caplog.text
-
-    def test_are_the_same_with_the_cache(self, tmp_path: Path) -> None:
-        program, partitioner = chain(4), each_layer("storing")
-        alone = lowered(program, partitioner, Storing).emit().buffer
-        for _ in range(2):
-            assert lowered(program, partitioner, Storing, jobs=2, cache=tmp_path).emit().buffer == alone
-
-    def test_of_a_given_pool_of_threads_are_those_of_one_job(self) -> None:
-        program, partitioner = chain(4), each_layer("storing")
-        alone = lowered(program, partitioner, Storing).emit().buffer
-        with ThreadPoolExecutor(2) as pool:
-            assert lowered(program, partitioner, StoringInThreads, executor=pool).emit().buffer == alone
-
     def test_a_call_that_runs_in_the_pool_which_it_is_given_does_not_wait_for_itself(self) -> None:
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(lowered, chain(3), each_layer("storing"), StoringInThreads, executor=pool)
@@ -128,7 +103,7 @@ class TestLimits:
         assert backend.met == 4
 
     def test_what_is_in_flight_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dispatch, "MOST_BYTES", 1)
+        monkeypatch.setattr(parallel, "MOST_BYTES", 1)
         backend = Meeting(0.1)
         lowered(chain(3), each_layer("meeting"), backend, jobs=3)
         assert backend.met == 0
@@ -240,7 +215,7 @@ class TestWhatDoesNotTravel:
         partitioner = TagPartitioner(tag, "storing")
         alone = lowered(chain(3), partitioner, Storing).emit().buffer
         assert lowered(chain(3), partitioner, Storing, jobs=2).emit().buffer == alone
-        assert "is not lowered by a worker: not serialisable" in caplog.text
+        assert "its program cannot be sent: node.meta['strange']: a value of type builtins.object" in caplog.text
 
 
 class TestEnds:
@@ -281,9 +256,10 @@ class TestEnds:
 
     def test_a_forked_child_has_workers_of_its_own(self) -> None:
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
+        before = list(parallel._pools.values())
         child = os.fork()
         if child == 0:
-            os._exit(0 if not executors._pools else 1)
+            os._exit(0 if parallel._pool(2) not in before else 1)
         assert os.waitpid(child, 0)[1] == 0
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
 
