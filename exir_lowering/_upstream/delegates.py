@@ -53,20 +53,9 @@ def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
     return store.get_named_data_store_output()
 
 
-def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
-    """Return the named data that a delegate provides: the key, the data file ("" for the `.pte`), and the bytes."""
-    return ((key, file, len(content)) for key, file, content in named_buffers(module.named_data_store_output))
-
-
 def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
     """Return the named data that a delegate provides, by key, whatever files it is for."""
     return {key: bytes(content) for key, _, content in named_buffers(module.named_data_store_output)}
-
-
-def named_data_in_memory(module: LoweredBackendModule) -> dict[str, bytes]:
-    """Return the named data that a delegate provides, by key, without what is on the disk; nothing is copied."""
-    buffers = named_buffers(module.named_data_store_output)
-    return {key: content for key, _, content in buffers if type(content) is bytes}
 
 
 def named_buffers(output: Any) -> Iterator[tuple[str, str, Any]]:

@@ -11,10 +11,8 @@ from lowering_support import TagPartitioner, delegates, edge_program
 from torch.export import export
 
 import exir_lowering
-from exir_lowering import BackendFailure, DelegateContext, InputError
+from exir_lowering import BackendFailure, InputError
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
-
-CONTEXT = DelegateContext("forward", {}.get)
 
 
 class Demo(torch.nn.Module):
@@ -118,22 +116,3 @@ def test_dynamic_sizes() -> None:
     for size in (1, 5, 8):
         inputs = (torch.randn(size, 2), torch.randn(size, 2))
         torch.testing.assert_close(run(*inputs)[0], Plain()(*inputs))
-
-
-def test_damaged_payloads() -> None:
-    good = payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2)))
-    delegate = CompilerDemoDelegate()
-    for length in range(len(good)):
-        with pytest.raises(InputError):
-            delegate.compile(good[:length], [], CONTEXT)
-    with pytest.raises(InputError, match="another version: it starts with 'compiler_demo 2'"):
-        delegate.compile(good.replace(b"demo 1", b"demo 2"), [], CONTEXT)
-    for garbage in (b"\xff\xfe", bytes(range(256))):
-        with pytest.raises(InputError, match="it is not text"):
-            delegate.compile(garbage, [], CONTEXT)
-    with pytest.raises(InputError, match=r"calls aten\.div"):
-        delegate.compile(good.replace(b"aten.mul", b"aten.div"), [], CONTEXT)
-    with pytest.raises(InputError, match=r"Line 3 .* is not a valid constant"):
-        delegate.compile(good.replace(b"constant float32", b"constant float3"), [], CONTEXT)
-    with pytest.raises(InputError, match="lacks a line"):
-        delegate.compile(good.replace(b"%4 = ", b"%5 = "), [], CONTEXT)

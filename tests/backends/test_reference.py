@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import random
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +11,16 @@ import forked
 import pytest
 import torch
 from delegate_support import Tied, named_data, runner
-from lowering_support import TagPartitioner, delegates, edge_program
+from lowering_support import delegates, edge_program
 from models import build
 from quantized_models import INPUTS as QUANTIZED_INPUTS, quantized
-from random_programs import RandomProgram, random_programs
 from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods, LoweringOptions, graphs
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.backends.reference.backend import refusal
-from exir_lowering.backends.reference.delegate import FORMAT, map_rows, scan
-
-EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "4"))
+from exir_lowering.backends.reference.delegate import FORMAT
 
 
 def lowered(module: torch.nn.Module, inputs: tuple[Any, ...], **options: Any) -> LoweredMethods:
@@ -216,14 +210,6 @@ def test_control_flow() -> None:
                 torch.testing.assert_close(mine, other)
 
 
-def test_loops_over_no_rows() -> None:
-    empty = torch.zeros(0, 3)
-    (rows,) = map_rows(lambda row: [row.sum().long()], [empty])
-    assert rows.shape == (0,) and rows.dtype == torch.int64
-    carry, rows = scan(lambda c, row: [c + row, row * 2], [torch.ones(3)], [empty])
-    assert torch.equal(carry, torch.ones(3)) and rows.shape == (0, 3)
-
-
 class Cache(torch.nn.Module):
     """State that is returned before and after it is written, and whose initial values are not all zero."""
 
@@ -320,20 +306,6 @@ def llama() -> TwoMethods:
     return TwoMethods(module, tokens, one, exir_lowering.lower(programs, "reference", options=as_it_is))
 
 
-def test_methods_that_share_weights_cost_one(llama: TwoMethods) -> None:
-    module, tokens, one, both = llama.module, llama.tokens, data_size(llama.one), llama.both
-    assert data_size(both) <= 1.05 * one
-    assert (
-        len(both.emit().buffer)
-        <= 1.05 * one + sum(len(d.processed_bytes) for program in both.values() for d in delegates(program)) + 20_000
-    )
-    delegate = ReferenceDelegate()
-    with torch.no_grad():
-        for method, inputs in (("prefill", tokens), ("decode", tokens[:, 2:3])):
-            (got,) = runner(both, method, reference=delegate)(inputs)
-            torch.testing.assert_close(got, module(inputs), rtol=1e-5, atol=1e-5)
-
-
 def test_weights_are_stored_once_by_memory_and_by_content() -> None:
     model, x = Tied(torch.randn(64, 64)), torch.randn(2, 64)
     found = lowered(model, (x,))
@@ -361,37 +333,9 @@ def test_partitions_that_share_weights_share_memory_at_run_time(llama: TwoMethod
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_payloads() -> None:
-    good = payload(lowered(Cache(), (torch.ones(4),)))
-    tree, rng = FORMAT.unpack(good), random.Random(0)
-    for length in range(len(good)):
-        with pytest.raises(InputError, match=r"truncated|at least"):
-            FORMAT.unpack(good[:length])
-    for position in [*range(24), *rng.sample(range(24, len(good)), 100)]:
-        changed = bytearray(good)
-        changed[position] ^= 1 << rng.randrange(8)
-        with contextlib.suppress(InputError):  # the last bits of compressed content may have no meaning
-            assert FORMAT.unpack(bytes(changed)) == tree
-    with pytest.raises(InputError, match="followed by other data"):
-        FORMAT.unpack(good + b"\0")
-    with pytest.raises(InputError, match=r"has format version 1; this exir-lowering reads version 2"):
-        FORMAT.unpack(good[:8] + struct.pack("<I", 1) + good[12:])
-    with pytest.raises(InputError, match="not a payload of backend 'reference': it starts with"):
-        FORMAT.unpack(b"\x80\x04garbage, for instance a pickle")
-    assert FORMAT.pack(tree) == good
-
-
 def first(tree: Any) -> Any:
     """Return the first instruction."""
     return tree["graphs"][0][1][0]
-
-
-def test_missing_and_short_named_data() -> None:
-    good = payload(lowered(Cache(), (torch.ones(4),)))
-    with pytest.raises(InputError, match="has no named data"):
-        ReferenceDelegate().compile(good, [], DelegateContext("forward", lambda key: None))
-    with pytest.raises(InputError, match="has 3 bytes, expected at least"):
-        ReferenceDelegate().compile(good, [], DelegateContext("forward", lambda key: bytes(3)))
 
 
 def test_failures_at_run_time_name_the_operator() -> None:
@@ -452,35 +396,6 @@ def test_the_partitioner_says_why_not(library: Any) -> None:
     node.target, node.args = torch.ops.aten.ones.default, ([2],)
     node.kwargs = {"device": torch.device("cuda")}
     assert "makes a tensor on device cuda" in str(refusal(program, node))
-
-
-# -- many programs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-def test_random_programs(split: bool) -> None:
-    for number, program in enumerate(random_programs(9000, EXAMPLES)):
-        rng = random.Random(number)
-        tag = TagPartitioner(
-            lambda node, r=rng: r.choice(("a", "b", None)), backend="reference", nested=number % 2 == 0
-        )
-        found = exir_lowering.lower(program.methods, tag if split else "reference")
-        _check_program(program, found)
-
-
-def _check_program(program: RandomProgram, found: LoweredMethods) -> None:
-    delegate = ReferenceDelegate()
-    for method, calls in program.inputs.items():
-        run = runner(found, method, reference=delegate)
-        for call, expected in zip(calls, program.expected[method], strict=True):
-            inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in call]
-            got = [*run(*inputs), *inputs]
-            assert len(got) == len(expected)
-            for mine, other in zip(got, expected, strict=True):
-                if isinstance(other, torch.Tensor):
-                    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-                else:
-                    assert mine == other
 
 
 # -- whole processes --------------------------------------------------------------------------------------------------

@@ -390,16 +390,6 @@ def test_an_ordinary_program_is_read_as_by_torch(name: str, tmp_path: Path) -> N
         )
 
 
-@pytest.mark.parametrize("name", ["vit", "llama"])
-def test_real_models(name: str, tmp_path: Path) -> None:
-    from models import exported
-
-    _, _, program = exported(name)
-    path = tmp_path / "model.pt2"
-    path.write_bytes(saved(program))
-    same_program(read_program(path), torch.export.load(path))
-
-
 def old_format(archive: bytes) -> dict[str, bytes]:
     """The files of PyTorch 2.7 and before."""
     program = torch.export.load(io.BytesIO(archive))

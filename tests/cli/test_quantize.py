@@ -6,7 +6,6 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +253,6 @@ def test_constants_of_branches_stay() -> None:
     assert found.errors.outputs[0].sqnr > 30, str(found)
     with pytest.raises(InputError, match=r"writes into parts of tensors, and PyTorch cannot make copies of that"):
         quantize(export(Branches(True), calls[0]), calls)
-
-
-def test_several_threads_quantise() -> None:
-    program, calls = planted()
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: quantize(program, calls, dynamic=True), range(3)))
-    assert len({str(each) for each in found}) == 1
 
 
 class Masked(torch.nn.Module):

@@ -12,7 +12,6 @@ from typing import Any
 import forked
 import pytest
 import torch
-from executorch.exir.backend.backend_details import BackendDetails
 from scripted import ScriptBackend, ScriptDelegate
 from toy import ToyBackend, ToyDelegate
 
@@ -279,14 +278,6 @@ def handles(change: Any) -> type[ToyBackend]:
     return Handles
 
 
-class HandlesDetails(BackendDetails):
-    """One of ExecuTorch's classes, whose handles are off by one."""
-
-    @staticmethod
-    def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
-        return handles(lambda handle: (handle + 1,))().preprocess(edge_program, compile_specs)
-
-
 class Views(ReferenceDelegate):
     """Keeps a view of an input as its state, where that is what is written to the state."""
 
@@ -455,31 +446,10 @@ def test_what_a_partitioner_claims_is_not_to_be_refused() -> None:
     assert "leave that on the host" in str(report)
 
 
-def test_handles_of_executorchs_own_classes_are_looked_at_too() -> None:
-    report = run_conformance(HandlesDetails, supports=ops("aten.sub"), cases=["partitions/alike"])
-    assert failures(report) == {"partitions/alike": "debug-handles"}
-    assert "with the debug handle" in str(report) and "not in the partition" in str(report)
-
-
 def test_a_case_of_ones_own() -> None:
     (known,) = (case for case in CASES if case.name == "ops/sub")
     own = dataclasses.replace(known, name="mine/sub", demand="Mine.")
     assert check_backend(ToyBackend, ToyDelegate, cases=[own]).passed == ("mine/sub",)
-
-
-def test_a_case_of_ones_own_that_cannot_be_made() -> None:
-    def build() -> Any:
-        raise ValueError("no such model")
-
-    report = run_conformance(ToyBackend, ToyDelegate, cases=[Case("mine/broken", "Mine.", build), "ops/sub"])
-    assert failures(report) == {"mine/broken": "build"} and report.passed == ("ops/sub",)
-    assert "mine/broken [build]: the case cannot be made: ValueError: no such model." in str(report)
-
-
-def test_the_table() -> None:
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names) >= 90
-    assert all(isinstance(case, Case) and case.demand.endswith(".") for case in CASES)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from exir_lowering import (
     InputError,
     LoweringOptions,
     PreprocessResult,
-    UnknownPluginError,
 )
 from exir_lowering.dynamo import FallbackWarning, backend, graph, reports
 
@@ -92,17 +91,6 @@ def test_the_next_backend_is_taken_when_one_is_not_available() -> None:
     with pytest.warns(FallbackWarning, match="no-such-backend"):
         torch._dynamo.reset()
         run(backends=["no-such-backend", "reference"])
-
-
-def test_the_next_backend_is_taken_when_one_takes_nothing() -> None:
-    from exir_lowering.partitioners import SupportPartitioner, ops
-
-    only_exp = SupportPartitioner({"Elsewhere": ops("aten.exp"), "reference": ops("aten.sin", "aten.cos")})
-    with pytest.warns(FallbackWarning, match="took no operator"):
-        run(partitioners=only_exp, backends=["Elsewhere", "reference"])
-    assert set(backends_used()) == {"reference"}
-    host = [node.operator for r in reports() for _, found in r.reports[-1:] for m in found.methods for node in m.host]
-    assert host == ["aten.add.Tensor"]
 
 
 @pytest.mark.parametrize("last", ["eager", "aot_eager"])
@@ -235,10 +223,3 @@ def test_what_nobody_has_foreseen_is_left_to_pytorch(monkeypatch: pytest.MonkeyP
     with pytest.raises(BackendCompilerFailed, match="s97") as caught:
         run(fullgraph=True)
     assert isinstance(caught.value.inner_exception, InputError)
-
-
-@pytest.mark.parametrize("partitioners", [None, "reference"])
-def test_a_misspelt_backend_is_an_error_even_if_its_turn_never_comes(partitioners: Any) -> None:
-    with pytest.raises(BackendCompilerFailed, match=r"refrence.*Did you mean 'reference'") as caught:
-        run(backends=["reference", "refrence"], partitioners=partitioners)
-    assert isinstance(caught.value.inner_exception, UnknownPluginError)

@@ -20,7 +20,6 @@ from compile_support import (
     train,
 )
 from compiled_models import CASES, Case, build
-from numpy_backend import NumpyBackend, NumpyDelegate, numpy_partitioner
 
 __all__ = ["clean"]
 
@@ -40,31 +39,18 @@ def _settings_of_torch() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _settings(backend_id: str) -> dict[str, Any]:
-    if backend_id != "numpy":
-        return {"partitioners": backend_id}
-    return {
-        "partitioners": numpy_partitioner(),
-        "backends": {"numpy": NumpyBackend()},
-        "delegates": {"numpy": NumpyDelegate()},
-    }
-
-
-@pytest.mark.parametrize("backend_id", ["reference", "xnnpack", "numpy"])
+@pytest.mark.parametrize("backend_id", ["reference", "xnnpack"])
 @pytest.mark.parametrize("case", CASES)
 def test_inference_equals_eager(case: str, backend_id: str) -> None:
     built = build(case)
     built.model.eval()
-    settings = _settings(backend_id)
-    called = compiled(built.model, fullgraph=True, **settings)
+    called = compiled(built.model, fullgraph=True, partitioners=backend_id)
     with torch.no_grad():
         expected = built.run(built.model)
         assert max(value.abs().max() for value in expected) > 1e-2
         assert_near(built.run(called), expected)
         assert_near(built.run(called), expected)
     assert set(delegated("inference")) == {{"xnnpack": "XnnpackBackend"}.get(backend_id, backend_id)}
-    if backend_id == "numpy":
-        assert settings["delegates"]["numpy"].runs >= len(delegated())
     if backend_id == "xnnpack":
         taken = delegated_operators("XnnpackBackend")
         assert all(operator in taken for operator in WEIGHTED.get(case, ("aten_mm_",)))

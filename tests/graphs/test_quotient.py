@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from torch.fx import Graph, Node
@@ -178,64 +177,3 @@ def test_random_graphs_are_always_ordered() -> None:
             assert tag_of[names[cycle.path[0]]] == tag_of[names[cycle.path[-1]]] == cycle.tag, seed
         again, _ = quotient.order(nodes, tag_of)
         assert again == units, seed
-
-
-def test_the_number_of_pieces_is_close_to_the_least(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print how far from the least number of pieces splitting is; finding the least one is NP-hard in general."""
-    least_total = found_total = optimal = graphs = 0
-    for seed in range(150):
-        rng = random.Random(seed)
-        nodes, tag_of = random_graph(rng, 8, rng.randint(1, 3), 0.35)
-        units, cycles = quotient.order(nodes, tag_of)
-        if not cycles:
-            continue
-        found = sum(unit.piece is not None for unit in units)
-        least = least_pieces(nodes, tag_of)
-        assert found >= least, "fewer pieces than the least number: the brute force or the check of cycles is wrong"
-        graphs, optimal = graphs + 1, optimal + (found == least)
-        least_total, found_total = least_total + least, found_total + found
-    assert graphs > 50
-    with capsys.disabled():
-        print(
-            f"\nsplitting: {found_total} pieces, {least_total} at least ({optimal} of {graphs} graphs with the least)"
-        )
-
-
-def least_pieces(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> int:
-    """Try every way to cut every tag into groups."""
-    by_tag: dict[str, list[Node]] = {}
-    for node in nodes:
-        if node in tag_of:
-            by_tag.setdefault(tag_of[node], []).append(node)
-    best = len(tag_of)
-    for choice in itertools.product(*(list(groupings(members)) for members in by_tag.values())):
-        groups = [group for grouping in choice for group in grouping]
-        if len(groups) < best and acyclic(nodes, groups):
-            best = len(groups)
-    return best
-
-
-def groupings(members: Sequence[Node]) -> Iterable[list[list[Node]]]:
-    """Yield every way to put things in groups."""
-    if not members:
-        yield []
-        return
-    first, *rest = members
-    for grouping in groupings(rest):
-        yield [[first], *grouping]
-        for i, group in enumerate(grouping):
-            yield [*grouping[:i], [first, *group], *grouping[i + 1 :]]
-
-
-def acyclic(nodes: Sequence[Node], groups: Sequence[Sequence[Node]]) -> bool:
-    unit_of: dict[Node, object] = {node: node for node in nodes}
-    unit_of.update({node: i for i, group in enumerate(groups) for node in group})
-    waiting = {unit: set() for unit in unit_of.values()}
-    for node in nodes:
-        waiting[unit_of[node]].update(unit_of[n] for n in node.all_input_nodes if unit_of[n] != unit_of[node])
-    while ready := [unit for unit, sources in waiting.items() if not sources]:
-        for unit in ready:
-            del waiting[unit]
-        for sources in waiting.values():
-            sources.difference_update(ready)
-    return not waiting

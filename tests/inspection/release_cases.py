@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from kernel_calls import operators, sample_calls
 from models import exported
-from release_probes import Case
+from operator_database import samples
+from release_probes import DTYPES, Case, operators
 
 from exir_lowering import LoweringError, lower
 
@@ -29,14 +30,13 @@ def operator_cases(share: float) -> Iterator[Case]:
     for op in operators():
         if chosen.random() > share or "sparse" in op.full_name:
             continue
-        for call in sample_calls(op, each=1, mixed=1, empty=1):
-            try:
-                with torch.no_grad():
-                    expected = call.module(*(one.clone() for one in call.inputs))
-                    program = torch.export.export(call.module, call.inputs, strict=False)
-            except Exception:  # torch itself does not export it
-                continue
-            yield from _case(program, call.inputs, expected)
+        for dtype in (dtype for dtype in DTYPES if dtype in op.dtypes):
+            with contextlib.suppress(Exception):  # torch has no samples, or does not export them
+                for module in samples(op, dtype, 1):
+                    with torch.no_grad():
+                        expected = module(*(one.clone() for one in module.given))
+                        program = torch.export.export(module, module.given, strict=False)
+                    yield from _case(program, module.given, expected)
 
 
 def model_cases(*names: str) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import struct
@@ -12,7 +13,6 @@ from typing import Any
 
 import program_writer as writer
 import torch
-from kernel_calls import DTYPES, operators
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,10 +23,40 @@ from exir_lowering.pte.value_kinds import CODES, Tensor
 Case = tuple[bytes, str, list[Any], list[torch.Tensor]]
 """A file, its method, the inputs, and the results that are expected."""
 
+DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+_RANDOM = frozenset(
+    {
+        *("bernoulli", "empty", "empty_like", "empty_permuted", "empty_strided", "multinomial", "new_empty"),
+        *("new_empty_strided", "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d"),
+        *("nn.functional.dropout3d", "nn.functional.feature_alpha_dropout.with_train", "nn.functional.rrelu"),
+        *("normal", "normal.in_place", "normal.number_mean", "rand_like", "randint", "randint_like", "randn"),
+        *(
+            "randn_like",
+            "uniform",
+            "exponential",
+            "geometric",
+            "cauchy",
+            "log_normal",
+            "nn.functional.fractional_max_pool2d",
+        ),
+        "nn.functional.fractional_max_pool3d",
+    }
+)
 _MOST = 30  # samples of an operator and a type
 _LARGEST = 4096  # elements of a sample
 _EACH = 2  # calls of one kind
 _UNSET = ("aten::empty", "dim_order_ops::_empty")  # what they return has any content
+
+
+@functools.cache
+def operators() -> Sequence[Any]:
+    """Return torch's own tests of operators, each operator once."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return sorted((op for op in op_db if op.full_name not in _RANDOM), key=lambda op: op.full_name)
 
 
 class Unwritable(Exception):

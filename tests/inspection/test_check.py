@@ -17,9 +17,8 @@ from release_probes import Case
 from torch.export import export
 
 from exir_lowering import InputError, LoweringOptions, cli, lower
-from exir_lowering.inspection.compatibility import check, chosen_verdicts
-from exir_lowering.pte.manifest import Bucket, Line, Size
-from exir_lowering.pte.releases import Target, Verdict, find_release, known_releases, read_targets
+from exir_lowering.inspection.compatibility import check
+from exir_lowering.pte.releases import Target, find_release, known_releases, read_targets
 
 
 class Next(torch.nn.Module):
@@ -118,23 +117,6 @@ def test_of_a_family_the_method_that_its_manifest_chooses_counts(folder: Path) -
     assert check(folder / "family.pte", [Target("a", find_release("1.5.1"), kernels)])[0].verdict == "runs"
     target = Target("b", find_release("1.5.1"), kernels, frozenset())
     assert check(folder / "family.pte", [target])[0].verdict == "does not run"  # b is chosen, which lacks a kernel
-
-
-def test_each_bucket_counts() -> None:
-    def line(method: str, size: int, *backends: str) -> Line:
-        return Line(method, backends, Bucket((Size(0, 1, size),)))
-
-    lines = [line("f@npu@s=4", 4, "Npu"), line("f@npu@s=8", 8, "Npu"), line("f@cpu@s=8", 8)]
-    verdicts: dict[str, Verdict] = {
-        "f@npu@s=4": "runs",
-        "f@npu@s=8": "does not run",
-        "f@cpu@s=8": "runs",
-        "g@x": "runs",
-    }
-    assert [*chosen_verdicts(verdicts, lines, ["Npu"])].count("does not run") == 2  # 8 on the NPU, though the CPU can
-    assert {*chosen_verdicts(verdicts, lines, [])} == {"runs"}
-    assert "does not run" in {*chosen_verdicts(verdicts, lines[:2], [])}
-    assert "unknown" in {*chosen_verdicts({**verdicts, "g@x": "unknown"}, lines, [])}  # not of a family: no line
 
 
 def _targets(folder: Path, content: object) -> list[Target]:

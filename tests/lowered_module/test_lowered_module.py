@@ -23,30 +23,23 @@ from executorch.devtools.bundled_program.serialize import (
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from lowering_support import TagPartitioner, by_operator, without_address
-from models import exported
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
 from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import (
-    BackendContractError,
     BackendUnavailableError,
     BackendUnavailableWarning,
     InputError,
-    InvariantError,
     LoweredModule,
     load,
     lower,
 )
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.lowered_module import record
-from exir_lowering.lowered_module.convention import of_program
-from exir_lowering.lowered_module.module import check_outputs
 from exir_lowering.partitioners import SupportPartitioner, everything, ops
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling
-from exir_lowering.pte.format import read_program
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
 
@@ -88,15 +81,6 @@ class Count(nn.Module):
     def forward(self, x):
         self.total.add_(x)
         return self.total * 2
-
-
-class Cond(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda v: self.linear(v) + 1, lambda v: v * 3, (x,))
 
 
 class AddMul(nn.Module):
@@ -256,13 +240,6 @@ class TestCalls:
             assert_same(module(x), model(x))
         assert "at most [16, 4]" in message_of(lambda: module(torch.randn(17, 4)))
 
-    def test_a_name_that_is_none_in_python_is_called_by_method(self, mixed):
-        module = mixed[1].module()
-        x, y = torch.randn(3), torch.randn(3)
-        assert_same(module.method("add-mul")(x, y=y), AddMul()(x, y))
-        assert module.method_names == ("forward", "plain", "add-mul")
-        assert "Did you mean 'add-mul'?" in message_of(lambda: module.method("add_mul"))
-
     def test_a_name_that_nn_module_has_is_called_by_method(self):
         program = export(AddMul(), (torch.ones(3), torch.ones(3)))
         module = lower({"train": program, "save": program}).module()
@@ -279,44 +256,6 @@ class TestCalls:
         module = lowered.module()
         assert_same(module(point), Points()(point))
         assert "argument 'p' has a different structure" in message_of(lambda: module((point.x, point.y)))
-
-    def test_gradients_end_at_the_module(self, mixed):
-        x = torch.randn(4, 4, requires_grad=True)
-        module = mixed[1].module()
-        assert not module(x).requires_grad
-        with torch.inference_mode():
-            assert_same(module(x), mixed[0](x))
-
-    def test_control_flow(self):
-        torch.manual_seed(0)
-        model = Cond().eval()
-        lowered = lower(export(model, (torch.ones(2, 4),)), TagPartitioner(by_operator(MUL, ADD), "reference"))
-        module = lowered.module()
-        for x in (torch.ones(2, 4), -torch.ones(2, 4)):
-            assert_same(module(x), model(x))
-
-    @pytest.mark.parametrize("name", ["bert", "llama"])
-    def test_a_whole_model(self, name):
-        model, inputs, program = exported(name)
-        lowered = lower(program, [SupportPartitioner({"reference": everything()})])
-        module = lowered.module(delegates=[ReferenceDelegate])
-        assert_same(module(*inputs), model(*inputs))
-
-    def test_an_output_that_is_not_what_the_program_says_is_named(self, rich, mixed):
-        for lowered, name, error in ((rich, "forward", BackendContractError), (mixed[1], "add-mul", InvariantError)):
-            convention = of_program(name, lowered[name])
-            method = read_program(
-                memoryview(lowered.emit().buffer if lowered is mixed[1] else emitted(lowered)), find_checks
-            )[name]
-            outputs = [torch.zeros(9, dtype=torch.int8) for _ in method.outputs]
-            message = message_of(lambda c=convention, m=method, o=outputs: check_outputs(c, m, o), error)
-            assert "its output" in message and "int8" in message and "expected a tensor of float32" in message
-            assert "outputs" in message_of(lambda c=convention, m=method: check_outputs(c, m, []), error)
-
-
-def emitted(lowered):
-    """The file of a module, which `LoweredMethods.emit` refuses to make when a str is returned."""
-    return lowered.module()._source.file.file.content
 
 
 class TestWrittenInputs:
@@ -487,18 +426,6 @@ class TestAttributes:
         assert "'sizes'" in message and kind in message
         assert not list(tmp_path.iterdir())
 
-    def test_an_int_that_json_cannot_hold(self, rich, tmp_path):
-        module = rich.module()
-        module.size = 10**5000
-        assert "hex(" in message_of(lambda: module.save(tmp_path / "model.pte"))
-        assert not list(tmp_path.iterdir())
-
-    def test_a_list_that_holds_itself(self, rich, tmp_path):
-        module = rich.module()
-        module.loop = []
-        module.loop.append(module.loop)
-        assert "'loop' contains itself" in message_of(lambda: module.save(tmp_path / "model.pte"))
-
     def test_a_name_that_is_taken_is_refused_when_it_is_set(self, rich_module):
         assert "has a method of that name" in message_of(lambda: setattr(rich_module, "forward", 1))
         for name in ("to", "save", "state_dict", "method_names"):
@@ -542,24 +469,6 @@ class TestFiles:
             "['a', 'b'] (x, flag=True, name='q', scale=2.5, pair, *, mask, table)",
             "{'nothing': None, 'count': 3, 'rows': 2, 'flag': True, 'name': 'q'}",
         ]
-
-    def test_a_type_that_is_not_registered_where_it_is_loaded(self, tmp_path):
-        point = Point(torch.randn(3), torch.randn(3))
-        module = lower(export(Points(), (point,))).module()
-        path = module.save(tmp_path / "points.pte")
-        assert_same(LoweredModule.load(path)(point), Points()(point))
-        script = "from exir_lowering import LoweredModule; LoweredModule.load('points.pte')"
-        done = forked.run(script, cwd=tmp_path)
-        assert "InputError: Method 'forward' takes or returns a type that is not known here" in done.stderr
-        assert "tests.Point" in done.stderr
-
-    def test_a_type_that_cannot_be_written_down(self, tmp_path):
-        one = Unwritable(torch.randn(3))
-        lowered = lower(export(Points(Unwritable), (one,)))
-        module = lowered.module()
-        assert_same(module(one), Points(Unwritable)(one))
-        assert "Unwritable" in message_of(lambda: module.save(tmp_path / "model.pte"))
-        assert not list(tmp_path.iterdir())
 
     def test_weights_in_a_data_file(self, tmp_path):
         torch.manual_seed(0)
@@ -609,12 +518,6 @@ class TestFiles:
         for text, words in (("{", "damaged"), ('{"version": 2}', "version 2"), ('{"version": 1}', "damaged")):
             path.write_bytes(b"".join(assembling.with_module(content, record.pack(text, []))))
             assert words in message_of(lambda: LoweredModule.load(path))
-
-    @pytest.mark.parametrize("path", ["model.bin", "missing/model.pte", 3])
-    def test_where_it_cannot_be_saved(self, rich_module, tmp_path, path):
-        target = tmp_path / path if isinstance(path, str) else path
-        assert "Cannot save to" in message_of(lambda: rich_module.save(target))
-        assert not list(tmp_path.iterdir())
 
 
 class TestBundledInputs:
@@ -677,17 +580,6 @@ class TestAvailability:
         assert_same(loaded.one(x, y), AddMul()(x, y))
         assert_same(loaded.one(*loaded.bundled_inputs["one"][0]), AddMul()(x, y))
 
-    def test_no_method_can_be_executed(self, adding, tmp_path):
-        program = export(AddMul(), (torch.ones(3), torch.ones(3)))
-        with pytest.warns(BackendUnavailableWarning):
-            lowered = lower(program, TagPartitioner(by_operator(ADD), "script"), backends={"script": ScriptBackend()})
-        with pytest.warns(BackendUnavailableWarning):
-            module = lowered.module()
-        message_of(lambda: module(torch.ones(3), torch.ones(3)), BackendUnavailableError)
-        path = module.save(tmp_path / "model.pte")
-        loaded = LoweredModule.load(path, delegates={"script": ScriptDelegate})
-        assert_same(loaded(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
-
     def test_the_original_graphs_that_the_file_keeps(self, adding, tmp_path):
         x, y = torch.randn(3), torch.randn(3)
         with pytest.warns(BackendUnavailableWarning):
@@ -700,15 +592,6 @@ class TestAvailability:
         assert_same(loaded.one(x, y), AddMul()(x, y))
         assert loaded.version == "1"
 
-    def test_nothing_is_said_where_it_is_available(self, adding):
-        delegate = ScriptDelegate()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", BackendUnavailableWarning)
-            module = adding.module(delegates=[delegate])
-        x, y = torch.randn(3), torch.randn(3)
-        assert_same(module.one(x, y), AddMul()(x, y))
-        assert delegate.executed == 1
-
 
 class TestModule:
     def test_it_is_for_inference(self, rich_module):
@@ -719,40 +602,12 @@ class TestModule:
         assert "torch.float16" in message_of(rich_module.half)
         assert "on meta" in message_of(lambda: rich_module.to("meta"))
 
-    def test_it_is_part_of_another_module(self, mixed):
-        model, lowered = mixed
-        outer = nn.Sequential(lowered.module(), nn.ReLU()).eval()
-        x = torch.randn(3, 4)
-        assert_same(outer(x), model(x).relu())
-
-    def test_hooks_run(self, mixed):
-        module, seen = mixed[1].module(), []
-        with module.register_forward_hook(lambda *call: seen.append(call)):
-            module(torch.randn(3, 4))
-        module(torch.randn(3, 4))
-        assert len(seen) == 1
-
     @pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_no_pickle(self, rich_module, call):
         assert "module.save(path)" in message_of(lambda: call(rich_module), TypeError)
 
     def test_torch_save_is_refused(self, rich_module, tmp_path):
         assert "module.save(path)" in message_of(lambda: torch.save(rich_module, tmp_path / "m.pt"), TypeError)
-
-    def test_what_is_printed(self, mixed):
-        module = mixed[1].module()
-        module.version = "1"
-        module.bundled_inputs = [(torch.ones(2, 4),)]
-        assert repr(module).splitlines() == [
-            "LoweredModule(",
-            "  forward(x): XnnpackBackend, reference",
-            "  plain(x): XnnpackBackend",
-            "  add-mul(x, y): ExecuTorch's kernels",
-            "  attributes: version",
-            "  bundled inputs: forward (1)",
-            ")",
-        ]
-        assert {"forward", "version", "add-mul"} <= set(dir(module))
 
     def test_everything_goes_with_it(self, tmp_path):
         lowered = lower(export(AddMul(), (torch.ones(3), torch.ones(3))), TagPartitioner(by_operator(ADD), "reference"))

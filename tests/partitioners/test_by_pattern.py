@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 import os
 import random
 import re
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +32,6 @@ from exir_lowering.partitioners import (
     one_of,
 )
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
-from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.patterns import find
 from exir_lowering.partitioners.supports.predicates import dtypes, ops
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
@@ -112,42 +108,6 @@ def test_sub_does_not_commute_and_add_only_with_alpha_1() -> None:
     assert [group[-1] for group in found] == ["aten_sub_tensor_1", "aten_add_tensor", "aten_add_tensor_2"]
 
 
-def test_nested_commuted_operands_are_found_by_backtracking() -> None:
-    def both(x: Any, y: Any) -> Any:
-        return aten.mul.Tensor(
-            aten.add.Tensor(aten.relu.default(x), aten.tanh.default(y)),
-            aten.add.Tensor(aten.relu.default(y), aten.tanh.default(x)),
-        )
-
-    def build(g: Any, x: Node, y: Node) -> Any:
-        relus, tanhs = [g(edge.relu.default, (n,)) for n in (x, y)], [g(edge.tanh.default, (n,)) for n in (x, y)]
-        first = g(edge.add.Tensor, (tanhs[0], relus[1]))
-        second = g(edge.add.Tensor, (tanhs[1], relus[0]))
-        return g(edge.mul.Tensor, (first, second))
-
-    assert [len(group) for group in matches(graph_of(build, 2), Pattern(both))] == [7]
-
-
-def test_defaults_that_one_side_leaves_out_are_equal_to_the_default() -> None:
-    def plain(x: Any, y: Any) -> Any:
-        return aten.add.Tensor(x, y)
-
-    def spelled(x: Any, y: Any) -> Any:
-        return aten.add.Tensor(x, y, alpha=1)
-
-    def build(g: Any, x: Node, y: Node) -> Any:
-        return (
-            g(edge.add.Tensor, (x, y), {"alpha": 1}),
-            g(edge.add.Tensor, (x, y)),
-            g(edge.add.Tensor, (x, y), {"alpha": 3}),
-            g(edge.add.Tensor, (), {"self": x, "other": y}),
-        )
-
-    expected = [["aten_add_tensor"], ["aten_add_tensor_1"], ["aten_add_tensor_3"]]
-    assert matches(graph_of(build, 2), Pattern(plain)) == expected
-    assert matches(graph_of(build, 2), Pattern(spelled)) == expected
-
-
 def test_a_parameter_that_is_used_twice_is_one_node() -> None:
     def square(x: Any) -> Any:
         return aten.mul.Tensor(x, x)
@@ -187,16 +147,6 @@ def test_wildcards_match_nodes_numbers_lists_and_nothing() -> None:
     assert len(matches(graph_of(build), Pattern(clamp), Pattern(mean))) == 4
 
 
-def test_parameters_do_not_match_what_is_left_out() -> None:
-    def bounded(x: Any, low: Any) -> Any:
-        return aten.clamp.default(x, low)
-
-    def build(g: Any, x: Node) -> Any:
-        return g(edge.clamp.default, (x, 0)), g(edge.clamp.default, (x,)), g(edge.clamp.default, (x, 0, 1))
-
-    assert matches(graph_of(build), Pattern(bounded)) == [["aten_clamp_default"]]
-
-
 def test_one_of_matches_either_operator() -> None:
     def activated(x: Any, y: Any) -> Any:
         return one_of(aten.relu.default, aten.gelu.default)(aten.add.Tensor(x, y))
@@ -211,16 +161,6 @@ def test_one_of_matches_either_operator() -> None:
 
     found = matches(graph_of(build, 2), Pattern(activated))
     assert [group[-1] for group in found] == ["aten_relu_default", "aten_gelu_default"]
-
-
-def test_a_default_of_a_parameter_is_its_value() -> None:
-    def scaled(x: Any, alpha: int = 3) -> Any:
-        return aten.add.Tensor(x, x, alpha=alpha)
-
-    def build(g: Any, x: Node) -> Any:
-        return g(edge.add.Tensor, (x, x)), g(edge.add.Tensor, (x, x), {"alpha": 3})
-
-    assert matches(graph_of(build), Pattern(scaled)) == [["aten_add_tensor_1"]]
 
 
 def test_lists_match_item_by_item() -> None:
@@ -251,24 +191,6 @@ def test_several_results_with_getitem() -> None:
     assert found == [["aten_native_layer_norm_default", "getitem", "aten_relu_default"]]
 
 
-def test_an_item_that_is_no_result_escapes() -> None:
-    def largest(x: Any) -> Any:
-        return aten.relu.default(aten.max.dim(x, 1)[0])
-
-    def pair(x: Any) -> Any:
-        return aten.max.dim(x, 1)
-
-    def build(g: Any, x: Node) -> Any:
-        top = g(edge.max.dim, (x, 1))
-        values, where = g(operator.getitem, (top, 0)), g(operator.getitem, (top, 1))
-        return g(edge.relu.default, (values,)), where
-
-    module = graph_of(build)
-    assert matches(module, Pattern(largest)) == []
-    assert "is used outside of it by getitem_1" in reasons(module, Pattern(largest))["aten_max_dim"]
-    assert matches(module, Pattern(pair)) == [["aten_max_dim", "getitem", "getitem_1"]]
-
-
 # -- what must not be delegated ----------------------------------------------------------------------------------------
 
 
@@ -297,39 +219,6 @@ def test_a_value_that_is_a_result_may_be_used_outside() -> None:
         return g(edge.mul.Tensor, (x, inner)), g(edge.relu.default, (inner,))
 
     assert matches(graph_of(build), Pattern(both)) == [["aten_sigmoid_default", "aten_mul_tensor"]]
-
-
-def test_a_diamond_that_a_path_leaves_is_given_up_with_the_path() -> None:
-    def diamond(x: Any, y: Any) -> Any:
-        top = aten.sigmoid.default(x)
-        return top, aten.add.Tensor(top, y)
-
-    def build(g: Any, x: Node) -> Any:
-        top = g(edge.sigmoid.default, (x,))
-        side = g(edge.relu.default, (g(edge.neg.default, (top,)),))
-        return g(edge.add.Tensor, (top, side))
-
-    module = graph_of(build)
-    assert matches(module, Pattern(diamond)) == []
-    path = "aten_sigmoid_default -> aten_neg_default -> aten_relu_default -> aten_add_tensor leaves it and comes back"
-    assert path in reasons(module, Pattern(diamond))["aten_add_tensor"]
-    assert propose_partitions(module, PatternSupport(Pattern(diamond))) == []
-
-
-def test_an_input_must_not_be_inside_of_the_match() -> None:
-    def added(x: Any, y: Any) -> Any:
-        return aten.add.Tensor(aten.relu.default(x), y)
-
-    def build(g: Any, x: Node) -> Any:
-        inner = g(edge.relu.default, (x,))
-        return g(edge.add.Tensor, (inner, inner))
-
-    module = graph_of(build)
-    assert matches(module, Pattern(added)) == []
-    assert (
-        "its input y would be aten_relu_default, which is inside the match"
-        in reasons(module, Pattern(added))["aten_add_tensor"]
-    )
 
 
 def test_two_matches_that_feed_each_other_are_not_both_taken() -> None:
@@ -417,36 +306,6 @@ def test_a_long_chain_takes_comparisons_in_proportion() -> None:
     assert many <= 10 * few + 100
 
 
-def test_an_input_with_many_users_takes_comparisons_in_proportion() -> None:
-    def pair(x: Any, v: Any, w: Any) -> Any:
-        return aten.mm.default(x, v), aten.mm.default(x, w)
-
-    def products(count: int) -> GraphModule:
-        return graph_of(lambda g, x, y: tuple(g(edge.mm.default, (x, y)) for _ in range(count)), 2)
-
-    few, many = (comparisons(products(count), Pattern(pair), count // 2) for count in (100, 1000))
-    assert many <= 10 * few + 100
-
-
-def test_a_pattern_that_commutes_everywhere_is_bounded() -> None:
-    def tree(*leaves: Any) -> Any:
-        layer = [aten.relu.default(leaf) for leaf in leaves]
-        while len(layer) > 1:
-            layer = [aten.add.Tensor(a, b) for a, b in zip(layer[::2], layer[1::2], strict=True)]
-        return layer[0]
-
-    def pattern(a: Any, b: Any, c: Any, d: Any) -> Any:
-        return tree(a, b, c, d, d, c, b, a)
-
-    def build(g: Any, x: Node) -> Any:
-        layer = [g(edge.relu.default, (g(edge.neg.default, (x,)),)) for _ in range(512)]
-        while len(layer) > 1:
-            layer = [g(edge.add.Tensor, (a, b)) for a, b in zip(layer[::2], layer[1::2], strict=True)]
-        return layer[0]
-
-    assert comparisons(graph_of(build), Pattern(pattern), 0) < 511 * 3000
-
-
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
@@ -484,21 +343,6 @@ def test_a_check_that_raises_is_told_with_pattern_and_node() -> None:
     with pytest.raises(PartitionerContractError, match=r"pattern activation raised KeyError.*aten_tanh_default") as e:
         propose_partitions(chain("relu", "tanh"), PatternSupport(pattern))
     assert e.value.violation == "raised"
-
-
-def test_a_changed_graph_is_matched_again_and_a_dropped_one_is_freed() -> None:
-    support = PatternSupport(Pattern(relu_tanh))
-    module = chain("relu", "tanh", "relu")
-    assert len(support.groups(GraphScope(module))) == 1
-    last = next(node for node in module.graph.nodes if node.name == "aten_relu_default_1")
-    with module.graph.inserting_after(last):
-        last.replace_all_uses_with(added := module.graph.call_function(edge.tanh.default, (last,)))
-        added.args = (last,)
-    assert len(support.groups(GraphScope(module))) == 2
-    alive = weakref.ref(module)
-    del module, last, added
-    gc.collect()
-    assert alive() is None
 
 
 # -- patterns in any PyTorch -------------------------------------------------------------------------------------------
@@ -565,14 +409,6 @@ def test_any_torch_code_matches_after_decomposition(
     assert found == ([expected] if expected else [])
 
 
-def test_layer_norm_with_getitem_matches_from_torch_code(layers: ExportedProgram) -> None:
-    def normed(x: Any, w: Any, b: Any) -> Any:
-        return F.layer_norm(x, x.shape[-1:], w, b)
-
-    found = matches(layers, Pattern(normed, (torch.randn(2, 3), torch.ones(3), torch.ones(3))))
-    assert found == [["aten_native_layer_norm_default", "getitem"]]
-
-
 # -- patterns that are none --------------------------------------------------------------------------------------------
 
 
@@ -609,15 +445,6 @@ def test_what_is_no_pattern_is_refused(name: str) -> None:
     arguments, message = BAD[name]
     with pytest.raises(InputError, match=re.compile(message, re.DOTALL)):
         Pattern(*arguments)
-
-
-def test_supports_want_patterns() -> None:
-    with pytest.raises(InputError, match="Pattern was expected"):
-        PatternSupport(swish)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="at least one"):
-        PatternPartitioner("echo")
-    with pytest.raises(InputError, match="not an operator overload"):
-        one_of(torch.relu)
 
 
 # -- random graphs -----------------------------------------------------------------------------------------------------
@@ -664,21 +491,6 @@ def top_and_sum(x: Any, y: Any, z: Any) -> Any:
 
 
 RANDOM = [Pattern(siblings), Pattern(top_and_sum, priority=1), Pattern(sigmoid_tanh), Pattern(swish)]
-
-
-def test_forms_that_rewrites_propose_cause_no_warning() -> None:
-    """A rewrite asks which of two forms is taken, with a program that has nothing else."""
-
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.silu(x).sigmoid().tanh().mean(-1)
-
-    partitioner = PatternPartitioner("echo", Pattern(swish, (X,)), Pattern(sigmoid_tanh, (X,)))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        lowered = exir_lowering.lower(torch.export.export(Model(), (X,)), partitioner)
-    assert not [str(one.message) for one in caught if "matches nothing" in str(one.message)]
-    assert len(lowered.report.methods[0].partitions) == 2
 
 
 @settings(max_examples=300, deadline=None)
@@ -811,32 +623,6 @@ def test_every_operator_that_is_left_has_a_reason() -> None:
     assert any("." in name for name in left), "nested graphs too"
 
 
-def test_merge_joins_neighbours_and_the_default_does_not() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch_swish(torch_swish(torch_swish(x))).cos()
-
-    program = torch.export.export(Model(), (X,))
-    pattern = Pattern(torch_swish, (X,))
-    apart = exir_lowering.lower(program, PatternPartitioner("echo", pattern))["forward"]
-    joined = exir_lowering.lower(program, PatternPartitioner("echo", pattern, merge=True))["forward"]
-    assert [len(part) for part in parts(apart)] == [2, 2, 2]
-    assert [len(part) for part in parts(joined)] == [6]
-    torch.testing.assert_close(apart.module()(X), Model()(X))
-    torch.testing.assert_close(joined.module()(X), Model()(X))
-
-
-def test_limits_drop_matches_whole_and_say_so() -> None:
-    program = edge_program(InCond(), (X,))
-    pattern = Pattern(torch_swish, (X,))
-    result = PatternPartitioner("echo", pattern, Pattern(doubled, (X,)), limits=Limits(min_nodes=2))(program)
-    assert list(result.partition_tags) == ["echo_0", "echo_1"]
-    assert [adjustment.kind for adjustment in result.adjustments] == ["dropped"]
-    dropped = result.adjustments[0].nodes
-    assert dropped and all(name.startswith("submodule_0.") for name in dropped)
-    assert set(dropped) <= {rejection.node for rejection in result.rejections}
-
-
 def test_supports_compose_with_patterns(layers: ExportedProgram) -> None:
     scope = next(scopes(layers))
     pattern = PatternSupport(Pattern(torch_swish, (X,)))
@@ -874,13 +660,6 @@ def test_a_pattern_that_matches_nothing_is_warned_of_with_close_names() -> None:
         "Pattern connected (aten.relu.default, aten.view_copy.default) matches nothing in the program. Its operators "
         "occur, but not connected as in the pattern, or with other arguments."
     )
-
-
-def test_no_warning_when_a_nested_graph_has_the_only_match() -> None:
-    program = edge_program(InCond(), (X,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        PatternPartitioner("echo", Pattern(doubled, (X,)))(program)
 
 
 # ---- attributes, near misses, what stays whole

@@ -22,7 +22,6 @@ from nbclient import NotebookClient
 from pte_files import made
 
 import exir_lowering
-from exir_lowering.inspection.difference import compare
 
 TOUR = ROOT / "docs" / "examples" / "tour.ipynb"
 CELL = re.compile(r'/[^\s&;"]*ipykernel_\d+/\d+\.py')
@@ -52,7 +51,6 @@ def _values() -> dict[str, Any]:
         "plan": exir_lowering.plan(program, "reference"),
         "file": file,
         "report": lowered.report,
-        "difference": compare(file, exir_lowering.inspect(made("state").pte)),
         "verification": exir_lowering.verify(artifact, program),
         "culprit": exir_lowering.bisect(program, "reference"),
         "profile": exir_lowering.load(artifact.buffer).profile("forward", *inputs),
@@ -78,7 +76,7 @@ class _Shown(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("name", ["file", "report", "difference", "verification", "culprit", "profile", "quantized"])
+@pytest.mark.parametrize("name", ["file", "report", "verification", "culprit", "profile", "quantized"])
 def test_a_text_is_shown_as_it_is_printed(name: str) -> None:
     value = _values()[name]
     shown = _Shown(value._repr_html_())

@@ -1,6 +1,5 @@
 """Where a backend can be compiled for and executed: the tables of the backend contract, row by row; registration."""
 
-import functools
 import json
 import textwrap
 import warnings
@@ -197,18 +196,6 @@ class TestWarning:
             assert lower(programs, "xnnpack").report.backend_ids == ("XnnpackBackend",)
             assert lower(programs, "reference").report.backend_ids == ("reference",)
 
-    @pytest.mark.usefixtures("own_registry")
-    def test_a_broken_delegate_does_not_stop_lowering(self, programs):
-        class Broken(ScriptDelegate):
-            delegate_id = "script"
-
-            def is_available(self):
-                raise OSError("no such device")
-
-        register_delegate(Broken)
-        with pytest.warns(BackendUnavailableWarning, match="failed in is_available: OSError: no such device"):
-            lower(programs, TagPartitioner(backend="script"), backends={"script": ScriptBackend})
-
     def test_the_command_line_notes_it(self, programs, tmp_path):
         torch.export.save(programs["one"], tmp_path / "add.pt2")
         (tmp_path / "mine.py").write_text(
@@ -255,30 +242,6 @@ class TestRegistration:
             ("partitioners", f"this process ({__name__}:{mine.__qualname__})"),
         }
 
-    def test_factories_without_a_name(self, programs):
-        class Factory:
-            def __call__(self):
-                return TagPartitioner(backend="script")
-
-        register_partitioner("partial")(functools.partial(TagPartitioner, backend="script"))
-        register_partitioner("object")(Factory())
-        listed = {info.id: info.provider for info in registry.list_installed() if info.id in ("partial", "object")}
-        assert listed["partial"].startswith("this process (functools.partial(") and "Factory object" in listed["object"]
-        for name in listed:
-            lowered = lower(programs, name, backends={"script": ScriptBackend})
-            assert lowered.report.backend_ids == ("script",)
-        with pytest.raises(PluginLoadError, match=r"already registered, by functools\.partial.*; now by .*Factory"):
-            register_partitioner("partial")(Factory())
-
-    @pytest.mark.parametrize("parallel", ["threads", True, ["none"]])
-    def test_a_parallel_that_is_none(self, parallel):
-        kind = register_backend(type("Mine", (ScriptBackend,), {"backend_id": "mine", "parallel": parallel}))
-        for find in (lambda: registry.find_backend("mine"), lambda: registry.find_backend("it", {"it": kind()})):
-            with pytest.raises(PluginLoadError, match=r"Mine has parallel = .*, expected one of 'none', 'thread', "):
-                find()
-        good = type("Good", (ScriptBackend,), {"parallel": "thread"})
-        assert registry.find_backend("it", {"it": good}).parallel == "thread"
-
     def test_the_call_comes_first(self, programs):
         @register_backend
         class Mine(ScriptBackend):
@@ -306,12 +269,6 @@ class TestRegistration:
         register_backend(type("Mine", (ScriptBackend,), {"backend_id": "reference"}))
         with pytest.raises(PluginLoadError, match=r"'reference'.*provided twice: by exir-lowering .* and this process"):
             registry.find_backend("reference")
-
-    def test_the_object_of_an_entry_point_may_be_registered_too(self):
-        from exir_lowering.backends.reference import ReferenceBackend
-
-        register_backend(ReferenceBackend)
-        assert isinstance(registry.find_backend("reference"), ReferenceBackend)
 
     @pytest.mark.parametrize(
         ("register", "plugin", "parts"),
@@ -438,8 +395,3 @@ class TestFallback:
         lowered = lower(export(Elsewhere(), (torch.rand(3),)), TagPartitioner())
         with pytest.raises(InputError, match=r"keep_originals: .*device meta"):
             lowered.emit(keep_originals=True)
-
-    @pytest.mark.parametrize("unavailable", ["ignore", None, True])
-    def test_other_values(self, unavailable):
-        with pytest.raises(InputError, match='expected "error" or "fallback"'):
-            load(b"", unavailable=unavailable)

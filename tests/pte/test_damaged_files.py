@@ -165,20 +165,6 @@ def _huge(file: Editor) -> None:
     struct.pack_into("<q", file.content, file.items(file.plan, PLAN_SIZES) + 8, 1 << 50)
 
 
-def _loops(file: Editor) -> None:
-    """Let the loop count by 0, and have nothing else to do."""
-    (jump,) = file.instructions(4)
-    adds = [
-        call
-        for call in file.instructions(1)
-        if call.count(1) == 3 and call.numbers(1, "i")[0] == call.numbers(1, "i")[2]
-    ]
-    counted = list(file.plan.tables(2))[adds[0].numbers(1, "i")[1]].table(1)
-    assert counted is not None and counted.number(0, "q") == 1
-    file.put(counted, 0, "q", 0)
-    file.put(jump, 1, "i", list(file.instructions(1)).index(adds[0]))
-
-
 def _itself(file: Editor) -> None:
     """Let a jump that depends on a constant jump to itself."""
     values = list(file.plan.tables(2))
@@ -201,12 +187,6 @@ def _constant_written(file: Editor) -> None:
     count = call.count(1)
     for position in (count - 2, count - 1):
         struct.pack_into("<i", file.content, file.items(call, 1) + 4 * position, stored)
-
-
-def _other_type(file: Editor) -> None:
-    """Let convolution write numbers of a type that it cannot write."""
-    *_, tensor = (one for one in file.planned() if one.number(DTYPE, "b") == 6)
-    file.put(tensor, DTYPE, "b", 8)
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Editor], None], str]] = {
@@ -265,14 +245,6 @@ def _dimension(file: Editor, base: int, tensor: Table) -> None:
     struct.pack_into("<I", file.content, file.items(tensor, 2, base), 1 << 20)
 
 
-def _listed(kind: int, field: int, value: int) -> Callable[[Editor], None]:
-    def edit(file: Editor) -> None:
-        base, node = next(file.nodes(kind))
-        struct.pack_into("<I", file.content, file.items(node, field, base), value)
-
-    return edit
-
-
 def _short(file: Editor) -> None:
     """Let the data of the first weight end after four bytes."""
     start = file.content.index(b"XH00") - 4
@@ -285,7 +257,6 @@ def _short(file: Editor) -> None:
 CONSTANT = lambda tensor: tensor.number(3, "I") != 0  # noqa: E731
 INPUT = lambda tensor: tensor.number(5, "I") == 1  # noqa: E731
 OUTPUT = lambda tensor: tensor.number(5, "I") == 2  # noqa: E731
-INSIDE = lambda tensor: not CONSTANT(tensor) and tensor.number(5, "I") == 0  # noqa: E731
 
 PAYLOADS: dict[str, tuple[str, Callable[[Editor], None], str]] = {
     "a weight that is too short": ("net", _short, "which has 4"),
@@ -296,16 +267,10 @@ PAYLOADS: dict[str, tuple[str, Callable[[Editor], None], str]] = {
 }
 
 WITH_LIMITS: dict[str, tuple[str, Callable[[Editor], None]]] = {
-    "no memory": ("plain", _each(Editor.planned, lambda f, t: f.drop(t, PLACE))),
-    "another type": ("plain", _other_type),
     "huge memory": ("plain", _huge),
     "a jump to itself": ("loop", _itself),
-    "a shape that is too large": ("net", _value(_dimension, INSIDE)),
     "a result beyond the call": ("net", _value(lambda f, b, t: f.put(t, 4, "I", 9, b), OUTPUT)),
-    "another datatype": ("net", _value(lambda f, b, t: f.put(t, 0, "h", 3, b), INPUT)),
     "no stride": ("net", _node(CONVOLUTION, 6, 0)),
-    "more channels": ("net", _node(CONVOLUTION, 11, 4000)),
-    "a result that is larger": ("attention", _listed(RESHAPE, 1, 1 << 16)),
 }
 """What nobody looks at before: some of it ends the process that runs it, which is a child of this one."""
 
@@ -386,21 +351,3 @@ def test_the_command_line(files: dict[str, bytes], case: str, tmp_path: Path) ->
     (tmp_path / "model.pte").write_bytes(file.content)
     arguments = ["run", str(tmp_path / "model.pte"), "--check-digests", "tie", "--random"]
     assert outcome(lambda: cli.main(arguments)) == "done: 2"
-
-
-def test_the_command_line_and_a_payload(files: dict[str, bytes], tmp_path: Path) -> None:
-    file = Editor(files["net"])
-    PAYLOADS["a value that is not there"][1](file)
-    (tmp_path / "model.pte").write_bytes(file.content)
-    assert outcome(lambda: cli.main(["run", str(tmp_path / "model.pte"), "--check-digests", "tie"])) == "done: 2"
-
-
-# -- loops ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_loop_that_goes_on_and_on_ends(files: dict[str, bytes]) -> None:
-    """It depends on what it computes, so that nobody can tell before; the runtime counts."""
-    file = Editor(files["loop"])
-    _loops(file)
-    result = used(bytes(file.content), "loop")
-    assert result.startswith("refused: "), result

@@ -150,21 +150,6 @@ def test_a_failure_at_run_time_tells_the_line(steps: Path) -> None:
     assert str(caught.value).endswith(f"no licence. Source code:\n    {line('first')}\n    {line('second')}")
 
 
-def test_a_failure_of_the_reference_delegate_tells_the_line(tmp_path: Path) -> None:
-    class Gather(torch.nn.Module):
-        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-            y = x + 1
-            return torch.gather(y, 0, index)
-
-    inputs = (torch.ones(4), torch.zeros(2, dtype=torch.long))
-    artifact = exir_lowering.lower(export(Gather(), inputs), "reference").emit()
-    program = exir_lowering.load(artifact.save(tmp_path / "gather.pte"))
-    with pytest.raises(BackendFailure) as caught:
-        program.run("forward", inputs[0], torch.full((2,), 9))
-    number = Gather.forward.__code__.co_firstlineno + 2
-    assert f'Source code: File "{__file__}", line {number}, in forward: return torch.gather' in str(caught.value)
-
-
 def _message(program: exir_lowering.LoadedProgram) -> str:
     with pytest.raises(BackendFailure) as caught:
         program.run("forward", *TWO)
@@ -210,18 +195,3 @@ def test_saving(tmp_path: Path) -> None:
     artifact.save(tmp_path / "model.pte")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.debug.json", "model.pte"]
     assert DebugInfo.from_json((tmp_path / "model.debug.json").read_bytes()) == artifact.debug_info
-
-
-def test_an_etrecord_that_executorch_cannot_save(tmp_path: Path) -> None:
-    """Upstream cannot serialize some programs with nested graphs: nothing is written then."""
-    artifact = lowered(Branches()).emit(etrecord=True)
-    with pytest.raises(InputError, match="ExecuTorch cannot serialize"):
-        artifact.save(tmp_path / "model.pte")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_cannot_be_replaced_leaves_no_debug_information(tmp_path: Path) -> None:
-    (tmp_path / "model.pte").mkdir()
-    with pytest.raises(InputError, match="Cannot save"):
-        lowered(Product()).emit().save(tmp_path / "model.pte")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.pte"]

@@ -18,10 +18,10 @@ from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from lowering_support import TagPartitioner
 from runtime_children import EXIT, run
-from runtime_models import BATCH, AddSin, Apart, Viewed, program_of, sums
+from runtime_models import BATCH, AddSin, Apart, program_of, sums
 from scripted import ScriptBackend, ScriptDelegate, scripted
 from torch import nn
-from torch.export import Dim, export
+from torch.export import export
 
 from exir_lowering import (
     BackendContractError,
@@ -31,7 +31,6 @@ from exir_lowering import (
     Delegate,
     InputError,
     LoweringError,
-    PluginLoadError,
     load,
     lower,
 )
@@ -131,66 +130,6 @@ class TestRun:
         result = load(adds, delegates=forms[form]).run("forward", *xy)[0]
         torch.testing.assert_close(result, torch.sin(xy[0] + xy[1]))
 
-    @pytest.mark.parametrize(
-        "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64]
-    )
-    @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3)], ids=str)
-    def test_dtypes_and_shapes(self, dtype, shape):
-        class Add(nn.Module):
-            def forward(self, x, y):
-                return x + y
-
-        x, y = ((torch.rand(shape) * 9).to(dtype) for _ in range(2))
-        program = load(scripted(program_of(Add(), x, y), sums()).buffer, delegates=[ScriptDelegate])
-        (result,) = program.run("forward", x, y)
-        assert torch.equal(result, x + y)
-        assert result.dtype == dtype
-
-    def test_bool(self):
-        class Xor(nn.Module):
-            def forward(self, x, y):
-                return torch.logical_xor(x, y)
-
-        x, y = torch.tensor([True, False, True]), torch.tensor([True, True, False])
-        artifact = scripted(program_of(Xor(), x, y), sums("aten.logical_xor.default"))
-        assert torch.equal(load(artifact.buffer, delegates=[ScriptDelegate]).run("forward", x, y)[0], x ^ y)
-
-    def test_channels_last(self):
-        class Add(nn.Module):
-            def forward(self, x, y):
-                return x + y
-
-        given = [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(2)]
-        seen = []
-
-        class Seeing(ScriptDelegate):
-            def execute(self, handle, inputs):
-                seen.extend(tensor.stride() for tensor in inputs)
-                return [tensor.contiguous() for tensor in super().execute(handle, inputs)]
-
-        program = load(scripted(program_of(Add(), *given), sums()).buffer, delegates=[Seeing])
-        assert torch.equal(program.run("forward", *given)[0], given[0] + given[1])
-        assert seen == [given[0].stride(), given[1].stride()]
-
-    def test_changing_batch_and_two_outputs(self):
-        artifact = scripted(
-            program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True),
-            sums(ADD, MUL, "aten.sum.dim_IntList"),
-        )
-        program = load(artifact.buffer, delegates=[ScriptDelegate])
-        for batch in (1, 8, 3, 5, 8, 2):
-            x, y = torch.randn(batch, 3), torch.randn(batch, 3)
-            for result, expected in zip(program.run("forward", x, y), Both()(x, y), strict=True):
-                torch.testing.assert_close(result, expected)
-
-    def test_empty_tensors(self):
-        rows = Dim("rows", min=0, max=4)
-        shapes = {"x": {0: rows}, "y": {0: rows}}
-        exported = export(AddSin(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=shapes)
-        program = load(scripted(exported, sums()).buffer, delegates=[ScriptDelegate])
-        assert program.run("forward", torch.ones(0, 3), torch.ones(0, 3))[0].shape == (0, 3)
-        assert program.run("forward", torch.ones(4, 3), torch.ones(4, 3))[0].shape == (4, 3)
-
     @pytest.mark.parametrize("initial", [False, True])
     @pytest.mark.parametrize("inputs", [True, False])
     def test_state_on_the_host(self, initial, inputs):
@@ -270,19 +209,6 @@ class TestRun:
         for sign in (1.0, -1.0, 1.0):
             x, y = torch.full((3,), sign), torch.randn(3)
             torch.testing.assert_close(program.run("forward", x, y)[0], Either()(x, y))
-
-    @pytest.mark.parametrize("tag", [lambda node: "t", lambda node: node.name], ids=["merged", "apart"])
-    def test_views_of_a_fixed_shape(self, tag):
-        partitioner = TagPartitioner(
-            lambda node: tag(node) if operator_name(node) in (ADD, MUL) else None, "script", state=False
-        )
-        content = scripted(program_of(Viewed(), torch.ones(2, 3), torch.ones(3, 2)), partitioner).buffer
-        delegate = ScriptDelegate()
-        program = load(content, delegates=[delegate])
-        for _ in range(3):
-            x, y = torch.randn(2, 3), torch.randn(3, 2)
-            for result, expected in zip(program.run("forward", x, y), Viewed()(x, y), strict=True):
-                torch.testing.assert_close(result, expected)
 
     def test_a_number_as_output(self):
         class Rows(nn.Module):
@@ -442,22 +368,6 @@ class TestFailures:
         good = load(adds, delegates=[ScriptDelegate])
         torch.testing.assert_close(good.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
 
-    def test_a_wrong_static_shape(self):
-        content = scripted(program_of(AddSin(), torch.ones(4), torch.ones(4)), sums()).buffer
-        program = load(content, delegates=[returning(lambda outputs: [outputs[0][:2]])])
-        message = message_of(lambda: program.run("forward", torch.ones(4), torch.ones(4)), BackendContractError)
-        assert "expected a tensor of float32 of shape [4]" in message
-        assert "dimension 0 is 2, not 4" in message
-
-    def test_a_payload_of_another_kind(self, adds):
-        start = adds.index(b'{"inputs"')
-        damaged = adds[:start] + b"?" + adds[start + 1 :]
-        message = message_of(lambda: load(damaged, delegates=[ScriptDelegate], verify=False), BackendFailure)
-        assert "JSONDecodeError" in message
-        for length in range(0, len(adds), 101):
-            with pytest.raises(LoweringError):
-                load(adds[:length], delegates=[ScriptDelegate])
-
     def test_damage_never_ends_the_process(self, tmp_path):
         both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
         path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
@@ -496,11 +406,6 @@ class TestLookUp:
         message = message_of(lambda: load(adds, delegates={"scrpt": ScriptDelegate}), BackendUnavailableError)
         assert "Did you mean 'scrpt'?" in message
 
-    def test_one_that_was_given_before_is_not_used(self, adds):
-        load(adds, delegates=[ScriptDelegate])
-        with pytest.raises(BackendUnavailableError):
-            load(adds)
-
     def test_not_available(self, adds):
         class Away(ScriptDelegate):
             def is_available(self):
@@ -529,10 +434,6 @@ class TestLookUp:
     )
     def test_wrong_arguments(self, adds, delegates):
         assert "delegates" in message_of(lambda: load(adds, delegates=delegates), InputError)
-
-    @pytest.mark.parametrize("delegate", [3, int, Delegate, None])
-    def test_no_delegate(self, adds, delegate):
-        assert "'script'" in message_of(lambda: load(adds, delegates={"script": delegate}), PluginLoadError)
 
     def test_a_no_op_compilation(self, adds, xy):
         class Plain(Delegate):

@@ -1,6 +1,5 @@
 """Families of methods: the one that runs, for all sets of backends and for sizes, in each way to load a file."""
 
-import threading
 from pathlib import Path
 
 import device_client
@@ -11,7 +10,6 @@ from scripted import ScriptBackend, ScriptDelegate
 from torch.export import export
 
 from exir_lowering import (
-    BackendFailure,
     BackendUnavailableError,
     BackendUnavailableWarning,
     InputError,
@@ -237,14 +235,6 @@ def test_wrong_choices(file, choose, why):
         load(file, choose=choose)
 
 
-def test_functions_that_choose_wrongly(file):
-    x = torch.ones(2, 8)
-    with pytest.raises(InputError, match=r"returned 'forward@both', expected one of these names"):
-        load(file, choose=lambda family, able: "forward@both").run("forward", x)
-    with pytest.raises(ZeroDivisionError):
-        load(file, choose=lambda family, able: 1 / 0).run("forward", x)
-
-
 def test_a_file_of_which_nothing_runs_is_refused():
     program = export(torch.nn.ReLU(), (torch.ones(2, 8),))
     variants = {"a": TagPartitioner(backend="first"), "b": TagPartitioner(backend="second")}
@@ -269,42 +259,3 @@ def test_a_delegate_that_cannot_say_whether_it_is_available_is_missing(file):
     assert "no driver" in choice.others["forward@second"]
     with pytest.raises(BackendUnavailableError, match="no driver"):
         program.run("forward@second", torch.ones(2, 8))
-
-
-def test_a_file_without_families_needs_all_its_backends(model):
-    with pytest.warns(BackendUnavailableWarning):
-        artifact = lower(export(torch.nn.ReLU(), (torch.ones(2),)), TagPartitioner(backend="first"), backends=BACKENDS)
-    with pytest.raises(BackendUnavailableError, match="method 'forward' needs the backend 'first'"):
-        load(artifact.emit().buffer)
-
-    class Broken(ScriptDelegate):
-        def is_available(self):
-            raise OSError("no driver")
-
-    with pytest.raises(BackendFailure, match="no driver"):
-        load(artifact.emit().buffer, delegates={"first": Broken})
-
-
-def test_delegates_compile_only_what_is_chosen(buckets):
-    delegate = ScriptDelegate()
-    program = load(buckets.emit().buffer, delegates={"first": delegate})
-    assert delegate.methods == []
-    for size in (4, 3, 6):
-        program.run("forward", torch.ones(size, 8))
-    assert delegate.methods == ["forward@n=4@npu", "forward@n=6@npu"]
-
-
-def test_threads_choose_at_once(buckets):
-    program = load(buckets.emit().buffer)
-    found = {}
-
-    def work(size):
-        found[size] = [program.run("forward", torch.full((size, 8), float(size)))[0] for _ in range(50)]
-
-    threads = [threading.Thread(target=work, args=(size,)) for size in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for size, outputs in found.items():
-        assert all(torch.equal(output, torch.full((size, 8), float(size))) for output in outputs)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from debug_models import TWO, Branches, Steps, demo, line, lowered
 from lowering_support import TagPartitioner
-from torch.export import Dim, ExportedProgram, export
+from torch.export import ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import (
@@ -21,7 +21,6 @@ from exir_lowering import (
     BackendFailure,
     CompileSpec,
     DelegateContext,
-    InputError,
     LoadedProgram,
     LoweringOptions,
     PlacedResult,
@@ -160,18 +159,6 @@ def test_an_instruction_stands_before_those_that_it_includes() -> None:
     assert "exp" in names[-1]
 
 
-class Looks(torch.nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x * y).sum() + torch.ones(x.shape[0] * 2)
-
-
-def test_names_of_kernels() -> None:
-    """Without debug information the names are those in the file, for primitives too."""
-    content = exir_lowering.lower(export(Looks(), TWO, dynamic_shapes=({0: Dim("n", max=8)},) * 2), []).emit().buffer
-    names = [row.name for row in exir_lowering.load(content).profile("forward", *TWO).rows]
-    assert "aten.mul.out" in names and "executorch_prim.mul.Scalar" in names
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
     _, inputs, program = models.exported("bert")
@@ -191,24 +178,6 @@ def test_a_mixed_model(mixed: tuple[Path, tuple[Any, ...]]) -> None:
     assert inner and all(row.handles for row in inner)
     assert sum(bool(row.sources) for row in inner) > 0.9 * len(inner)
     torch.testing.assert_close(program.run("forward", *inputs), before, rtol=0, atol=0)
-
-
-def test_profiling_leaves_the_state_alone(tmp_path: Path) -> None:
-    class Counter(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count.add_(x)
-            return self.count * 1
-
-    x = torch.ones(1)
-    path = exir_lowering.lower(export(Counter(), (x,)), "reference").emit().save(tmp_path / "counter.pte")
-    program = exir_lowering.load(path)
-    assert program.run("forward", x)[0].item() == 1
-    assert program.profile("forward", x, runs=2).rows[0].calls == 2
-    assert program.run("forward", x)[0].item() == 2
 
 
 class Notes(CompilerDemoDelegate):
@@ -240,16 +209,6 @@ def test_events_of_other_delegates(steps: Path) -> None:
         program.run("forward", *TWO)  # nothing is profiled, so nothing is looked at
         with pytest.raises(BackendFailure, match="expected an identifier"):
             program.profile("forward", *TWO)
-
-
-def test_mistakes(steps: Path) -> None:
-    program = exir_lowering.load(steps)
-    with pytest.raises(InputError, match="runs: got 0"):
-        program.profile("forward", *TWO, runs=0)
-    with pytest.raises(InputError, match=r"profile: .* has no method 'foward'.*Did you mean 'forward'"):
-        program.profile("foward", *TWO)
-    with pytest.raises(InputError, match="got 1 input"):
-        program.profile("forward", TWO[0])
 
 
 def test_command_line(steps: Path, capsys: pytest.CaptureFixture[str]) -> None:

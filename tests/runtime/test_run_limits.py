@@ -12,14 +12,14 @@ import forked
 import pytest
 import torch
 from forked import is_alive, wait_until
-from limited_delegates import Dying, Failing, Warning_
+from limited_delegates import Dying, Failing
 from runtime_models import AddSin, count, program_of
 from scripted import ScriptDelegate, scripted
 from torch import nn
 from torch.export import export
 
 import exir_lowering
-from exir_lowering import BackendFailure, BackendUnavailableWarning, InputError, LimitError, Limits, lower
+from exir_lowering import BackendFailure, InputError, LimitError, Limits, lower
 from exir_lowering.errors import LoweringError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no processes to fork")
@@ -129,15 +129,6 @@ class TestErrors:
             with pytest.raises(InputError, match=r"was ended by SIGKILL.*begins in a new process"):
                 limited.run("forward", *inputs)
 
-    def test_warnings_come_here(self):
-        file = scripted(export(AddSin(), (torch.randn(3), torch.randn(3))), _all(), keep_originals=True).buffer
-        limited, inputs = load(file, delegates={"script": Warning_}), (torch.ones(3), torch.ones(3))
-        with pytest.warns(UserWarning, match="the device is warm"):
-            limited.run("forward", *inputs)
-        with pytest.warns(BackendUnavailableWarning, match="are executed by PyTorch") as caught:
-            load(file, unavailable="fallback").run("forward", *inputs)
-        assert {one.filename for one in caught} == {__file__}
-
     @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": True}, {"memory": -1}])
     def test_limits_are_checked(self, wrong, fixed):
         (name,) = wrong
@@ -176,21 +167,6 @@ class TestSeconds:
         with pytest.raises(LimitError):
             limited.run("long", *LONG)
         assert limited.run("count", torch.ones(3))[0][0].item() == 2
-
-    def test_without_limits_other_programs_wait_and_with_them_they_do_not(self, long, fixed):
-        limited, other = load(long, limits=Limits(seconds=2)), exir_lowering.load(fixed)
-
-        def run():
-            with pytest.raises(LimitError):
-                limited.run("forward", *LONG)
-
-        running = threading.Thread(target=run)
-        running.start()
-        runs = 0
-        while running.is_alive():
-            other.run("forward", torch.ones(2, 3, 8, 8))
-            runs += 1
-        assert runs > 5
 
 
 @linux

@@ -12,7 +12,7 @@ from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from executorch.exir.passes import MemoryPlanningPass
 from runtime_children import DAMAGE, LEAST_REFUSED, run
-from runtime_models import Lookup, Next, count, dynamic_net
+from runtime_models import Lookup, Next, count
 from torch import nn
 from torch.export import Dim, export
 
@@ -20,7 +20,6 @@ import exir_lowering
 from exir_lowering import (
     BackendUnavailableError,
     InputError,
-    LoadedProgram,
     LoweringError,
     LoweringOptions,
     load,
@@ -37,11 +36,6 @@ class Double(nn.Module):
 class Take(nn.Module):
     def forward(self, x, n: int):
         return x[:n] * 2
-
-
-class Rows(nn.Module):
-    def forward(self, x):
-        return x.reshape(-1), x.shape[0]
 
 
 def message_of(call, error=InputError):
@@ -68,13 +62,6 @@ class TestRun:
         del source
         x = torch.randn(2, 3, 8, 8)
         torch.testing.assert_close(program.run("forward", x)[0], net(x), atol=1e-4, rtol=1e-4)
-
-    def test_public_names(self, two_methods):
-        program = load(two_methods.buffer)
-        assert isinstance(program, LoadedProgram)
-        assert program.method_names == ("count", "forward")
-        assert "count, forward" in repr(program)
-        assert {"load", "LoadedProgram"} <= set(exir_lowering.__all__)
 
     def test_outputs_belong_to_the_caller(self, two_methods):
         program = load(two_methods.buffer)
@@ -103,14 +90,6 @@ class TestRun:
         results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
         assert results == [2.0, 4.0, 6.0, 8.0]
 
-    def test_memory_that_is_not_planned(self, net):
-        planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
-        config = ExecutorchBackendConfig(memory_planning_pass=planning)
-        program = load(lower(dynamic_net()[1], "xnnpack").emit(config).buffer)
-        for batch in (2, 5):
-            x = torch.randn(batch, 3, 8, 8)
-            torch.testing.assert_close(program.run("forward", x)[0], net(x), atol=1e-4, rtol=1e-4)
-
     def test_data_file(self, net, external):
         path, data = external
         x = torch.randn(3, 3, 8, 8)
@@ -122,13 +101,6 @@ class TestRun:
         assert program.method_names == ("forward", "ones", "version")
         assert program.run("version") == [3]
         assert torch.equal(program.run("ones")[0], torch.ones(2))
-
-    def test_numbers_as_outputs(self):
-        batch = Dim("batch", min=1, max=6)
-        program = load(lower(export(Rows(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: batch}})).emit().buffer)
-        rows, size = program.run("forward", torch.ones(4, 3))
-        assert rows.shape == (12,)
-        assert size == 4
 
     def test_threads(self, net, two_methods):
         program = load(two_methods.buffer)
@@ -192,21 +164,6 @@ class TestLayout:
         x = torch.empty_strided(shape, stride).normal_()
         (result,) = load(lower(export(Double(), (x,))).emit().buffer).run("forward", x)
         torch.testing.assert_close(result, x * 2)
-
-    def test_sizes_of_one_and_scalars(self):
-        for shape in ((), (1,), (1, 1, 4, 1)):
-            x = torch.randn(shape)
-            program = load(lower(export(Double(), (x,))).emit().buffer)
-            torch.testing.assert_close(program.run("forward", x)[0], x * 2)
-            torch.testing.assert_close(
-                program.run("forward", x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() else x)[0], x * 2
-            )
-
-    def test_empty(self):
-        rows = Dim("rows", min=0, max=4)
-        program = load(lower(export(Double(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: rows}})).emit().buffer)
-        assert program.run("forward", torch.ones(0, 3))[0].shape == (0, 3)
-        assert program.run("forward", torch.ones(4, 3))[0].shape == (4, 3)
 
 
 X = torch.ones(2, 3, 8, 8)

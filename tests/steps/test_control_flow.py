@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir import ExecutorchBackendConfig, to_edge
+from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.runtime import Runtime
 from functorch.experimental.control_flow import map as torch_map
-from lowering_support import edge_program
 from random_flow import run_random
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -20,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 import exir_lowering
 from exir_lowering import InputError, LoweringOptions
-from exir_lowering.graphs import operator_name
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4) + 0.25  # the sum, which conditions look at, is not near 0
 INPUTS = (X, -X, X.abs() * 3, X * 0.1, X)
@@ -324,42 +322,6 @@ def test_what_the_runtime_cannot_do_is_refused_before_a_backend_is_called(
             refuses(program, "xnnpack")
         assert reason in str(error.value)
         assert advice in str(error.value)
-
-
-def test_a_result_takes_no_memory_beside_that_of_the_condition() -> None:
-    """Both are planned as before; ExecuTorch only leaves the one of them unused."""
-    model = Model(both_returned)
-    lowered = exir_lowering.lower(export(model, (X,)))
-    ours = lowered.emit().manager.executorch_program.execution_plan[0].non_const_buffer_sizes
-    theirs = to_edge(export(model, (X,))).to_executorch().executorch_program.execution_plan[0].non_const_buffer_sizes
-    assert sum(ours) <= sum(theirs)
-
-
-def test_a_branch_that_two_conditions_call() -> None:
-    model = Model(lambda m, x: positive(x, lambda t: t @ t, lambda t: t - 1))
-    program = edge_program(model, (X,))
-    graph = program.graph_module.graph
-    first = next(node for node in graph.nodes if operator_name(node) == "cond")
-    output = graph.output_node()
-    with graph.inserting_before(output):
-        second = graph.node_copy(first)
-        item = graph.node_copy(next(iter(first.users)), lambda node: second if node is first else node)
-    output.args = ((next(iter(first.users)), item),)
-    program.graph_signature.output_specs.append(
-        type(program.graph_signature.output_specs[0])(
-            program.graph_signature.output_specs[0].kind,
-            type(program.graph_signature.output_specs[0].arg)(item.name),
-            None,
-        )
-    )
-    second.args = (first.args[0], *first.args[1:3], (next(iter(first.users)),))
-    lowered = exir_lowering.to_backend(program, None)
-    loaded = exir_lowering.load(lowered.emit().buffer)
-    for x in INPUTS:
-        a = model(x)
-        b = a @ a if x.sum() > 0 else a - 1
-        for got, value in zip(loaded.run("forward", x), (a, b), strict=True):
-            torch.testing.assert_close(got, value)
 
 
 def rows_with_channels_last(m: Model, x: torch.Tensor) -> Any:

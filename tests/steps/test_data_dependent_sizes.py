@@ -14,7 +14,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from lowering_support import NoopBackend, TagPartitioner
 from torch.export import Dim, ExportedProgram
 
-from exir_lowering import InputError, LoweringError, LoweringOptions, load, lower, plan, to_backend
+from exir_lowering import LoweringError, LoweringOptions, load, lower, plan, to_backend
 
 
 class _Nonzero(torch.nn.Module):
@@ -149,24 +149,3 @@ def test_a_failure_leaves_the_program_as_it_is(name: str) -> None:
             fail()
         assert _described(program) == before
     assert lower(program, "reference").emit().buffer
-
-
-class _TwoBuffers(torch.nn.Module):
-    """Writes one value to two buffers, so that the first conversion is refused, and cannot be converted anyway."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("one", torch.zeros(4))
-        self.register_buffer("two", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        value = x + 1
-        self.one.copy_(value)
-        self.two.copy_(value)
-        return torch.histc(value.nonzero().float(), bins=4)
-
-
-def test_the_error_of_a_second_try_is_the_true_one() -> None:
-    program = torch.export.export(_TwoBuffers(), (torch.ones(4),))
-    with pytest.raises(InputError, match="histc"):
-        lower(program, "xnnpack")

@@ -8,7 +8,6 @@ import subprocess
 import weakref
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import device_client
@@ -31,7 +30,6 @@ from exir_lowering import (
     LoweringOptions,
     MemoryRequirementError,
     inspect,
-    load,
     lower,
 )
 
@@ -164,25 +162,6 @@ def test_planners_by_name() -> None:
     assert found["greedy"] < found["naive"] == kept.bytes
     with pytest.raises(InputError, match=r"memory_planner='best'\): expected one of .'greedy', 'naive'"):
         LoweringOptions(memory_planner="best")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("planner", ["greedy", "naive"])
-def test_inputs_that_the_caller_owns_are_not_planned_by_any(planner: Any) -> None:
-    lowered = replace(lower(_experts()), memory_planner=planner)
-    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
-    (usual,), (other,) = lowered.emit().report.methods, lowered.emit(config).report.methods
-    assert other.memory.bytes <= usual.memory.bytes and any(one.made_by == "input" for one in usual.memory.tensors)
-    assert not any(tensor.made_by == "input" for tensor in other.memory.tensors)
-
-
-def test_views_show_memory(tmp_path: Path) -> None:
-    plan = exir_lowering.plan(_experts())
-    memory = plan.methods[0].memory
-    for text in (str(plan), plan.to_html()):
-        assert "Planned memory" in text and "Largest tensors at the peak of memory" in text
-    assert f'"bytes": {memory.bytes}' in plan.to_json() and f'"peak": {memory.peak}' in plan.to_json()
-    assert lower(_experts()).report.methods[0].memory is None  # it costs time, and nobody asked
-    load(lower(_experts()).emit().buffer)
 
 
 def test_a_plan_plans_memory_when_it_is_asked_and_lets_the_programs_go_then() -> None:

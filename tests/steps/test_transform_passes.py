@@ -247,18 +247,6 @@ def test_a_pass_that_is_wrong(programs: dict[str, ExportedProgram], kind: str, d
     assert snapshot(program) == before
 
 
-def test_a_pass_that_writes_into_a_weight_is_refused() -> None:
-    model = Model().eval()
-    program = export(model, (X,))
-
-    def writes(graph_module: GraphModule) -> None:
-        with torch.no_grad():
-            model.linear.bias.add_(1)
-
-    with pytest.raises(InputError, match=r"\(writes\) wrote into \['linear.bias'\]"):
-        exir_lowering.lower(program, transform_passes=[writes])
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -16,7 +16,6 @@ from planted import PLANTED, Planted
 from torch.export import Dim, export
 
 from exir_lowering import InputError, inspect, lower, verify
-from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.testing.trial import take_fingerprint
 from exir_lowering.verification.measure import Difference, Tolerance, measure
 
@@ -48,12 +47,6 @@ def test_a_quantised_model_has_no_fault(dynamic: bool) -> None:
     program = quantized_models.quantized(dynamic)
     found = verify(lower(program, quantized_models.partitioners(dynamic)).emit(), program)
     assert found.ok and found.methods["forward"].quantized, str(found)
-
-
-def test_a_kernel_that_ends_the_process_for_infinity_is_given_none() -> None:
-    program = quantized_models.quantized(True)
-    found = verify(lower(program).emit(), program)
-    assert found.ok and "one infinity" not in found.methods["forward"].cases, str(found)
 
 
 class Language(torch.nn.Module):
@@ -146,7 +139,7 @@ class Nested(torch.nn.Module):
         return {"sum": (x + y) * scale, "log": x.log()}
 
 
-def test_nested_inputs_of_the_caller_and_what_is_not_finite() -> None:
+def test_nested_inputs_of_the_caller() -> None:
     pair = {"x": torch.rand(3) + 1, "y": torch.rand(3)}
     program = export(Nested(), (pair,), {"scale": torch.tensor(2.0)})
     content = lower(program).emit().buffer
@@ -155,17 +148,7 @@ def test_nested_inputs_of_the_caller_and_what_is_not_finite() -> None:
     assert found.methods["forward"].outputs[0].name == "the new value of an input"
     assert verify(content, program).ok
     tree = json.loads(found.to_json())
-    assert tree["version"] == 2 and tree["ok"] and tree["methods"][0]["outputs"][0]["case"] == "input 0"
-
-
-def test_numbers_of_other_programs_are_off() -> None:
-    torch.manual_seed(0)
-    one, other = (export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),)) for _ in range(2))
-    content = lower(one).emit().buffer
-    found = verify(content, other)
-    assert not found.ok and "forward, output 0 (linear) is off by" in str(found).splitlines()[1]
-    assert "OFF" in str(found) and all(len(line) <= 60 for line in found.to_text(width=60).splitlines()[3:5])
-    assert verify(content, one, tolerance=1e-6).ok and verify(content, other, tolerance=1e3).ok
+    assert tree["version"] == 3 and tree["ok"] and tree["methods"][0]["outputs"][0]["case"] == "input 0"
 
 
 def test_mistakes_are_named() -> None:
@@ -189,15 +172,6 @@ def test_mistakes_are_named() -> None:
             verify(content, *arguments, **options)
     with pytest.raises(InputError, match=r": got an? ExportedProgram, expected an Artifact, or the path"):
         verify(program, program)  # type: ignore[arg-type]
-
-
-def test_calls_that_are_saved_in_a_file_are_compared(tmp_path: Path) -> None:
-    program = export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
-    module = lower(program).module()
-    module.bundled_inputs = {"forward": [(torch.ones(2, 4),), {"input": torch.full((2, 4), 8.0)}]}
-    path = module.save(tmp_path / "saved.pte")
-    (found,) = verify(path, program, "bundled").methods.values()
-    assert found.calls == 2 and found.cases == ("input 0", "input 1") and found.ok
 
 
 def test_inputs_that_pytorch_refuses_are_left_out() -> None:
@@ -250,35 +224,6 @@ def test_sizes_that_a_file_does_not_take_are_left_out() -> None:
             assert found.ok and found.methods["forward"].skipped == 0, str(found)
 
 
-class OneWrong(ReferenceDelegate):
-    """Executes all payloads right but the third, which is wrong for zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.handles: list[Any] = []
-
-    def compile(self, *given: Any) -> Any:
-        self.handles.append(super().compile(*given))
-        return self.handles[-1]
-
-    def execute(self, handle: Any, inputs: list[Any]) -> Any:
-        outputs = super().execute(handle, inputs)
-        wrong = self.handles.index(handle) % 5 == 2 and not inputs[0].any()
-        return [output + 1 for output in outputs] if wrong else outputs
-
-
-class Layers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).sin() * 2
-        return x
-
-
 class Earlier(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -295,4 +240,4 @@ def test_a_file_of_an_earlier_executorch() -> None:
     report = inspect(path)
     assert sum(report.bytes_by_kind().values()) == path.stat().st_size and "FullyConnected" in str(report)
     found = verify(path, export(Earlier().eval(), (torch.randn(2, 8),)))
-    assert found.ok and found.methods["forward"].calls == 20
+    assert found.ok and found.methods["forward"].calls == 18

@@ -19,7 +19,6 @@ from forked import is_alive, wait_until
 from lowering_support import TagPartitioner
 from models import exported
 from parallel_backends import (
-    Chain,
     Scripted,
     ScriptedInThreads,
     Sleeping,
@@ -28,7 +27,6 @@ from parallel_backends import (
     chain,
     each_layer,
 )
-from torch.export import export
 
 from exir_lowering import (
     Backend,
@@ -73,29 +71,6 @@ class TestBytes:
         for jobs in JOBS:
             assert lower(programs, "xnnpack", options=LoweringOptions(jobs=jobs)).emit().buffer == alone
         assert not caplog.text  # nothing was lowered here
-
-    def test_are_the_same_if_partitions_share_memory_in_parts(self, caplog: pytest.LogCaptureFixture) -> None:
-        model = Chain(4)
-        memory = torch.randn(400)
-        for number, layer in enumerate(model.layers):
-            size = layer.weight.numel()
-            layer.weight = torch.nn.Parameter(memory[40 * number :][:size].view(layer.weight.shape))
-        program = export(model.eval(), (torch.randn(2, 8),))
-        alone = lowered(program, each_layer("storing"), Storing).emit().buffer
-        assert lowered(program, each_layer("storing"), Storing, jobs=2).emit().buffer == alone
-        assert "a part of its weights is in another partition too" in caplog.text
-
-    def test_are_the_same_with_the_cache(self, tmp_path: Path) -> None:
-        program, partitioner = chain(4), each_layer("storing")
-        alone = lowered(program, partitioner, Storing).emit().buffer
-        for _ in range(2):
-            assert lowered(program, partitioner, Storing, jobs=2, cache=tmp_path).emit().buffer == alone
-
-    def test_of_a_given_pool_of_threads_are_those_of_one_job(self) -> None:
-        program, partitioner = chain(4), each_layer("storing")
-        alone = lowered(program, partitioner, Storing).emit().buffer
-        with ThreadPoolExecutor(2) as pool:
-            assert lowered(program, partitioner, StoringInThreads, executor=pool).emit().buffer == alone
 
     def test_a_call_that_runs_in_the_pool_which_it_is_given_does_not_wait_for_itself(self) -> None:
         with ThreadPoolExecutor(1) as pool:
