@@ -30,8 +30,6 @@ from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
 from exir_lowering.partitioners.supports.support import (
     Check,
     GraphScope,
-    No,
-    Support,
     SupportLike,
     as_support,
     make_check,
@@ -68,8 +66,24 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         keep_whole: Sequence[Any] = (),
     ) -> None:
         super().__init__()
-        self.supports = _check_supports(type(self).__name__, supports)
-        self.compile_specs = _check_specs(type(self).__name__, self.supports, compile_specs)
+        who, specs = type(self).__name__, {} if compile_specs is None else compile_specs
+        if not isinstance(supports, Mapping) or not supports or not all(isinstance(k, str) and k for k in supports):
+            raise InputError(
+                f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
+                "such as {'MyBackend': ops('aten.add.Tensor')}."
+            )
+        self.supports = {backend_id: as_support(support) for backend_id, support in supports.items()}
+        if not isinstance(specs, Mapping):
+            raise InputError(f"{who}: got compile_specs={specs!r}, expected a mapping from backend ids to lists.")
+        for backend_id, given in specs.items():
+            if backend_id not in self.supports:
+                raise InputError(
+                    f"{who}: compile_specs names {backend_id!r}, which is not one of its backends: "
+                    f"{', '.join(self.supports)}."
+                )
+            if not isinstance(given, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in given):
+                raise InputError(f"{who}: compile_specs[{backend_id!r}] is {given!r}, expected a list of CompileSpec.")
+        self.compile_specs = {backend_id: list(given) for backend_id, given in specs.items()}
         self.limits, self.keep_apart = limits or Limits(), keep_apart
         self.own_state, self.keep_whole = own_state, list(keep_whole)
 
@@ -117,18 +131,24 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         checks = {place: make_check(support, scope) for place, support in self.supports.items()}
         for node in list_computing(scope.graph_module):
             name = graphs.qualified_name(scope.path, node)
-            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta and name not in rejections:
-                no = _explain({place: check(node) for place, check in checks.items()})
-                by, operator = no.by or type(self).__name__, graphs.operator_name(node)
-                rejections[name] = Rejection("", name, operator, no.text, by, no.code)
+            if not graphs.is_operator(node) or graphs.DELEGATION_TAG in node.meta or name in rejections:
+                continue
+            answers = {backend_id: check(node) for backend_id, check in checks.items()}
+            refusals = {backend_id: no for backend_id, no in answers.items() if no is not None}
+            first, *others = refusals.values() or [None]
+            if len(refusals) < len(answers) or first is None:
+                code, text, by = "group", "a node that it must stay together with is not supported", ""
+            elif not others:
+                code, text, by = first.code, first.text, first.by
+            else:
+                text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in refusals.items())
+                code, by = first.code, ", ".join(dict.fromkeys(no.by for no in refusals.values()))
+            by = by or type(self).__name__
+            rejections[name] = Rejection("", name, graphs.operator_name(node), text, by, code)
 
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return proposals for a graph, in topological order; the groups are nodes that must stay together."""
         return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-
-    def describe_requests(self) -> Sequence[Any] | None:
-        """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
-        return None if self.keep_whole else ()
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators of `keep_whole` where a backend supports them."""
@@ -147,43 +167,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported
-
-
-def _explain(answers: Mapping[str, No | None]) -> No:
-    """Return why no backend takes a node, given what each of them said."""
-    refusals = {backend_id: no for backend_id, no in answers.items() if no is not None}
-    if len(refusals) < len(answers):
-        return No("group", "a node that it must stay together with is not supported", "")
-    first, *others = refusals.values()
-    if not others:
-        return first
-    text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in refusals.items())
-    return No(first.code, text, ", ".join(dict.fromkeys(no.by for no in refusals.values())))
-
-
-def _check_supports(who: str, supports: Any) -> dict[str, Support]:
-    if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
-        raise InputError(
-            f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
-            "such as {'MyBackend': ops('aten.add.Tensor')}."
-        )
-    return {backend_id: as_support(support) for backend_id, support in supports.items()}
-
-
-def _check_specs(
-    who: str, backends: Mapping[str, Any], given: Mapping[str, Sequence[CompileSpec]] | None
-) -> dict[str, list[CompileSpec]]:
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise InputError(f"{who}: got compile_specs={given!r}, expected a mapping from backend ids to lists.")
-    for backend_id, specs in given.items():
-        if backend_id not in backends:
-            raise InputError(
-                f"{who}: compile_specs names {backend_id!r}, which is not one of its backends: {', '.join(backends)}."
-            )
-        if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
-            raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
-    return {backend_id: list(specs) for backend_id, specs in given.items()}
 
 
 class PatternPartitioner(SupportPartitioner):
@@ -282,7 +265,12 @@ def _nothing(
                 f"partitioner keep_whole=[torch.ops.{name}]."
             )
             continue
-        close = _close_names(name, occurring)
+        # Names are compared without namespaces and overloads, which most names share.
+        bare: dict[str, list[str]] = {}
+        for other in sorted(occurring):
+            bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)
+        wanted = name.split(".")[1] if name.count(".") > 1 else name
+        close = [other for key in difflib.get_close_matches(wanted, list(bare), n=2) for other in bare[key]]
         hint = f"; {' and '.join(close)} {'do' if len(close) > 1 else 'does'}" if close else ""
         text.append(f"{name} does not occur in it{hint}.")
     if near is not None:
@@ -290,12 +278,3 @@ def _nothing(
     elif not absent:
         text.append("Its operators occur, but not connected as in the pattern, or with other arguments.")
     return " ".join(text)
-
-
-def _close_names(name: str, occurring: set[str]) -> list[str]:
-    """Return names that are close when compared without namespaces and overloads, which most names share."""
-    bare: dict[str, list[str]] = {}
-    for other in sorted(occurring):
-        bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)
-    close = difflib.get_close_matches(name.split(".")[1] if name.count(".") > 1 else name, list(bare), n=2)
-    return [other for key in close for other in bare[key]]

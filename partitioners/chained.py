@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -46,18 +47,15 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         self._skipped: list[Adjustment] = []
         for partitioner in partitioners:
             if isinstance(partitioner, str):
-                self._find(partitioner)
+                try:
+                    self.partitioners.append(registry.find_partitioner(partitioner))
+                except (UnknownPluginError, PluginLoadError) as error:
+                    reason = f"partitioner {partitioner!r} is skipped: {error}"
+                    self._skipped.append(Adjustment("", "skipped", (), reason, "ChainedPartitioner"))
             elif isinstance(partitioner, Partitioner):
                 self.partitioners.append(partitioner)
             else:
                 raise InputError(f"ChainedPartitioner: got {partitioner!r}, expected a Partitioner or a name.")
-
-    def _find(self, name: str) -> None:
-        try:
-            self.partitioners.append(registry.find_partitioner(name))
-        except (UnknownPluginError, PluginLoadError) as error:
-            reason = f"partitioner {name!r} is skipped: {error}"
-            self._skipped.append(Adjustment("", "skipped", (), reason, "ChainedPartitioner"))
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Ask each partitioner in turn.
@@ -69,7 +67,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         destinations: dict[str, DelegationSpec] = {}
         rejections: dict[str, list[Rejection]] = {}
         adjustments = list(self._skipped)
-        available: dict[str, str] = {}
+        available: dict[str, str] = {}  # why a backend cannot be used, "" if it can
         for number, partitioner in enumerate(self.partitioners):
             taken = [node for node in tags if node.op == "call_function"]
             run = nested_run.run(partitioner, exported_program, taken)
@@ -82,7 +80,11 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                     continue
                 spec = run.destinations[run.tags[node]]
                 if spec.backend_id not in available:
-                    available[spec.backend_id] = self._unavailable(spec.backend_id)
+                    try:
+                        registry.find_backend(spec.backend_id, self.backends)
+                        available[spec.backend_id] = ""
+                    except (UnknownPluginError, PluginLoadError) as error:
+                        available[spec.backend_id] = str(error)
                 if not available[spec.backend_id]:
                     tag = f"{number}:{run.tags[node]}"
                     destinations[tag] = spec
@@ -92,36 +94,20 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                     missing.setdefault(spec.backend_id, []).append(name)
                     by = type(partitioner).__name__
                     reason = f"{by} would take it for {spec.backend_id}, which is not available here"
-                    rejections.setdefault(name, []).append(_reject(name, node, reason))
+                    found = Rejection(
+                        "", name, graphs.operator_name(node), reason, "ChainedPartitioner", "backend_unavailable"
+                    )
+                    rejections.setdefault(name, []).append(found)
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
-        return nested_run.tagged(exported_program, tags, destinations, map(_join, rejections.values()), adjustments)
-
-    def _unavailable(self, backend_id: str) -> str:
-        """Return why a backend cannot be used, "" if it can."""
-        try:
-            registry.find_backend(backend_id, self.backends)
-        except (UnknownPluginError, PluginLoadError) as error:
-            return str(error)
-        return ""
-
-    def describe_requests(self) -> Sequence[Any]:
-        """Return what `ops_to_not_decompose` depends on, for the cache."""
-        return list(self.partitioners)
+        merged = []
+        for first, *others in rejections.values():
+            reason = "; ".join(dict.fromkeys(each.reason for each in (first, *others)))
+            by = ", ".join(dict.fromkeys(each.by for each in (first, *others)))
+            merged.append(replace(first, method="", reason=reason, by=by))
+        return nested_run.tagged(exported_program, tags, destinations, merged, adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep from decomposition what any of the partitioners keeps."""
         return nested_run.ask_preserved(self.partitioners, ep, lambda number, node: True)
-
-
-def _reject(name: str, node: Node, reason: str) -> Rejection:
-    return Rejection("", name, graphs.operator_name(node), reason, "ChainedPartitioner", "backend_unavailable")
-
-
-def _join(rejections: list[Rejection]) -> Rejection:
-    """Merge the rejections of all partitioners into one."""
-    first = rejections[0]
-    reason = "; ".join(dict.fromkeys(rejection.reason for rejection in rejections))
-    by = ", ".join(dict.fromkeys(rejection.by for rejection in rejections))
-    return Rejection("", first.node, first.target, reason, by, first.code)

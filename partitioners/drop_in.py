@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError
-from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
+from exir_lowering.partitioners.algorithms.convex import contract, list_computing
 from exir_lowering.plugins import capability
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
@@ -21,8 +21,8 @@ _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 class ConvexPartitioner(CapabilityBasedPartitioner):
     """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
 
-    It makes no more partitions than torch.fx's, and needs no table of all downstream nodes. Its other methods are
-    torch.fx's.
+    It makes no more partitions than torch.fx's where those may have parts that share no edge, and needs no table of all
+    downstream nodes. Its other methods are torch.fx's.
 
     Args:
         graph_module: The graph.
@@ -82,28 +82,13 @@ def _propose(partitioner: Any) -> list[Partition]:
     try:
         proposals = contract(nodes, labels, groups=groups, keep_apart=keep_apart)
     except InputError:  # a group that is not convex, which torch.fx does not look for: keep its convex parts together
-        parts = _parts(groups, contract(nodes, labels))
-        proposals = contract(nodes, labels, groups=parts, keep_apart=keep_apart)
-    found = _with_constants(proposals, supported)
-    kept = [members for members in found if _is_kept(partitioner, members)]
-    order = {node: i for i, node in enumerate(reversed(module.graph.nodes))}
-    return [
-        Partition(number, members, [order[node] for node in members]) for number, members in enumerate(reversed(kept))
-    ]
-
-
-def _parts(groups: Sequence[Sequence[Node]], proposals: Sequence[Proposal]) -> list[list[Node]]:
-    """Cut groups where partitions without groups would be cut."""
-    number = {node: i for i, proposal in enumerate(proposals) for node in proposal.nodes}
-    parts: dict[tuple[int, int], list[Node]] = {}
-    for i, group in enumerate(groups):
-        for node in group:
-            parts.setdefault((i, number[node]), []).append(node)
-    return list(parts.values())
-
-
-def _with_constants(proposals: Sequence[Proposal], supported: Mapping[Node, None]) -> list[list[Node]]:
-    """Add each supported input and get_attr node to the proposal of its first user that is in one."""
+        cut = {node: i for i, proposal in enumerate(contract(nodes, labels)) for node in proposal.nodes}
+        parts: dict[tuple[int, int], list[Node]] = {}
+        for i, group in enumerate(groups):
+            for node in group:
+                parts.setdefault((i, cut[node]), []).append(node)
+        proposals = contract(nodes, labels, groups=parts.values(), keep_apart=keep_apart)
+    # Each supported input and get_attr node goes with its first user that is in a proposal.
     number = {node: i for i, proposal in enumerate(proposals) for node in proposal.nodes}
     found: list[list[Node]] = [[] for _ in proposals]
     for node in supported:
@@ -111,17 +96,19 @@ def _with_constants(proposals: Sequence[Proposal], supported: Mapping[Node, None
             home = next((number[user] for user in node.users if user in number), None)
             if home is not None:
                 found[home].append(node)
-    return [[*constants, *proposal.nodes] for constants, proposal in zip(found, proposals, strict=True)]
-
-
-def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
-    """Return whether a partition has more than one computing node, or is allowed to have just one."""
-    if partitioner.allows_single_node_partition:
-        return True
+    # More than one computing node, or one that may be alone.
     non_compute = {*_NON_COMPUTE, *partitioner.non_compute_ops}
-    names = [capability.qualified_operator(node) for node in members if node.op == "call_function"]
     alone = set(partitioner.allowed_single_node_partition_ops)
-    return sum((name not in non_compute) + (name in alone) for name in names) > 1
+    kept = []
+    for constants, proposal in zip(found, proposals, strict=True):
+        names = [capability.qualified_operator(node) for node in proposal.nodes if node.op == "call_function"]
+        computing = sum((name not in non_compute) + (name in alone) for name in names)
+        if partitioner.allows_single_node_partition or computing > 1:
+            kept.append([*constants, *proposal.nodes])
+    order = {node: i for i, node in enumerate(reversed(module.graph.nodes))}
+    return [
+        Partition(number, members, [order[node] for node in members]) for number, members in enumerate(reversed(kept))
+    ]
 
 
 _PROPOSING = capability.proposing_with(_propose)

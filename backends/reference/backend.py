@@ -24,8 +24,7 @@ from exir_lowering import (
 from exir_lowering.backends.reference.delegate import EDGE, FORMAT, HIGHER_ORDER, list_events
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators import functions, pure as pure_operators
-from exir_lowering.graphs.serialized import NotSerialisableError
-from exir_lowering.graphs.serialized.plain import PlainWriter
+from exir_lowering.graphs.serialized.plain import NotSerialisableError, PlainWriter
 from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner
 from exir_lowering.plugins import PROVENANCE
 

@@ -123,7 +123,6 @@ class XnnpackPayloads(PayloadChecks):
     backend_id = BACKEND
     made_by = "executorch.backends.xnnpack.xnnpack_preprocess.XnnpackBackend"
     unread = PROVENANCE - _READ if metadata.version("executorch").startswith("1.5.") else frozenset()
-    replaces_handles = True
 
     def check(self, payload: memoryview) -> CheckedPayload:
         """Read a payload; see `PayloadChecks`."""
@@ -135,24 +134,6 @@ class XnnpackPayloads(PayloadChecks):
         from exir_lowering.backends.xnnpack.backend import XnnpackBackend  # not to run a file
 
         return XnnpackBackend
-
-    def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
-        """Replace the debug handles of nodes, in place; see `PayloadChecks`."""
-        # A handle that is not 0 always takes four bytes in its node's table. ExecuTorch's writer leaves out numbers
-        # that are 0, and lays out tables by which fields are present, not by their values.
-        changed = bytearray(payload)
-        tables = _find_tables(memoryview(changed))
-        places: dict[int, int] = {}
-        for node in root(tables).tables(XNNGraph.XNODES):
-            place, handle = node.place(XNode.DEBUG_HANDLE), node.number(XNode.DEBUG_HANDLE, "I")
-            if place is None or (handle == _OWN and handle not in handles):
-                continue
-            if place in places or not 0 < handles.get(handle, 0) < 1 << 32:
-                raise CorruptError(f"a node has the debug handle {handle}, which its partition does not have")
-            places[place] = handles[handle]
-        for place, handle in places.items():
-            _HANDLE.pack_into(tables, place, handle)
-        return bytes(changed)
 
 
 @contextmanager

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 # Where a backend puts data that several payloads share; its module has no public alias.
@@ -50,20 +53,9 @@ def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
     return store.get_named_data_store_output()
 
 
-def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
-    """Return the named data that a delegate provides: the key, the data file ("" for the `.pte`), and the bytes."""
-    return ((key, file, len(content)) for key, file, content in named_buffers(module.named_data_store_output))
-
-
 def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
     """Return the named data that a delegate provides, by key, whatever files it is for."""
     return {key: bytes(content) for key, _, content in named_buffers(module.named_data_store_output)}
-
-
-def named_data_in_memory(module: LoweredBackendModule) -> dict[str, bytes]:
-    """Return the named data that a delegate provides, by key, without what is on the disk; nothing is copied."""
-    buffers = named_buffers(module.named_data_store_output)
-    return {key: content for key, _, content in buffers if type(content) is bytes}
 
 
 def named_buffers(output: Any) -> Iterator[tuple[str, str, Any]]:
@@ -113,47 +105,35 @@ def delegate_info(result: PreprocessResult) -> Any:
     return result._delegate_info_meta
 
 
-def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> PreprocessResult:
-    """Make a backend's result; the argument for what `delegate_info` returns is private."""
-    return PreprocessResult(payload, handles, data, _delegate_info_meta=info)
+_RESULT_TYPES = (PreprocessResult, NamedDataStoreOutput, DataEntry, TensorLayout, ScalarType, dict, set, frozenset)
 
 
-def split_named_data(output: Any) -> tuple[list[bytes], list[Any], list[Any]] | None:
-    """Return named data as bytes, and what describes it in JSON, by file; None if any of it is not in memory."""
-    if type(output) is not NamedDataStoreOutput or any(type(buffer) is not bytes for buffer in output.buffers):
-        return None
-    outside = [[file, _split_entries(entries)] for file, entries in output.external_data.items()]
-    return list(output.buffers), _split_entries(output.pte_data), outside
+def dump_results(results: Sequence[PreprocessResult], *more: type) -> bytes:
+    """Write results of backends that hold plain values, named data in memory, and `more` types; or PicklingError."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, MappingProxyType):
+                return dict, (dict(value),)
+            kind = value if isinstance(value, type) else type(value)
+            if kind not in (*_RESULT_TYPES, *more):
+                raise pickle.PicklingError(f"a result holds a {kind.__name__}")
+            return NotImplemented
+
+    with io.BytesIO() as stream:
+        Pickler(stream).dump(list(results))
+        return stream.getvalue()
 
 
-def _split_entries(entries: Mapping[str, DataEntry]) -> list[Any]:
-    return [
-        [key, entry.buffer_index, entry.alignment, layout and [int(layout.scalar_type), layout.sizes, layout.dim_order]]
-        for key, entry in entries.items()
-        for layout in [entry.tensor_layout]
-    ]
+def load_results(content: bytes, count: int, *more: type) -> list[PreprocessResult]:
+    """Read so many results that `dump_results` wrote, or any error; nothing else is imported, found or called."""
+    types = {(kind.__module__, kind.__qualname__): kind for kind in (*_RESULT_TYPES, *more)}
 
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return types[module, name]
 
-def join_named_data(buffers: Sequence[bytes], inside: Any, outside: Any) -> NamedDataStoreOutput:
-    """Make named data from what `split_named_data` returned; else KeyError, IndexError, TypeError or ValueError."""
-    files = {_typed(str, file): _join_entries(entries, len(buffers)) for file, entries in outside}
-    return NamedDataStoreOutput(list(buffers), _join_entries(inside, len(buffers)), files)
-
-
-def _join_entries(entries: Any, count: int) -> dict[str, DataEntry]:
-    joined = {}
-    for key, index, alignment, layout in entries:
-        if not 0 <= _typed(int, index) < count or _typed(int, alignment) < 1:
-            raise ValueError(f"named data {key!r} is damaged")
-        made = None
-        if layout is not None:
-            kind, sizes, order = layout
-            made = TensorLayout(ScalarType(kind), [_typed(int, n) for n in sizes], [_typed(int, n) for n in order])
-        joined[_typed(str, key)] = DataEntry(index, alignment, made)
-    return joined
-
-
-def _typed(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{str(value)[:80]!r} instead of a {kind.__name__}")
-    return value
+    found = Unpickler(io.BytesIO(content)).load()
+    if len(found) != count or not all(isinstance(one, PreprocessResult) for one in found):
+        raise TypeError(f"{type(found).__name__} instead of {count} results")
+    return list(found)

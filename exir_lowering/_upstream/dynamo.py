@@ -144,35 +144,22 @@ def same_results(module: GraphModule, compiled: Callable[..., Any], inputs: Sequ
     return same
 
 
-def write_repro(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
-    """Write a script that calls a backend with a graph and (real or fake) inputs, `repro.py` in the current folder."""
-    folder = _folder()
-    path = folder / f"{len(module.graph.nodes)}.py"
-    path.write_text(_script(module, inputs, backend, folder, command="run"))
-    shutil.copyfile(path, Path.cwd() / "repro.py")
+def write_script(
+    module: GraphModule, inputs: Sequence[Any], backend: str | None, *, accuracy: bool = False, minify: bool = True
+) -> None:
+    """Write the script that makes a graph smaller while a backend fails (or errs), to `minifier_launcher.py`.
 
-
-def write_launcher(module: GraphModule, inputs: Sequence[Any], backend: str | None, *, accuracy: bool = False) -> None:
-    """Write the script that makes the graph smaller while a backend fails (or errs), to `minifier_launcher.py`."""
-    script = _script(module, inputs, backend, _folder(), command="minify", accuracy=accuracy)
-    helper_for_dump_minify(script)
-
-
-def _folder() -> Path:
+    Or only one that calls the backend with the graph and (real or fake) inputs, `repro.py` in the current folder.
+    """
     folder = Path(minifier_dir()) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _script(
-    module: GraphModule,
-    inputs: Sequence[Any],
-    backend: str | None,
-    folder: Path,
-    *,
-    command: str,
-    accuracy: bool = False,
-) -> str:
     plain = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
-    written = generate_compiler_repro_string(module, plain, save_dir=str(folder), stable_hash=True)
-    return written + _MAIN.format(accuracy=accuracy, command=command, folder=str(folder), backend=backend)
+    script = generate_compiler_repro_string(module, plain, save_dir=str(folder), stable_hash=True)
+    command = "minify" if minify else "run"
+    script += _MAIN.format(accuracy=accuracy, command=command, folder=str(folder), backend=backend)
+    if minify:
+        helper_for_dump_minify(script)
+    else:
+        path = folder / f"{len(module.graph.nodes)}.py"
+        path.write_text(script)
+        shutil.copyfile(path, Path.cwd() / "repro.py")

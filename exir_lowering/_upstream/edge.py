@@ -40,10 +40,8 @@ gen_edge_manager = _gen_edge_manager_for_partitioners
 
 def transform(program: ExportedProgram, passes: Any) -> Any:
     """Run passes, or a manager of passes, over an Edge program, which they may change; its weights are not copied."""
-    if isinstance(passes, FxPassManager):
-        result = _transform_with_pass_manager(program, passes)
-    else:
-        result = _transform(program, *passes)
+    managed = isinstance(passes, FxPassManager)
+    result = _transform_with_pass_manager(program, passes) if managed else _transform(program, *passes)
     # Passes add constants as attributes; in programs they are inputs.
     return lift_constant_tensor_pass(result) if isinstance(result, ExportedProgram) else result
 
@@ -95,23 +93,18 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
     return record
 
 
-def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
-    """Check that what partitioners preserved was delegated, by ExecuTorch's RuntimeError; return what stays allowed."""
+def check_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> None:
+    """Check that what partitioners preserved was delegated, by ExecuTorch's RuntimeError."""
     preserved: set[Any] = set()
     for partitioner in partitioners:
         ops, supported = partitioner.ops_to_not_decompose(program)
         if not _can_skip_using_EDGE_DO_NOT_DECOMP(partitioner, program):
             ops = _remove_invalid_ops_for_not_decompose(ops)
         preserved.update(ops)
+        who = type(partitioner).__name__
         _sanity_check_graph_for_non_decomp_ops(
-            name,
-            program,
-            set(preserved),
-            supported,
-            partitioner_name=type(partitioner).__name__,
-            generate_error=True,
+            name, program, set(preserved), supported, partitioner_name=who, generate_error=True
         )
-    return sorted(preserved, key=str)
 
 
 ADD_NUMBER = ops.edge.aten.add.Scalar

@@ -25,7 +25,7 @@ from torch.utils._sympy.value_ranges import (
 
 from exir_lowering._upstream.tensors import SYMBOLS
 
-_KEY = "exir_lowering_decisions"
+DECISIONS = "exir_lowering_decisions"  # where the copies of an environment are listed, if it is one of `Decisions`
 
 
 class Decisions:
@@ -34,21 +34,19 @@ class Decisions:
     def __init__(self, original: Any, copied: Any) -> None:
         self._original = original
         self._copies: list[tuple[Any, int]] = []  # with the number of guards that each had at first
-        vars(copied)[_KEY] = (self._copies,)  # copies of the copy have it too: it is in a tuple, which is not copied
-        _note_copy(copied)
+        vars(copied)[DECISIONS] = (
+            self._copies,
+        )  # copies of the copy have it too: it is in a tuple, which is not copied
+        self._copies.append((copied, len(copied.guards)))
 
     def repeat(self) -> str:
         """Decide the same in the original, so that it holds for these sizes only; return "", or a clause why not."""
         copies = [*self._copies]
         found = {guard.expr: None for environment, before in copies for guard in environment.guards[before:]}
-        fixed = {
-            symbol
-            for environment, _ in copies
-            for symbol, value in environment.replacements.items()
-            if value.is_number and symbol not in self._original.replacements
-        }
+        replaced = [item for environment, _ in copies for item in environment.replacements.items()]
+        fixed = {symbol for symbol, value in replaced if value.is_number} - set(self._original.replacements)
         self._copies.clear()  # they may live shorter than the programs that have them
-        new = [fact for fact in found if not _is_known(self._original, fact)]
+        new = [fact for fact in found if not self._original._maybe_evaluate_static(fact)]
         if not new:
             return ""
         text = ", ".join(sorted(map(str, new)))
@@ -61,17 +59,6 @@ class Decisions:
         for fact in new:
             self._original.evaluate_expr(fact)
         return ""
-
-
-def _note_copy(environment: Any) -> None:
-    """Note a copy of a shape environment if the original is one of `Decisions`."""
-    for copies in vars(environment).get(_KEY, ()):
-        copies.append((environment, len(environment.guards)))
-
-
-def _is_known(environment: Any, fact: Any) -> bool:
-    known = environment._maybe_evaluate_static(fact)
-    return known is not None and bool(known)
 
 
 def _marked(environment: Any) -> set[Any]:
@@ -87,8 +74,6 @@ def _marked(environment: Any) -> set[Any]:
 
 def size_hint(size: Any) -> int:
     """Return a size: that of the example inputs if it is symbolic, 1 if it depends on data."""
-    if isinstance(size, int):
-        return size
     known = known_size(size)
     return 1 if known is None else known
 
@@ -175,7 +160,7 @@ class FakeCopies:
 
     def _tensor(self, tensor: FakeTensor) -> FakeTensor:
         mode = self._of(tensor.fake_mode, self._mode)
-        size, stride = ([self.copy(n) for n in numbers] for numbers in (tensor.size(), tensor.stride()))
+        size, stride = [*map(self.copy, tensor.size())], [*map(self.copy, tensor.stride())]
         meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
         offset = tensor.storage_offset()
         if not isinstance(offset, int) or offset:
@@ -215,18 +200,16 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
-    _note_copy(copied)
+    for copies in vars(copied).get(DECISIONS, ()):
+        copies.append((copied, len(copied.guards)))
     return copied
 
 
 def dim_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return a fake tensor's dimensions from outer to inner in memory; as they come where sizes leave it open."""
-    strides = [size_hint(stride) for stride in tensor.stride()]
-    sizes = [size_hint(size) for size in tensor.shape]
-    moved = [dim for dim in range(len(sizes)) if sizes[dim] != 1]
-    if 0 in sizes or any(strides[dim] == 0 for dim in moved):
-        return tuple(range(len(sizes)))
-    if all(strides[a] >= strides[b] for a, b in itertools.pairwise(moved)):
+    strides, sizes = [*map(size_hint, tensor.stride())], [*map(size_hint, tensor.shape)]
+    moved = [strides[dim] for dim in range(len(sizes)) if sizes[dim] != 1]
+    if 0 in sizes or 0 in moved or moved == sorted(moved, reverse=True):
         return tuple(range(len(sizes)))
     return tuple(sorted(range(len(sizes)), key=lambda dim: -strides[dim]))
 
@@ -234,13 +217,6 @@ def dim_order(tensor: torch.Tensor) -> tuple[int, ...]:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return what identifies the storage of a tensor, which may have no memory."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def memory_of(tensor: Any) -> tuple[int, int] | None:
-    """Return where a tensor's elements start, and its storage; None for a tensor without memory."""
-    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not tensor.untyped_storage().nbytes():
-        return None
-    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 
 
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
@@ -270,7 +246,7 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
     """Return what an environment knows of symbols: kinds, ranges, values, conditions, and the others in these."""
     conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
     conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}
-    conditions |= {str(one): one for one in (*shape_env.divisible, *shape_env.axioms)}
+    conditions |= {str(one): one for one in shape_env.divisible}
     named = set(symbols.values())
     kept = sorted(text for text, one in conditions.items() if getattr(one, "free_symbols", set()) & named)
     lines = [f"if {text}" for text in kept]
@@ -288,13 +264,10 @@ def expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
 
 
-_LARGEST = 1 << 62
-
-
 def is_unbounded(size: Any) -> bool:
     """Return whether a symbolic size may be larger than any memory."""
     upper = bound_sympy(size.node.expr, size.node.shape_env.var_to_range).upper
-    return not upper.is_number or bool(upper >= _LARGEST)
+    return not upper.is_number or bool(upper >= 1 << 62)
 
 
 def decided(shape_env: Any) -> Any:
@@ -310,8 +283,9 @@ def undecide(shape_env: Any, before: Any) -> bool:
         return False
     count, *tables = before
     del shape_env.guards[count:]
-    for name, table in zip(("replacements", "var_to_range", "divisible"), tables, strict=True):
-        current = getattr(shape_env, name)
+    for current, table in zip(
+        (shape_env.replacements, shape_env.var_to_range, shape_env.divisible), tables, strict=True
+    ):
         current.clear()
         current.update(table)
     shape_env._version_counter = next(_VERSIONS)

@@ -30,11 +30,10 @@ _LOG = logging.getLogger(__name__)
 class _Locks:
     """The current locks; a forked child has others."""
 
-    def __init__(self) -> None:
-        self.conversions: Lock = threading.RLock()
-        self.engine: Lock = threading.RLock()
-        self.epoch = 0  # how often the engines' lock was renewed
-        self.holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
+    conversions: Lock = threading.RLock()
+    engine: Lock = threading.RLock()
+    epoch = 0  # how often the engines' lock was renewed
+    holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
 
 
 _locks = _Locks()
@@ -53,8 +52,14 @@ def conversion() -> Lock:
                 pass  # it was not taken
     if free:
         _locks.holder = threading.get_ident()
-    else:
-        _warn_of_wait()
+    elif (frame := sys._current_frames().get(_locks.holder)) is not None:
+        # It may wait for this one, as only users can see.
+        _LOG.warning(
+            "Lowering has waited %.0f seconds for another thread, which is converting a program at this line. If a "
+            'plug-in there waits for this thread, the two deadlock: declare its backend parallel = "thread".\n%s',
+            _PATIENCE,
+            "".join(traceback.format_stack(frame)[-4:]),
+        )
     return lock
 
 
@@ -71,18 +76,6 @@ def engine() -> Lock:
 def epoch() -> int:
     """Return how often this process and its parents were forked by a thread that did not have the engines' lock."""
     return _locks.epoch
-
-
-def _warn_of_wait() -> None:
-    """Log where the thread is that holds the lock of conversions: it may wait for this one, as only users can see."""
-    frame = sys._current_frames().get(_locks.holder)
-    if frame is not None:
-        _LOG.warning(
-            "Lowering has waited %.0f seconds for another thread, which is converting a program at this line. If a "
-            'plug-in there waits for this thread, the two deadlock: declare its backend parallel = "thread".\n%s',
-            _PATIENCE,
-            "".join(traceback.format_stack(frame)[-4:]),
-        )
 
 
 Change: TypeAlias = Callable[[], object]
@@ -109,7 +102,13 @@ class Shared:
             # The lock is only held while the change is made, never while a caller's code runs.
             with self._lock:
                 if self._undo is None:
-                    self._begin()
+                    change, undo = self._prepare()
+                    try:
+                        change()
+                    except BaseException:
+                        undo()
+                        raise
+                    self._undo = undo
                 self._users.append(threading.get_ident())
         except BaseException:
             self._leave(others)
@@ -123,15 +122,6 @@ class Shared:
         except BaseException:
             self._leave(self._users.count(threading.get_ident()) - 1 if others is None else others)
             raise
-
-    def _begin(self) -> None:
-        change, undo = self._prepare()
-        try:
-            change()
-        except BaseException:
-            undo()
-            raise
-        self._undo = undo
 
     def _leave(self, others: int) -> None:
         """End the change for this thread except where it needs it otherwise, a number of times."""
@@ -160,11 +150,7 @@ class Shared:
 _shared: weakref.WeakSet[Shared] = weakref.WeakSet()
 
 
-def _pausing() -> tuple[Change, Change]:
-    return (gc.disable, gc.enable) if gc.isenabled() else ((lambda: None), (lambda: None))
-
-
-collector_paused = Shared(_pausing)
+collector_paused = Shared(lambda: (gc.disable, gc.enable) if gc.isenabled() else (lambda: None, lambda: None))
 """Keeps Python's cyclic garbage collector from running at all."""
 
 _restored: list[Callable[[], object]] = []

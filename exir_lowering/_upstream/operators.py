@@ -37,18 +37,13 @@ class Operator:
 @lru_cache(maxsize=4096)
 def _operator(call: Any) -> Operator:
     schema = call._schema  # torch has no public way to get it
-    return Operator(
-        call,
-        tuple(
-            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, *_aliasing(a.alias_info)) for a in schema.arguments
-        ),
-        frozenset(call.tags),
-        any(result.alias_info is not None for result in schema.returns),
-    )
-
-
-def _aliasing(info: Any) -> tuple[bool, bool]:
-    return info is not None and bool(info.is_write), info is not None
+    arguments = []
+    for one in schema.arguments:
+        info = one.alias_info
+        written = info is not None and bool(info.is_write)
+        arguments.append(Argument(one.name, str(one.type), one.kwarg_only, one.is_out, written, info is not None))
+    views = any(result.alias_info is not None for result in schema.returns)
+    return Operator(call, tuple(arguments), frozenset(call.tags), views)
 
 
 def list_arguments(target: Any) -> tuple[Argument, ...]:
@@ -56,14 +51,11 @@ def list_arguments(target: Any) -> tuple[Argument, ...]:
     return _operator(target).arguments
 
 
-_DEFINED_BY = {"quantized_decomposed": ("torch.ao.quantization.fx._decomposed", "executorch.exir")}
-"""The modules that register the operators of a namespace: torch's before those of ExecuTorch's compiler."""
-
-
 def defining(namespace: str) -> Iterator[None]:
     """Look up an operator, once more after each import of a module that registers operators of its namespace."""
     yield
-    for module in _DEFINED_BY.get(namespace, ()):
+    quantized = ("torch.ao.quantization.fx._decomposed", "executorch.exir")  # torch's, before ExecuTorch's compiler's
+    for module in quantized if namespace == "quantized_decomposed" else ():
         import_module(module)
         yield
 
@@ -113,8 +105,8 @@ def operator_packet(target: Any) -> Any:
 
 def argument_names(target: Any) -> tuple[str, ...]:
     """Return the names of an operator's arguments by position; empty if it has no schema."""
-    schema = getattr(wrapped_operator(target), "_schema", None)
-    return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
+    op = wrapped_operator(target)
+    return tuple(one.name for one in list_arguments(op)) if hasattr(op, "_schema") else ()
 
 
 def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -135,9 +127,15 @@ def mutates_arguments(target: Any) -> bool:
     return bool(schema is not None and schema.is_mutable)
 
 
+def list_registered_operators() -> list[str]:
+    """Return the dispatcher's names of operators, such as "aten::add.Tensor"; attribute look-ups create some."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return names
+
+
 def known_operators() -> frozenset[str]:
     """Return the names of all operators that are registered, such as `aten.add.Tensor`."""
-    names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
+    names = (name.replace("::", ".") for name in list_registered_operators())
     return frozenset(name if name.count(".") > 1 else f"{name}.default" for name in names)
 
 
@@ -152,14 +150,7 @@ def is_view(target: Any) -> bool:
     return bool(getattr(wrapped_operator(target), "is_view", False))
 
 
-def list_registered_operators() -> list[str]:
-    """Return the dispatcher's names of operators, such as "aten::add.Tensor"; attribute look-ups create some."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return names
-
-
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
 _BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops", "EDGE_DO_NOT_DECOMP"})
 
 
@@ -183,21 +174,9 @@ def packet_name(target: Any) -> str | None:
     return str(target.overloadpacket.__name__) if is_overload(target) else None
 
 
-def returned_types(target: OpOverload[..., Any]) -> set[str]:
-    """Return the types of what an operator returns."""
-    return {str(returned.type) for returned in target._schema.returns}
-
-
 def writes(target: Any) -> bool:
     """Return whether a target is an operator that overwrites an argument."""
     return is_overload(target) and bool(target._schema.is_mutable)
-
-
-def returns_what_it_overwrites(target: OpOverload[..., Any]) -> bool:
-    """Return whether an operator overwrites its first argument only, and returns that."""
-    written = [index for index, argument in enumerate(list_arguments(target)) if argument.written]
-    returned = [each.alias_info is not None and bool(each.alias_info.is_write) for each in target._schema.returns]
-    return written == [0] and returned == [True]
 
 
 def is_composite(target: Any) -> bool:
@@ -206,11 +185,6 @@ def is_composite(target: Any) -> bool:
         return False
     name: Any = target.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)) or _COMPOSITE in target.py_kernels
-
-
-def kernels_in_python(target: OpOverload[..., Any]) -> bool:
-    """Return whether an operator has kernels in Python that change what a call of it is traced as."""
-    return not _HARMLESS.issuperset(target.py_kernels)
 
 
 def returns_view(target: Any) -> bool:
@@ -268,8 +242,7 @@ _SCHEMAS = (
 
 @lru_cache(maxsize=1)
 def _parsed() -> Mapping[tuple[str, str], Any]:
-    parsed = map(torch._C.parse_schema, _SCHEMAS)
-    return {(one.name, one.overload_name): one for one in parsed}
+    return {(one.name, one.overload_name): one for one in map(torch._C.parse_schema, _SCHEMAS)}
 
 
 def executorch_schema(name: str, overload: str) -> Any:

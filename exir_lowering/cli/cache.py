@@ -32,11 +32,12 @@ def execute(arguments: argparse.Namespace) -> int:
     folder = find_folder(arguments.cache or True)
     try:
         store = Store(folder, find_limit())
-        removed = store.clear() if arguments.action == "clear" else 0
-        content = store.content()
+        removed = store.trim(0) if arguments.action == "clear" else 0
+        files = store.files()
     except OSError as error:
         raise InputError(f"The cache in {str(folder)!r} cannot be used: {error.strerror or error}.") from error
-    figures = {"folder": str(folder), **content.entries, "bytes": content.size, "limit": content.limit}
+    size = sum(state.st_size for _, state in files)
+    figures = {"folder": str(folder), "partitions": len(files), "bytes": size, "limit": store.limit}
     if arguments.json:
         print(json.dumps(figures | ({"removed": removed} if arguments.action == "clear" else {}), indent=2))
     elif arguments.action == "clear":
@@ -44,9 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         rows = (
             ("folder", str(folder)),
-            ("converted programs", str(content.entries["edge"])),
-            ("lowered partitions", str(content.entries["preprocess"])),
-            ("size", f"{format_size(content.size)} of at most {format_size(content.limit)}"),
+            ("lowered partitions", str(len(files))),
+            ("size", f"{format_size(size)} of at most {format_size(store.limit)}"),
         )
         print_table("Cache", ("", ""), rows, show_header=False)
     return OK

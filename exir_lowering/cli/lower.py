@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,6 @@ from exir_lowering.cli.output import (
 from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
@@ -36,7 +34,7 @@ EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
-  exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
+  exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
@@ -78,7 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not store in the file how it was made, nor the names of inputs, outputs and weights",
     )
-    _add_constants(parser)
+    parser.add_argument(
+        "--constant",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="constants",
+        help="add a method that returns a value, such as get_max_seq_len=64, use_kv_cache=true or get_eos_ids=[1,2]; a "
+        "string that looks like another value is quoted twice: '\"64\"'; repeatable",
+    )
     parser.add_argument("--etrecord", action="store_true", help="also write OUT.etrecord, for ExecuTorch's Inspector")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many partitions are lowered at once")
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
@@ -113,7 +119,7 @@ def execute(arguments: argparse.Namespace) -> int:
             f"--external-weights {data!r}: expected the name of a file beside the .pte file, without a directory, such "
             "as 'weights'."
         )
-    values = read_constants(arguments, files)
+    values = read_constants(arguments.constants, files)
     partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
         from exir_lowering._upstream.compiler import ExecutorchBackendConfig
@@ -125,9 +131,6 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         chosen = partitioning.make(arguments)
         lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
-        if arguments.runner_metadata:
-            programs = {name.partition("@")[0]: one for name, one in lowered.edge_programs.items()}
-            values = add_metadata(values, programs["forward"])
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
             fusing if arguments.fuse_quantized else None,
@@ -196,7 +199,7 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
 
         make_console().print(placement.table(artifact.stored, limit=20))
     if arguments.explain_cache:
-        uses = ((use.method, use.partition or "(conversion)", use.explain()) for use in lowered.report.cache)
+        uses = ((use.method, use.partition, use.explain()) for use in lowered.report.cache)
         print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
@@ -214,159 +217,40 @@ def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -
     return "\n".join(written)
 
 
-# -- constant methods: those that are given, and those that ExecuTorch's language-model runner reads -------------------
-
-_RUNNER = "ExecuTorch's TextLLMRunner"
-_TOKENS, _TOKENS_AND_START = [(False, 2)], [(False, 2), (False, 1)]
-_LOGITS = [(True, 2)], [(True, 3)]
-
-
-def _add_constants(command: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    command.add_argument(
-        "--constant",
-        metavar="NAME[:TYPE]=VALUE",
-        action="append",
-        default=[],
-        dest="constants",
-        help="add a method that returns a value, such as get_max_seq_len=64, use_kv_cache=true or get_eos_ids=[1,2]; "
-        "give TYPE (int, float, bool or str) if the value looks like another type; repeatable",
-    )
-    command.add_argument(
-        "--runner-metadata",
-        action="store_true",
-        help=f"add the metadata methods that {_RUNNER} reads, such as get_vocab_size, with values from the program; "
-        "--constant adds those that the program does not have, such as get_eos_ids, and takes precedence",
-    )
-
-
-def read_constants(arguments: argparse.Namespace, methods: Collection[str]) -> dict[str, Any]:
-    """Return the values that are given, before anything slow; InputError if one is invalid."""
+def read_constants(given: Sequence[str], methods: Collection[str]) -> dict[str, Any]:
+    """Return the values of constant methods, before anything slow; InputError if one is invalid."""
     constants: dict[str, Any] = {}
-    for given in arguments.constants:
-        name, equals, text = given.partition("=")
-        name, colon, kind = name.partition(":")
-        if not name.isidentifier() or not equals or (colon and kind not in _TYPES):
-            raise InputError(
-                f"--constant {given!r}: expected NAME=VALUE, such as get_max_seq_len=64, or NAME:TYPE=VALUE, where "
-                f"TYPE is {', '.join(_TYPES)}."
-            )
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not name.isidentifier() or not equals:
+            raise InputError(f"--constant {each!r}: expected NAME=VALUE, such as get_max_seq_len=64.")
         if name in methods or name in constants:
-            raise InputError(f"--constant {given!r}: there is a method {name!r} already. Choose another name.")
+            raise InputError(f"--constant {each!r}: there is a method {name!r} already. Choose another name.")
         try:
-            constants[name] = _check(_TYPES[kind](text) if colon else _guess(text))
-        except (ValueError, KeyError, RecursionError) as error:
+            constants[name] = _read_value(text)
+        except (ValueError, RecursionError) as error:
             raise InputError(
-                f"--constant {given!r}: {text!r} is no {kind or 'value'} that a method can return. Expected a number "
-                "of at most 64 bits, true, false, a string, or a list of one of these, such as [1,2]."
+                f"--constant {each!r}: {text!r} is no value that a method can return. Expected a number of at most 64 "
+                "bits, true, false, a string, or a list of one of these, such as [1,2]."
             ) from error
-    if arguments.runner_metadata:
-        _check_methods(methods)
     return constants
 
 
-def _check_methods(methods: Collection[str]) -> None:
-    if "forward" not in methods:
-        problem = f"there are {', '.join(map(repr, methods))}. Give the program as forward=MODEL.pt2"
-    elif "decode" in methods:
-        problem = (
-            "'decode' for every token after the prompt, without the state that 'forward' wrote: it gives each method "
-            "separate state. Give 'decode' another name, such as step=MODEL.pt2"
-        )
-    else:
-        return
-    raise InputError(f"--runner-metadata: {_RUNNER} calls a method 'forward', and {problem}.")
-
-
-def add_metadata(constants: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
-    """Return the given values, and before them what "forward" in Edge dialect says; InputError if it cannot be run."""
-    signature = program.graph_signature
-    values: dict[str, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    inputs: list[Any] = [values.get(str(name)) for name in signature.user_inputs]
-    results: list[Any] = [values.get(str(name)) for name in signature.user_outputs]
-    if _kinds(inputs) not in (_TOKENS, _TOKENS_AND_START) or _kinds(results) not in _LOGITS:
-        raise InputError(
-            f"--runner-metadata: {_RUNNER} calls 'forward' with tokens, [1, n] of int64, and their start position, "
-            "[1] of int64, and expects logits, [1, n, vocabulary] or [1, vocabulary]; this 'forward' takes "
-            f"{_describe(inputs)} and returns {_describe(results)}."
-        )
-    lengths = list(_cache_lengths(program))
-    operators = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    found = {
-        "get_vocab_size": results[0].shape[-1],
-        "use_kv_cache": len(inputs) > 1,
-        "use_sdpa_with_kv_cache": any("llama" in name and "sdpa" in name for name in operators),
-        "enable_dynamic_shape": not isinstance(inputs[0].shape[1], int),
-    }
-    if lengths:
-        found |= dict.fromkeys(("get_max_seq_len", "get_max_context_len"), max(lengths))
-        found["get_n_layers"] = len(lengths) // 2
-    elif "get_max_seq_len" not in constants:
-        raise InputError(
-            "--runner-metadata: 'forward' has no key-value cache, so the maximum sequence length is not known. Give "
-            "it, such as --constant get_max_seq_len=128."
-        )
-    return {**found, **constants}
-
-
-def _kinds(values: list[Any]) -> list[tuple[bool, int]]:
-    """Return of each tensor whether it holds numbers with fractions, and its number of dimensions."""
-    return [(v.is_floating_point(), v.dim()) if hasattr(v, "dim") else (False, -1) for v in values]
-
-
-def _describe(values: list[Any]) -> str:
-    shown = (f"{[*v.shape]} of {str(v.dtype)[6:]}" if hasattr(v, "dim") else str(v) for v in values)
-    return ", ".join(shown) or "nothing"
-
-
-def _cache_lengths(program: ExportedProgram) -> Iterator[int]:
-    """Yield how many tokens each buffer holds of which some are written: its size where what is written is smaller."""
-    from exir_lowering.graphs import written_state
-
-    written, buffers = written_state(program), program.graph_signature.inputs_to_buffers
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or buffers.get(node.name) not in written or node.meta["val"].dim() < 3:
-            continue
-        sizes = node.meta["val"].shape
-        parts = [value.meta["val"].shape for user in node.users for value in user.all_input_nodes if value is not node]
-        for part in parts:
-            # A size that is not known yet is smaller: to compare it would make it a condition of the program.
-            smaller = [size for size, new in zip(sizes, part, strict=False) if not isinstance(new, int) or size != new]
-            if len(part) == len(sizes) and len(smaller) == 1:
-                yield smaller[0]
-                break
-
-
-def _guess(text: str) -> Any:
-    """Return the value that a text looks like: one of JSON, or a text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def _read_value(text: str) -> Any:
+    """Return the value of JSON, or a text that is none; ValueError if no method of a file can return it."""
     try:
-        return json.loads(text)
+        value = json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except ValueError:
         if text[:1] in ("", "[", "{", '"'):
             raise
-        return text
-
-
-def _check(value: Any) -> Any:
-    """Return the value, or raise a ValueError if no method of a file can return it."""
+        value = text
     parts = value if isinstance(value, list) else [value]
-    if len({type(part) for part in parts}) != 1 or not all(map(_can_return, parts)):
+    for part in parts:
+        known = isinstance(part, str) and "\0" not in part.encode().decode()
+        known |= isinstance(part, float) and math.isfinite(part)
+        known |= isinstance(part, int) and -(2**63) <= part < 2**63
+        if not known:
+            raise ValueError
+    if len(set(map(type, parts))) != 1:
         raise ValueError
     return value
-
-
-def _can_return(part: Any) -> bool:
-    if isinstance(part, str):
-        return "\0" not in part.encode().decode()
-    if isinstance(part, float):
-        return math.isfinite(part)
-    return isinstance(part, int) and -(2**63) <= part < 2**63
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-_TYPES: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _truth, "str": str}

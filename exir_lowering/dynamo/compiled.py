@@ -28,7 +28,7 @@ from exir_lowering._upstream.writing import write_call
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, sole_views
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
-from exir_lowering.dynamo.once import HANDLES, Cached, numbers_of_handles, share
+from exir_lowering.dynamo.once import HANDLES, Cached, share
 from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableError,
@@ -356,7 +356,7 @@ def _where(method: str) -> str:
 def _lines(program: ExportedProgram, number: int, error: BaseException) -> str:
     """Return the model's lines that a failure of a partition is about: those of the operator it names, or of all."""
     named = find_named_handle(error)
-    numbers = numbers_of_handles(program) or {}  # equal partitions share a payload, with handles of its own
+    numbers = debug_handles.number_handles(program) or {}  # equal partitions share a payload, with handles of its own
     named = next((handle for handle, number in numbers.items() if number == named), None if numbers else named)
     nodes = [node for _, node in graphs.every_node(program.graph_module) if node.op == "call_function"]
     chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]

@@ -267,7 +267,7 @@ def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
             # Unless an error of ours is raised to the user, another backend takes the graph.
             if raises or not isinstance(error, (NotLowered, LoweringError)):
                 with dynamo.outside_tracing():
-                    _write_script(module, inputs, backend)
+                    dynamo.write_script(module, inputs, backend, minify=dynamo.config.repro_level != 1)
             raise
         return dynamo.boxed(partial(_run_watched, module, compiled, backend))
 
@@ -281,10 +281,10 @@ def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inpu
     level = dynamo.config.repro_level
     with dynamo.config.patch(repro_after=None):
         if level == 3:  # before a call that may end the process
-            dynamo.write_launcher(module, inputs, backend)
+            dynamo.write_script(module, inputs, backend)
         if level == 4:
             if not dynamo.same_results(module, compiled, inputs):
-                dynamo.write_launcher(module, inputs, backend, accuracy=True)
+                dynamo.write_script(module, inputs, backend, accuracy=True)
                 raise dynamo.AccuracyError("Bad accuracy detected")
             return compiled(inputs)
         kept = list(inputs)  # the call empties the list
@@ -293,12 +293,5 @@ def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inpu
         except MemoryError:
             raise
         except Exception:
-            _write_script(module, kept, backend)
+            dynamo.write_script(module, kept, backend, minify=level != 1)
             raise
-
-
-def _write_script(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
-    if dynamo.config.repro_level == 1:
-        dynamo.write_repro(module, inputs, backend)
-    else:
-        dynamo.write_launcher(module, inputs, backend)

@@ -1,10 +1,8 @@
 """What stays in PyTorch: operators that draw random numbers, and calls of higher-order operators.
 
-Random numbers are drawn in the order of the graph, so that a seed gives the same.
-
-Of the higher-order calls that are not lowered, graphs of regions are inlined. Any other one is one operator of the
-program that is lowered. The line knows only its tensors, as for any custom operator; the compiled graph has the call in
-its place. So what is before and after it is lowered, and nothing is taken together across it that could not be.
+Random numbers are drawn in the order of the graph, so that a seed gives the same. Of the higher-order calls that are
+not lowered, graphs of regions are inlined. Any other one is one operator of the program that is lowered, which knows
+only its tensors, as for any custom operator; the compiled graph has the call in its place.
 """
 
 from __future__ import annotations
@@ -14,38 +12,22 @@ import operator
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import higher_order_name, wrapped_operator
 from exir_lowering.graphs.order import topological
 
-Path = tuple[int, ...]  # where a value is in what a call returns: the numbers by which it is taken, one after the other
-
-
 HostCall = Callable[..., list[Any]]
 """A call of a higher-order operator, as a function of its tensors, numbers and name: what is used of its results."""
 
+LOWERED = frozenset({"cond"})  # higher-order operators that are lowered
 
-def is_host_call(node: Node) -> bool:
-    """Return whether a node stands for a call."""
-    return node.op == "call_function" and wrapped_operator(node.target) in _OPERATORS.values()
-
-
-def host_call(node: Node) -> HostCall:
-    """Return the call that a node stands for."""
-    return _calls[str(node.args[2])]
-
-
-def has_host_calls(module: GraphModule) -> bool:
-    """Return whether a graph, or one nested in it, has a node that stands for a call."""
-    return any(is_host_call(node) for _, node in graphs.every_node(module))
-
+_RANDOM = frozenset({"run_and_save_rng_state", "run_with_rng_state"})
 
 _calls: weakref.WeakValueDictionary[str, HostCall] = weakref.WeakValueDictionary()
 """Calls by name. No name is given twice, so nothing that was kept of another call, in a cache on disk too, is taken."""
@@ -64,37 +46,82 @@ def _describe(tensors: Sequence[Any], numbers: Sequence[Any], name: str) -> list
     return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in returned]
 
 
-_OPERATORS = {
-    False: _define("in_pytorch"),
-    True: _define("random_in_pytorch", torch.Tag.nondeterministic_seeded),
-}
-"""What stands for calls; by whether they draw random numbers."""
+_IN_PYTORCH = _define("in_pytorch")
+_RANDOM_IN_PYTORCH = _define("random_in_pytorch", torch.Tag.nondeterministic_seeded)
 
 
-LOWERED = frozenset({"cond"})  # higher-order operators that are lowered
+def is_host_call(node: Node) -> bool:
+    """Return whether a node stands for a call."""
+    return node.op == "call_function" and wrapped_operator(node.target) in (_IN_PYTORCH, _RANDOM_IN_PYTORCH)
 
-_INLINED = "invoke_subgraph"
 
-_RANDOM = frozenset({"run_and_save_rng_state", "run_with_rng_state"})
-
-_ORDERED = frozenset({"with_effects"})  # operators whose calls do something beside returning results
+def host_call(node: Node) -> HostCall:
+    """Return the call that a node stands for."""
+    return _calls[str(node.args[2])]
 
 
 def replace_calls(module: GraphModule) -> GraphModule:
-    """Return an equal graph without calls that are not lowered, or the same one if it has none that can be replaced."""
-    found = [node for node in module.graph.nodes if _is_inlined(module, node) or _stays(module, node)]
-    return _Replacer(module).run() if found else module
+    """Return an equal graph with regions inlined, and our operator for each call that stays; itself if it has none."""
+    if not any(_is_inlined(module, node) or _stays(module, node) for node in module.graph.nodes):
+        return module
+    graph = Graph()
+    root: dict[str, Any] = {}
+    made: list[HostCall] = []
+
+    def add(module: GraphModule, env: dict[Node, Any]) -> Any:
+        """Add the nodes of a graph, whose inputs are there; return its results."""
+        for node in module.graph.nodes:
+            if node.op in ("placeholder", "output") or node in env:
+                continue
+            if _is_inlined(module, node):
+                inner = graphs.attribute(module, str(node.args[0].target))
+                given = map_arg(tuple(node.args[2:]), env.__getitem__)
+                results = add(inner, dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)))
+                env |= {used: reduce(operator.getitem, path, results) for used, path in _used(node)}
+            elif _stays(module, node):
+                add_call(module, node, env)
+            elif node.op == "get_attr":
+                target = f"held_{len(root)}"
+                root[target] = graphs.attribute(module, str(node.target))
+                env[node] = graph.get_attr(target)
+                env[node].meta = dict(node.meta)
+            elif all(source in env for source in node.all_input_nodes):
+                env[node] = graph.node_copy(node, env.__getitem__)
+        return map_arg(module.graph.output_node().args[0], env.__getitem__)
+
+    def add_call(module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
+        tensors, numbers = _operands(module, node)
+        used = list(_used(node))
+        call = _make_call(module, node, [*tensors, *numbers], [path for _, path in used])
+        made.append(call)
+        name = f"{call.__name__} {uuid.uuid4().hex}"
+        _calls[name] = call
+        target = _RANDOM_IN_PYTORCH if call.__name__ in _RANDOM or is_random(node) else _IN_PYTORCH
+        called = graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
+        called.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
+        for position, (value, _) in enumerate(used):
+            env[value] = graph.call_function(operator.getitem, (called, position))
+            env[value].meta = dict(value.meta)
+
+    inputs = {node: graph.node_copy(node) for node in module.graph.find_nodes(op="placeholder")}
+    graph.output(add(module, inputs)).meta = dict(module.graph.output_node().meta)
+    for node in graph.find_nodes(op="get_attr"):
+        if not node.users:
+            graph.erase_node(node)
+    replaced = GraphModule(root, graph)
+    replaced.meta = dict(module.meta)
+    replaced.host_calls = made  # type: ignore[assignment]  # found by their names while the graph is there
+    return replaced
 
 
 def _is_inlined(module: GraphModule, node: Node) -> bool:
     """Return whether a node calls a graph whose values are known to be those of this call, but for sizes in symbols."""
-    if node.op != "call_function" or higher_order_name(node.target) != _INLINED:
+    if node.op != "call_function" or higher_order_name(node.target) != "invoke_subgraph":
         return False
-    inner = graphs.attribute(module, str(node.args[0].target))  # type: ignore[union-attr]
-    placeholders = [each for each in inner.graph.nodes if each.op == "placeholder"]
-    return len(placeholders) == len(node.args) - 2 and all(
+    inputs = graphs.attribute(module, str(node.args[0].target)).graph.find_nodes(op="placeholder")  # type: ignore[union-attr]
+    return len(inputs) == len(node.args) - 2 and all(
         not isinstance(given, Node) or _described(given) == _described(placeholder)
-        for given, placeholder in zip(node.args[2:], placeholders, strict=True)
+        for given, placeholder in zip(node.args[2:], inputs, strict=True)
     )
 
 
@@ -107,37 +134,41 @@ def _described(node: Node) -> str:
 
 def _stays(module: GraphModule, node: Node) -> bool:
     """Return whether a call is left to PyTorch, and all that is used of it are tensors."""
-    if not _is_not_lowered(module, node) or higher_order_name(node.target) in _ORDERED:
+    # Calls with effects do something beside returning results.
+    if not _is_not_lowered(module, node) or higher_order_name(node.target) == "with_effects":
         return False
-    operands = [one for one in node.all_input_nodes if not _is_graph(module, one)]
-    tensors = [one for one in operands if _is_tensor(one)]
-    others = [one for one in operands if not isinstance(one.meta.get("val"), (torch.Tensor, torch.SymInt))]
+    tensors, numbers = _operands(module, node)
     used = [value for value, _ in _used(node)]
+    others = any(not isinstance(one.meta.get("val"), torch.SymInt) for one in numbers)
     return bool(tensors and used) and not others and all(map(_is_tensor, used))
 
 
 def _is_not_lowered(module: GraphModule, node: Node) -> bool:
     """Return whether a node calls a higher-order operator that is not lowered, or a graph with one."""
     name = higher_order_name(node.target) if node.op == "call_function" else None
-    if name is None:
-        return False
-    return name not in LOWERED or any(
-        _is_not_lowered(nested.module, one)
-        for nested in graphs.nested_graphs(module, node)
-        for one in nested.module.graph.nodes
+    inner = () if name is None else graphs.nested_graphs(module, node)
+    return name is not None and (
+        name not in LOWERED
+        or any(_is_not_lowered(one.module, each) for one in inner for each in one.module.graph.nodes)
     )
-
-
-def _is_graph(module: GraphModule, node: Node) -> bool:
-    return node.op == "get_attr" and isinstance(graphs.attribute(module, str(node.target)), GraphModule)
 
 
 def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _used(node: Node, path: Path = ()) -> Iterator[tuple[Node, Path]]:
-    """Yield what is used of a call: values, and where they are in what it returns."""
+def _operands(module: GraphModule, node: Node) -> tuple[list[Node], list[Node]]:
+    """Return the operands of a call that are tensors, and those that are neither tensors nor graphs."""
+    values = [one for one in node.all_input_nodes if not _is_graph(module, one)]
+    return [one for one in values if _is_tensor(one)], [one for one in values if not _is_tensor(one)]
+
+
+def _is_graph(module: GraphModule, node: Node) -> bool:
+    return node.op == "get_attr" and isinstance(graphs.attribute(module, str(node.target)), GraphModule)
+
+
+def _used(node: Node, path: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Yield what is used of a call: values, and by which numbers they are taken from what it returns."""
     if _is_tensor(node) or not all(graphs.is_getitem(user) for user in node.users):
         yield node, path
         return
@@ -145,88 +176,18 @@ def _used(node: Node, path: Path = ()) -> Iterator[tuple[Node, Path]]:
         yield from _used(user, (*path, int(user.args[1])))  # type: ignore[arg-type]
 
 
-@dataclass
-class _Replacer:
-    """Copies a graph, with regions inlined, and a call of our operator for each call that stays."""
-
-    module: GraphModule
-    graph: Graph = field(default_factory=Graph)
-    root: dict[str, Any] = field(default_factory=dict)
-    made: list[HostCall] = field(default_factory=list)
-
-    def run(self) -> GraphModule:
-        env: dict[Node, Any] = {}
-        for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                env[node] = self.graph.node_copy(node)
-        results = self._add(self.module, env)
-        self.graph.output(results).meta = dict(self.module.graph.output_node().meta)
-        for node in self.graph.find_nodes(op="get_attr"):
-            if not node.users:
-                self.graph.erase_node(node)
-        replaced = GraphModule(self.root, self.graph)
-        replaced.meta = dict(self.module.meta)
-        replaced.host_calls = self.made  # type: ignore[assignment]  # found by their names while the graph is there
-        return replaced
-
-    def _add(self, module: GraphModule, env: dict[Node, Any]) -> Any:
-        """Add the nodes of a graph, whose inputs are there; return its results."""
-        for node in module.graph.nodes:
-            if node.op in ("placeholder", "output") or node in env:
-                continue
-            if _is_inlined(module, node):
-                self._inline(module, node, env)
-            elif _stays(module, node):
-                self._call(module, node, env)
-            elif node.op == "get_attr":
-                target = f"held_{len(self.root)}"
-                self.root[target] = graphs.attribute(module, str(node.target))
-                env[node] = self.graph.get_attr(target)
-                env[node].meta = dict(node.meta)
-            elif all(source in env for source in node.all_input_nodes):
-                env[node] = self.graph.node_copy(node, env.__getitem__)
-        return torch.fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
-
-    def _inline(self, module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
-        inner = graphs.attribute(module, str(node.args[0].target))  # type: ignore[union-attr]
-        placeholders = [each for each in inner.graph.nodes if each.op == "placeholder"]
-        given = torch.fx.map_arg(tuple(node.args[2:]), env.__getitem__)
-        results = self._add(inner, dict(zip(placeholders, given, strict=True)))
-        for used, path in _used(node):
-            env[used] = reduce(operator.getitem, path, results)
-
-    def _call(self, module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
-        held = [one for one in node.all_input_nodes if _is_graph(module, one)]
-        tensors = [one for one in node.all_input_nodes if _is_tensor(one)]
-        numbers = [one for one in node.all_input_nodes if one not in (*held, *tensors)]
-        used = list(_used(node))
-        call = _make_call(module, node, (*tensors, *numbers), held, [path for _, path in used])
-        self.made.append(call)
-        name = f"{call.__name__} {uuid.uuid4().hex}"
-        _calls[name] = call
-        target = _OPERATORS[call.__name__ in _RANDOM or is_random(node)]
-        made = self.graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
-        made.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
-        for position, (value, _) in enumerate(used):
-            env[value] = self.graph.call_function(operator.getitem, (made, position))
-            env[value].meta = dict(value.meta)
-
-
-def _make_call(
-    module: GraphModule, node: Node, operands: Sequence[Node], held: Sequence[Node], paths: Sequence[Path]
-) -> HostCall:
+def _make_call(module: GraphModule, node: Node, operands: Sequence[Node], paths: Sequence[tuple[int, ...]]) -> HostCall:
     """Make a function of a call: a graph that has nothing else, and the graphs that it calls."""
+    held = [one for one in node.all_input_nodes if _is_graph(module, one)]
     graph = Graph()
-    values = {one: graph.placeholder(one.name) for one in operands} | {
-        one: graph.get_attr(str(one.target)) for one in held
-    }
+    values = {one: graph.placeholder(one.name) for one in operands}
+    values |= {one: graph.get_attr(str(one.target)) for one in held}
     made = graph.node_copy(node, values.__getitem__)
     made.meta = {}
     graph.output(
-        [reduce(lambda value, at: graph.call_function(operator.getitem, (value, at)), path, made) for path in paths]
+        [reduce(lambda one, at: graph.call_function(operator.getitem, (one, at)), path, made) for path in paths]
     )
-    root = {str(one.target): graphs.attribute(module, str(one.target)) for one in held}
-    run = GraphModule(root, graph).forward
+    run = GraphModule({str(one.target): graphs.attribute(module, str(one.target)) for one in held}, graph).forward
 
     def call(tensors: Sequence[Any], numbers: Sequence[Any], name: str = "") -> list[Any]:
         return run(*tensors, *numbers)  # type: ignore[no-any-return]
@@ -256,35 +217,30 @@ def list_random(module: GraphModule) -> list[str]:
 
 def order_of(module: GraphModule) -> dict[tuple[str, ...], list[str]]:
     """Return in which order the random numbers of a graph, and of the graphs nested in it, are drawn."""
-    return {path: _random_names(inner) for path, inner in graphs.walk(module)}
+    return {path: [node.name for node in inner.graph.nodes if is_random(node)] for path, inner in graphs.walk(module)}
 
 
 def restore_order(module: GraphModule, order: Order) -> bool:
     """Move nodes of a lowered graph so that random numbers are drawn in an order; return whether that can be done."""
-    return all(_restore(inner, order.get(path, ())) for path, inner in graphs.walk(module))
-
-
-def _restore(module: GraphModule, names: Sequence[str]) -> bool:
-    if _random_names(module) == list(names):
-        return True
-    nodes = list(module.graph.nodes)
-    numbers = {node: number for number, node in enumerate(nodes)}
-    by_name = {node.name: number for node, number in numbers.items()}
-    if not all(name in by_name for name in names):
-        return False
-    successors = [[numbers[user] for user in node.users] for node in nodes]
-    for before, after in itertools.pairwise(names):
-        successors[by_name[before]].append(by_name[after])
-    chosen = topological(successors)
-    if len(chosen) != len(nodes):
-        return False
-    last = module.graph.output_node()
-    for number in chosen:
-        if nodes[number] is not last:
-            last.prepend(nodes[number])
-    module.recompile()
+    current = order_of(module)
+    for path, inner in graphs.walk(module):
+        names = order.get(path, ())
+        if current[path] == list(names):
+            continue
+        nodes = list(inner.graph.nodes)
+        numbers = {node: number for number, node in enumerate(nodes)}
+        by_name = {node.name: number for node, number in numbers.items()}
+        successors = [[numbers[user] for user in node.users] for node in nodes]
+        if not all(name in by_name for name in names):
+            return False
+        for before, after in itertools.pairwise(names):
+            successors[by_name[before]].append(by_name[after])
+        chosen = topological(successors)
+        if len(chosen) != len(nodes):
+            return False
+        last = inner.graph.output_node()
+        for number in chosen:
+            if nodes[number] is not last:
+                last.prepend(nodes[number])
+        inner.recompile()
     return True
-
-
-def _random_names(module: GraphModule) -> list[str]:
-    return [node.name for node in module.graph.nodes if is_random(node)]

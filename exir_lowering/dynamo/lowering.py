@@ -16,7 +16,7 @@ from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.operators import is_overload
 from exir_lowering.dynamo.capture import Captured
 from exir_lowering.dynamo.compiled import Boxed, compile_graph, is_hosted
-from exir_lowering.dynamo.in_pytorch import Order, has_host_calls, list_random, order_of, restore_order
+from exir_lowering.dynamo.in_pytorch import Order, is_host_call, is_random, list_random, order_of, restore_order
 from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import Attempt, requires_coverage
@@ -88,7 +88,7 @@ def _prepare(
 def _choose(method: str, program: ExportedProgram, attempt: Attempt) -> list[Partitioner]:
     options = attempt.options
     chosen = list(attempt.partitioners.get(method, ()))
-    if list_random(program.graph_module) or has_host_calls(program.graph_module):
+    if any(is_random(node) or is_host_call(node) for _, node in graphs.every_node(program.graph_module)):
         chosen = [LeavingRandom.of(each) for each in chosen]
     if options.partitions == "profitable" and not requires_coverage(options):
         hosted = partial(is_hosted, delegates=options.delegates)

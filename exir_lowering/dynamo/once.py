@@ -10,11 +10,9 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure
@@ -22,7 +20,7 @@ from exir_lowering.graphs import debug_handles
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.reads import PROVENANCE
-from exir_lowering.steps.cache.keys import NoKeyError, describe_program, make_key
+from exir_lowering.steps.cache.keys import NoKeyError, describe_partition, digest
 from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.session import Session
 
@@ -70,64 +68,37 @@ class Once:
     def preprocess(self, group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
         """Lower a group as `preprocess_cached` does, those partitions that are new in one call."""
         given = self.backends.get(group.backend_id, getattr(backend, "details", type(backend)))
-        tasks = [_make_task(partition, given, session) for partition in group.partitions]
-        cached = {task.key: RESULTS.get(task.key) for task in tasks}
-        new: dict[Hashable, _Task] = {}
-        for task in tasks:
-            if cached[task.key] is None:
-                new.setdefault(task.key, task)
-        if new:
-            for task, lowered in zip(new.values(), _lower([*new.values()], group, backend, session), strict=True):
-                cached[task.key] = share(RESULTS, task.key, Cached(lowered.result, (given,)))
+        numbers = [debug_handles.number_handles(one.program) for one in group.partitions]
+        equal = [_without_origins(one, own) for one, own in zip(group.partitions, numbers, strict=True)]
+        keys: list[Hashable] = []
+        for one in equal:
+            try:
+                described = digest(describe_partition(one, session.cache.storages, PROVENANCE))
+                # What is found here is not written to a cache on disk, so it has to be there.
+                keys.append((id(given), str(session.options.cache), described))
+            except NoKeyError:
+                keys.append(object())  # equal to nothing
+        cached = {key: RESULTS.get(key) for key in keys}
+        new = sorted({key: place for place, key in reversed([*enumerate(keys)]) if cached[key] is None}.values())
+
+        def lower(partitions: Iterable[Partition]) -> list[LoweredPartition]:
+            return preprocess_cached(BackendGroup(group.backend_id, tuple(partitions)), backend, session)
+
+        try:
+            lowered = lower(equal[place] for place in new) if new else []
+        except BackendFailure:
+            if all(numbers[place] is None for place in new):
+                raise
+            # Once more with their own handles, so that the failure names the right lines of the model.
+            lowered = lower(_without_origins(group.partitions[place], None) for place in new)
+        for place, made in zip(new, lowered, strict=True):
+            cached[keys[place]] = share(RESULTS, keys[place], Cached(made.result, (given,)))
         found = {key: one for key, one in cached.items() if one is not None}
         self.used.extend(found.values())
-        return [task.restore(found[task.key].value) for task in tasks]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """A partition whose result is looked for."""
-
-    partition: Partition
-    key: Hashable  # what it computes
-    program: ExportedProgram  # what the backend gets: it says nothing of origins, and its debug handles are numbered
-    handles: Mapping[int, int] | None  # the number by handle; None if the handles were left as they are
-
-    def restore(self, result: Any) -> LoweredPartition:
-        """Return the partition with a result, whose table has the partition's own handles."""
-        if self.handles is not None and result.debug_handle_map is not None:
-            result = debug_handles.put_back(result, self.handles)
-        return LoweredPartition(self.partition, result)
-
-
-def _make_task(partition: Partition, given: Any, session: Session) -> _Task:
-    program, handles = _without_origins(partition.program)
-    for _, node in graphs.every_node(program.graph_module):
-        handle = debug_handles.handle(node)
-        if handles is not None and handle is not None:
-            node.meta[debug_handles.KEY] = handles[handle]
-    try:
-        parts = describe_program(program, session.cache.storages, PROVENANCE, None)
-        parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in partition.compile_specs]
-        # What is found here is not written to a cache on disk, so it has to be there.
-        key: Hashable = (id(given), str(session.options.cache), make_key("torch.compile", parts).digest)
-    except (NoKeyError, TypeError):
-        key = object()  # equal to nothing
-    return _Task(partition, key, program, handles)
-
-
-def _lower(tasks: list[_Task], group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
-    def lower(programs: list[ExportedProgram]) -> list[LoweredPartition]:
-        partitions = [replace(task.partition, program=one) for task, one in zip(tasks, programs, strict=True)]
-        return preprocess_cached(BackendGroup(group.backend_id, tuple(partitions)), backend, session)
-
-    try:
-        return lower([task.program for task in tasks])
-    except BackendFailure:
-        if all(task.handles is None for task in tasks):
-            raise
-        # Once more with their own handles, so that the failure names the right lines of the model.
-        return lower([_without_origins(task.partition.program)[0] for task in tasks])
+        return [
+            LoweredPartition(one, debug_handles.put_back(found[key].value, own or {}))
+            for one, key, own in zip(group.partitions, keys, numbers, strict=True)
+        ]
 
 
 _ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
@@ -138,15 +109,13 @@ _OF_THE_PRODUCER = ("tensor_meta", debug_handles.KEY)
 """What an input has of the operator that computes it outside; equal partitions differ in it."""
 
 
-def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
-    """Return the number that a backend gets for each debug handle of a partition; None if it gets the handles."""
-    return _without_origins(program)[1]
-
-
-def _without_origins(program: ExportedProgram) -> tuple[ExportedProgram, Mapping[int, int] | None]:
-    """Copy a program so that equal partitions are equal; return it with the number of each of its debug handles."""
-    copied = graphs.copy_program(program, kind=type(program))
+def _without_origins(partition: Partition, numbers: Mapping[int, int] | None) -> Partition:
+    """Copy a partition so that equal ones are equal, with numbers in place of its debug handles."""
+    copied = graphs.copy_program(partition.program, kind=type(partition.program))
     for _, node in graphs.every_node(copied.graph_module):
         for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
             node.meta.pop(key, None)
-    return copied, debug_handles.number_handles(copied)
+        handle = debug_handles.handle(node)
+        if numbers is not None and handle is not None:
+            node.meta[debug_handles.KEY] = numbers[handle]
+    return replace(partition, program=copied)

@@ -50,6 +50,7 @@ _TRACED_APART = frozenset(
         *(_ATEN.lift.default, _ATEN.lift_fresh.default, _ATEN.lift_fresh_copy.default),
     }
 )
+_HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
 # The functions that compute sizes from sizes, and the targets of the nodes whose results are sizes.
 _COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not operators.is_overload(op)) - {operator.getitem}
 _MAKING_SIZES = _COMPUTING | {_ATEN.sym_size.int}
@@ -89,11 +90,12 @@ class Decomposition(Stage):
             return True
         if not operators.is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        if operators.writes(target) or operators.returned_types(target) != {"Tensor"} or has_effects(target):
+        if operators.writes(target) or {str(each.type) for each in target._schema.returns} != {"Tensor"}:
             return False
-        if operators.is_composite(target):
-            return target in self._whole
-        return not operators.kernels_in_python(target)
+        if has_effects(target):
+            return False
+        # Other kernels in Python change what a call is traced as.
+        return target in self._whole if operators.is_composite(target) else _HARMLESS.issuperset(target.py_kernels)
 
     def continues_history(self, node: Node) -> bool:
         """Return whether a call was taken from a nested graph: torch ascribes it to the call of that graph."""

@@ -12,10 +12,11 @@ from executorch.exir.passes.remove_noop_pass import _DEQUANT_OPS, _QUANT_OPS, el
 from executorch.exir.passes.replace_aten_with_edge_pass import aten_to_edge, should_lower_to_edge
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import _Namespace
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.legalizing import dialect_passes
-from exir_lowering._upstream.operators import is_overload, list_arguments, writes
+from exir_lowering._upstream.operators import is_overload, list_arguments, packet_name, writes
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering.fast.rewriter import Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS
@@ -105,6 +106,12 @@ def _has_number_for_tensor(node: Node) -> bool:
 def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> GraphModule:
     """Return a graph with Edge operators for core ATen ones, as ExecuTorch makes it; or NotCoveredError."""
     converted = rewrite(graph_module, Dialect(config))
+    if graph_module.graph.find_nodes(op="call_function", target=ASSERT_METADATA):
+        # The first pass removes these; the last one traces, and names, what is left without what only they read.
+        names = converted.graph._graph_namespace = _Namespace()
+        for node in converted.graph.nodes:
+            made = converted.graph._target_to_str(node.target) if node.op == "call_function" else node.name
+            node.name = names.create_name(packet_name(node.target) or made, node)
     # Pairs that dequantize and quantize again with the same parameters go: the one thing that spans two calls.
     calls = [node for node in converted.graph.nodes if node.op == "call_function"]
     pairs = [node for node in calls if node.target in _DEQUANT_OPS]

@@ -144,7 +144,11 @@ def _list_versions(node: Node) -> list[Node]:
     """
     versions = []
     written: Any = node
-    while operators.is_overload(written.target) and operators.returns_what_it_overwrites(written.target):
+    while operators.is_overload(written.target):
+        overwrites = [argument.written for argument in operators.list_arguments(written.target)]
+        returned = [each.alias_info is not None and each.alias_info.is_write for each in written.target._schema.returns]
+        if overwrites != [True] + [False] * (len(overwrites) - 1) or returned != [True]:
+            return []
         written = written.args[0] if written.args else None
         if not isinstance(written, Node) or written.op != "call_function":
             return []

@@ -9,7 +9,7 @@ would find all of that, so each conversion gets its own values, fake mode and sh
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module, pytree
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.graphs import debug_handles
-from exir_lowering.graphs.walking import attribute, every_node
+from exir_lowering.graphs.walking import attribute, every_node, walk
 
 LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 """The kinds of lifted inputs, in the order of a partition's placeholders."""
@@ -206,3 +206,12 @@ def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
                 if environment_has_symbols(environment, unbacked=unbacked):
                     return True
     return False
+
+
+def list_tensors(programs: Iterable[ExportedProgram]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that programs read, including those in their nested graphs."""
+    for program in programs:
+        held = [*program.state_dict.values(), *program.constants.values()]
+        for _, module in walk(program.graph_module):
+            held += [attribute(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
+        yield from (value for value in held if isinstance(value, torch.Tensor))

@@ -83,7 +83,7 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     """
     numbers: dict[int, int] = {}
     for _, node in every_node(program.graph_module):
-        found = handle(node)
+        found = handle(node) if node.op != "placeholder" else None  # an input's is that of its producer, outside
         if found is not None:
             numbers.setdefault(found, len(numbers) + 1)
         elif node.op == "call_function":
@@ -91,22 +91,8 @@ def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     return numbers if len(numbers) <= _MOST and max(numbers, default=0) < 1 << 32 else None
 
 
-def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> ExportedProgram:
-    """Copy a program, with other debug handles."""
-    copied = graphs.copy_program(program, kind=type(program))
-    for _, node in every_node(copied.graph_module):
-        found = handle(node)
-        if found is not None:
-            node.meta[KEY] = handles[found]
-    return copied
-
-
-def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any = None) -> PreprocessResult:
-    """Return the result of a partition that was lowered with handles 1 to n, with its own handles.
-
-    `payloads` are the `PayloadChecks` that replace those in the payload, which stay numbers without. Raise CorruptError
-    if the payload is damaged.
-    """
+def put_back(result: PreprocessResult, numbers: Mapping[int, int]) -> PreprocessResult:
+    """Return the result of a partition that was lowered with handles 1 to n, with its own beside the payload."""
     handles = {number: handle for handle, number in numbers.items()}
 
     def own(named: Any) -> Any:
@@ -114,14 +100,12 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any
             return type(named)(handles.get(each, each) for each in named)
         return handles.get(named, named)
 
-    table, payload = result.debug_handle_map, result.processed_bytes
+    table = result.debug_handle_map
     if isinstance(table, Mapping):
         table = {identifier: own(named) for identifier, named in table.items()}
-    if payloads is not None:
-        payload = payloads.replace_handles(payload, handles)
     units = getattr(result, "units", None)
     placed = {} if units is None else {"units": {unit: own(named) for unit, named in units.items()}}
-    return replace(result, processed_bytes=payload, debug_handle_map=table, **placed)
+    return replace(result, debug_handle_map=table, **placed)
 
 
 def list_handles(graph_module: GraphModule) -> list[int]:

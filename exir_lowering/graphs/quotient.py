@@ -150,41 +150,38 @@ def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[U
 
 
 def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit], explain: bool) -> list[Cycle]:
-    """Split the tags of each strongly connected component into levels, and update `piece_of`."""
+    """Split the tags of each strongly connected component into levels, and update `piece_of`.
+
+    A level rises with each entry into a tag from outside. Every edge inside the component keeps or raises it, and
+    entering a tag raises it. So no cycle of pieces remains: it would have to enter a piece and return to the level that
+    it left.
+    """
     successors = _edges(stuck)
     graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
     components = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
     position = {node: i for i, node in enumerate(nodes)}
     cycles: list[Cycle] = []
     for component in sorted(components):
-        units = [stuck[i] for i in component]
         if explain:
             cycles += _cycles(graph, component, stuck)
-        members = sorted((node for unit in units for node in unit.nodes), key=position.__getitem__)
-        _merge_back(members, _assign_levels(members, piece_of))
-        _number_levels(members, piece_of)
+        members = sorted((node for i in component for node in stuck[i].nodes), key=position.__getitem__)
+        level: dict[Node, int] = {}
+        for node in members:
+            tag = piece_of[node][0] if node in piece_of else None
+            level[node] = 0
+            for source in node.all_input_nodes:
+                if source in level:
+                    same = tag is None or (source in piece_of and piece_of[source][0] == tag)
+                    level[node] = max(level[node], level[source] + (not same))
+        claimed = [node for node in members if node in piece_of]
+        piece_of.update({node: (piece_of[node][0], level[node]) for node in claimed})
+        _merge_back(members, piece_of)
+        levels: dict[str, set[int]] = {}
+        for node in claimed:
+            levels.setdefault(piece_of[node][0], set()).add(piece_of[node][1])
+        number = {(tag, level): i for tag, found in levels.items() for i, level in enumerate(sorted(found))}
+        piece_of.update({node: (piece_of[node][0], number[piece_of[node]]) for node in claimed})
     return cycles
-
-
-def _assign_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> dict[Node, Piece]:
-    """Give each claimed node a level that rises with each entry into a tag from outside.
-
-    Every edge inside the component keeps or raises the level, and entering a tag raises it. So no cycle of pieces
-    remains: it would have to enter a piece and return to the level that it left.
-    """
-    inside = set(members)
-    level: dict[Node, int] = {}
-    for node in members:
-        tag = piece_of[node][0] if node in piece_of else None
-        level[node] = 0
-        for source in node.all_input_nodes:
-            if source in inside:
-                same = tag is None or (source in piece_of and piece_of[source][0] == tag)
-                level[node] = max(level[node], level[source] + (not same))
-    for node in members:
-        if node in piece_of:
-            piece_of[node] = (piece_of[node][0], level[node])
-    return piece_of
 
 
 def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
@@ -205,19 +202,6 @@ def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
                 piece_of.update(trial)
 
 
-def _number_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
-    """Number the pieces of each tag 0, 1, ... in the order of their levels."""
-    levels: dict[str, set[int]] = {}
-    for node in members:
-        if node in piece_of:
-            levels.setdefault(piece_of[node][0], set()).add(piece_of[node][1])
-    number = {tag: {level: i for i, level in enumerate(sorted(found))} for tag, found in levels.items()}
-    for node in members:
-        if node in piece_of:
-            tag, level = piece_of[node]
-            piece_of[node] = (tag, number[tag][level])
-
-
 def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) -> list[Cycle]:
     """Describe the shortest cycle through each tag of a component."""
     subgraph = graph.subgraph(component)
@@ -228,16 +212,10 @@ def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) 
         if piece is not None:
             steps = nx.single_source_shortest_path_length(backwards, i)
             following = min(subgraph.successors(i), key=lambda j, steps=steps: (steps[j], j))  # type: ignore[misc]
-            loop = [i, *nx.shortest_path(subgraph, following, i)]
-            found.append(Cycle(piece[0], _names(loop, stuck)))
+            names: list[str] = []  # of the nodes at which the loop leaves one unit and enters the next
+            for one, other in pairwise([i, *nx.shortest_path(subgraph, following, i)]):
+                target = set(stuck[other].nodes)
+                source, user = next((n, u) for n in stuck[one].nodes for u in n.users if u in target)
+                names += [name for name in (source.name, user.name) if not names or names[-1] != name]
+            found.append(Cycle(piece[0], tuple(names)))
     return found
-
-
-def _names(loop: Sequence[int], stuck: Sequence[Unit]) -> tuple[str, ...]:
-    """Name the nodes at which a loop of units leaves one unit and enters the next."""
-    names: list[str] = []
-    for i, j in pairwise(loop):
-        target = set(stuck[j].nodes)
-        source, user = next((n, u) for n in stuck[i].nodes for u in n.users if u in target)
-        names += [name for name in (source.name, user.name) if not names or names[-1] != name]
-    return tuple(names)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from exir_lowering.errors import BackendContractError, InputError, InvariantError, did_you_mean
+from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.lowered_module import bundled, record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Record
@@ -23,9 +23,9 @@ from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.digests import Verify
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import NULL, Tensor
+from exir_lowering.pte.value_kinds import NULL
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.inputs import describe, prepare, show
+from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import Unavailable
 
@@ -56,7 +56,6 @@ class LoweredMethod:
             BackendUnavailableError: The method needs a backend that this machine does not have.
             BackendFailure: A delegate raised.
             BackendContractError: What a delegate returned is not what the program says.
-            InvariantError: What the runtime returned is not what the program says.
         """
         called, method = self._convention, self._method
         leaves = called.bind(args, kwargs)
@@ -65,30 +64,11 @@ class LoweredMethod:
             for leaf, fixed, value in zip(leaves, called.inputs, method.inputs, strict=True)
         ]
         outputs = self._loaded.run(called.method, *prepare(f"{called.method}()", method, given, called.labels))
-        check_outputs(called, method, outputs)
         called.write_back(leaves, outputs)
         return called.restore(outputs)
 
     def __repr__(self) -> str:
         return f"<lowered method {self._convention}>"
-
-
-def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
-    """Check the declared types of outputs: BackendContractError if the method has delegates, else InvariantError."""
-    kind = BackendContractError if method.backends else InvariantError
-    by = f"of {', '.join(method.backends)}" if method.backends else "of ExecuTorch's kernels"
-    if len(outputs) != len(method.outputs):
-        raise kind(f"{convention.method}() returned {len(outputs)} outputs {by}, expected {len(method.outputs)}.")
-    for index, (value, output) in enumerate(zip(method.outputs, outputs, strict=True)):
-        expected, is_tensor = value.content, isinstance(output, torch.Tensor)
-        right = is_tensor == isinstance(expected, Tensor)
-        if isinstance(expected, Tensor) and right:
-            right = output.dtype == expected.dtype and expected.misfit(output.shape) is None
-        if not right:
-            raise kind(
-                f"{convention.method}(): {convention.output_label(index)} is {show(output)} {by}, expected "
-                f"{describe(value)}."
-            )
 
 
 class LoweredModule(nn.Module):

@@ -51,6 +51,7 @@ def write(record: Record) -> list[bytes | memoryview]:
             name: [encode(f"A bundled input of {name!r}", case, tensors) for case in cases]
             for name, cases in record.bundled.items()
         },
+        "expected": {},  # outputs for these, which older versions read
     }
     content["tensors"] = [[CODES[one.dtype], list(one.shape)] for one in tensors]
     try:
@@ -175,11 +176,17 @@ def _dump(method: str, what: str, spec: Any) -> str:
         raise
     except Exception as error:
         reason = exception_text(error)
+    types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(
-        f"Method {method!r} cannot be saved: its {what}' structure ({spec}) cannot be serialized: {reason}. Register "
-        "the type with serialized_type_name, to_dumpable_context and from_dumpable_context, or use lists, tuples and "
-        "dicts with str keys."
+        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be "
+        f"serialized: {reason}. Register the type with serialized_type_name, to_dumpable_context and "
+        "from_dumpable_context, or use lists, tuples and dicts with str keys."
     )
+
+
+def _types(spec: Any) -> list[type]:
+    own = [kind for kind in (spec.type, spec.context) if isinstance(kind, type)]  # the context is a named tuple's type
+    return own + [kind for child in spec.children() for kind in _types(child)]
 
 
 DEEPEST = 300  # how deep a value may be nested; Python's own limit is a setting of the process, which torch raises

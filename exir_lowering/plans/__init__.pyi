@@ -1,7 +1,6 @@
 from .lowering_plan import LoweringPlan as LoweringPlan
 from .page import to_html as to_html
 from .planned import (
-    Advice as Advice,
     HostNode as HostNode,
     LiveTensor as LiveTensor,
     MethodPlan as MethodPlan,

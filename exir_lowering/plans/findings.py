@@ -72,17 +72,10 @@ class Section:
     findings: tuple[Finding, ...]
 
 
-def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
-    """Yield what a plan says of a method, what helps most first; `named` if arguments have to name the method."""
+def find(method: MethodPlan) -> Iterator[Section]:
+    """Yield what a plan says of a method, what helps most first."""
     own = {node.name: shown.place(node.source) for node in method.nodes}
     app, author = list(_slow(method)), list[Finding]()
-    theirs = {host.operator for host in method.host if not _by_the_app(host)}
-    for each in method.advice:
-        of, operators = f" in {method.name}" * named, ",".join(f'"{name}"' for name in each.operators)
-        why = f'if it supports what this rule gives it{of}: allow(op=[{operators}],to="{each.backend_id}")'
-        sources = dict.fromkeys(host.source for host in method.host if host.operator in each.operators and host.source)
-        lines = tuple(("", shown.place(source)) for source in sources)
-        (author if theirs & set(each.operators) else app).append(Finding(str(each), why, lines))
     hosts = [list[Finding](), list[Finding]()]
     for group in _group(method.host, lambda host: (host.operator, host.reason, host.by)):
         first = group[0]

@@ -101,7 +101,6 @@ def require_coverage(plan: LoweringPlan, options: LoweringOptions) -> None:
             lines.append(f"  {len(nodes)} x {operator}: {reason}{source}")
         if len(groups) > _KINDS:
             lines.append(f"  ... and {len(groups) - _KINDS} more kinds; the error's `plan` has all of them.")
-        lines += [f"  {advice}" for advice in method.advice[:3]]
     lines.append("Let a partitioner take them, or relax LoweringOptions(require_coverage=...).")
     raise CoverageError("\n".join(lines), plan=plan)
 

@@ -48,7 +48,7 @@ def to_html(plan: LoweringPlan) -> str:
     return environment.get_template("page.html.jinja").render(
         plan=plan,
         facts=views.facts(plan),
-        methods=[_show(method, len(plan.methods) > 1) for method in plan.methods],
+        methods=list(map(_show, plan.methods)),
         colours={**colours, None: "host"},
         box=(BOX_WIDTH, BOX_HEIGHT),
         style=style,
@@ -61,14 +61,14 @@ def _with_breaks(words: str) -> Markup:
     return Markup(re.sub(r"([,._/])(?=\w)", r"\1<wbr>", str(escape(words))))
 
 
-def _show(method: MethodPlan, named: bool) -> dict[str, Any]:
+def _show(method: MethodPlan) -> dict[str, Any]:
     drawn = picture(method)
     return {
         "plan": method,
         "shares": views.coverages(method),
         "destinations": views.destinations(method),
         "memory": None if method.memory is None else views.describe_memory(method.memory),
-        "sections": list(find(method, named=named)),
+        "sections": list(find(method)),
         "vertices": drawn.vertices,
         "operators": [shown.count_operators(vertex.nodes) for vertex in drawn.vertices],
         "drawing": draw(drawn),

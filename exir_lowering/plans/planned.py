@@ -108,27 +108,6 @@ class RefusedMerge:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """What would reduce the number of partitions.
-
-    Attributes:
-        operators: The operators that would all have to be taken.
-        backend_id: The backend that would have to take them.
-        before: The minimum number of partitions of that backend in the graph now.
-        after: The minimum number then.
-    """
-
-    operators: tuple[str, ...]
-    backend_id: str
-    before: int
-    after: int
-
-    def __str__(self) -> str:
-        allowed = " and ".join(self.operators)
-        return f"allowing {allowed} in {self.backend_id} would merge {self.before} partitions into {self.after}"
-
-
-@dataclass(frozen=True, slots=True)
 class Unchanged:
     """A method without rewrites.
 
@@ -208,7 +187,6 @@ class MethodPlan:
         host: The operators that stay on the host.
         adjustments: Partitions that a partitioner dropped or cut.
         refused_merges: For each partition and the next one of its backend, the path that prevents merging them.
-        advice: What would reduce the number of partitions, the most helpful first.
         weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
         delegated_weight_bytes: Bytes of those that partitions read.
         rewritings: What rewrites changed before the partitioners saw the method.
@@ -225,7 +203,6 @@ class MethodPlan:
     host: tuple[HostNode, ...]
     adjustments: tuple[Adjustment, ...]
     refused_merges: tuple[RefusedMerge, ...]
-    advice: tuple[Advice, ...]
     weight_bytes: int
     delegated_weight_bytes: int
     rewritings: tuple[Rewriting, ...] = ()

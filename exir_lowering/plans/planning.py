@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -13,19 +11,9 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
-from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
-from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
+from exir_lowering.plans.planned import HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plugins.backend import Partitioner
-
-_ADVICE = 10
-"""How many pieces of advice a method gets."""
-
-_TRIALS = 32
-"""How many sets of operators are tried for advice in a graph: each trial is a pass over the graph."""
-
-_TOGETHER = 4
-"""How many of the most useful sets are also tried in combination."""
 
 
 def plan_method(
@@ -57,9 +45,6 @@ def plan_method(
         )
         for partition in extracted.partitions
     )
-    between = [_Between(nodes, backend_of) for nodes in graphs_of.values()]
-    advice = [each for graph in between for each in graph.advice()]
-    advice.sort(key=lambda each: (each.after - each.before, len(each.operators), each.operators))
     delegated = set().union(*(keys for partition, keys in readers.items() if partition is not None))
     return MethodPlan(
         name=extracted.name,
@@ -67,8 +52,7 @@ def plan_method(
         partitions=partitions,
         host=tuple(_host(planned, tagged, extracted)),
         adjustments=tuple(adjustment for step in tagged for adjustment in step.adjustments),
-        refused_merges=tuple(refused for graph in between for refused in graph.refused_merges()),
-        advice=tuple(advice[:_ADVICE]),
+        refused_merges=tuple(one for nodes in graphs_of.values() for one in _refused_merges(nodes, backend_of)),
         weight_bytes=sum(weights[key] for key in set().union(*readers.values())),
         delegated_weight_bytes=sum(weights[key] for key in delegated),
         rewritings=edge.rewritings,
@@ -184,98 +168,35 @@ def _host(
 # -- what lies between partitions --------------------------------------------------------------------------------------
 
 
-class _Between:
-    """One graph with each partition contracted to a vertex: what prevents merges, and what would allow them."""
-
-    def __init__(self, nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> None:
-        self.nodes, self.backend_of = nodes, backend_of
-        self.key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
-        self.successors: dict[str, dict[str, tuple[str, str]]] = {key: {} for key in self.key_of.values()}
-        for node in nodes:
-            for source in node.inputs:
-                if source in self.key_of and self.key_of[source] != self.key_of[node.name]:
-                    self.successors[self.key_of[source]].setdefault(self.key_of[node.name], (source, node.name))
-        keys = list(self.successors)
-        number = {key: i for i, key in enumerate(keys)}
-        order = topological([[number[after] for after in self.successors[key]] for key in keys])
-        self.place = {keys[i]: place for place, i in enumerate(order)}
-
-    def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield each partition with the next one of its backend."""
-        last: dict[str, str] = {}
-        for key in self.place:
-            backend_id = self.backend_of.get(key)
-            if backend_id is not None:
-                if backend_id in last:
-                    yield last[backend_id], key
-                last[backend_id] = key
-
-    @cached_property
-    def around(self) -> list[tuple[str, str, Mapping[str, str]]]:
-        """The pairs with a path from the first to the second that leaves both, and what is reached from the first."""
-        found = ((first, second, self._reached(first, second)) for first, second in self._pairs())
-        return [(first, second, reached) for first, second, reached in found if second in reached]
-
-    def refused_merges(self) -> Iterator[RefusedMerge]:
-        """Yield, for each pair that cannot be merged, the path that leaves and re-enters it."""
-        for first, second, reached in self.around:
-            yield RefusedMerge(first, second, tuple(self._names(reached, second)))
-
-    def _reached(self, first: str, second: str) -> dict[str, str]:
-        """Return what is reached from a vertex before another one, each with its predecessor on the path."""
-        first_steps = [(first, key) for key in reversed(self.successors[first]) if key != second]
-        return reach(first_steps, self.successors.__getitem__, lambda key: self.place[key] <= self.place[second])
-
-    def _names(self, came_from: Mapping[str, str], key: str) -> list[str]:
-        """Name the nodes on the path to a vertex."""
-        names: list[str] = []
-        while key in came_from:
-            before = came_from[key]
-            source, user = self.successors[before][key]
-            names += [name for name in (user, source) if not names or names[-1] != name]
-            key = before
-        return names[::-1]
-
-    def advice(self) -> Iterator[Advice]:
-        """Yield what would reduce the number of partitions: taking all operators on the paths between some of them."""
-        obstacles: dict[str, list[frozenset[str]]] = {}
-        for backend_id, operators in islice(dict.fromkeys(self._obstacles()), _TRIALS):
-            obstacles.setdefault(backend_id, []).append(operators)
-        for backend_id, sets in obstacles.items():
-            before = self._fewest(backend_id, frozenset())
-            after = {operators: self._fewest(backend_id, operators) for operators in sets}
-            ranked = sorted(after, key=lambda operators: (after[operators], len(operators), sorted(operators)))
-            together: frozenset[str] = frozenset()
-            for operators in ranked[:_TOGETHER]:
-                together |= operators
-                after.setdefault(together, self._fewest(backend_id, together))
-            for operators, count in after.items():
-                if count < before and not any(less < operators and after[less] <= count for less in after):
-                    yield Advice(tuple(sorted(operators)), backend_id, before, count)
-
-    def _fewest(self, backend_id: str, allowed: frozenset[str]) -> int:
-        """Return the minimum number of a backend's partitions if it took some operators too."""
-        labels = []
-        for node in self.nodes:
-            own = self.backend_of.get(node.partition or "") == backend_id
-            labels.append(backend_id if own or (node.partition is None and node.operator in allowed) else None)
-        return fewest(dag(self.predecessors, labels))
-
-    @cached_property
-    def predecessors(self) -> list[list[int]]:
-        """For each operator, the numbers of those whose results it reads."""
-        number = {node.name: i for i, node in enumerate(self.nodes)}
-        return [[number[source] for source in node.inputs if source in number] for node in self.nodes]
-
-    def _obstacles(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield, for each pair, its backend and the host operators on the paths from the first to the second."""
-        operator_of = {self.key_of[node.name]: node.operator for node in self.nodes if node.partition is None}
-        predecessors: dict[str, list[str]] = {key: [] for key in self.successors}
-        for key, following in self.successors.items():
-            for after in following:
-                predecessors[after].append(key)
-        for first, second, reached in self.around:
-            last_steps = [(second, key) for key in predecessors[second]]
-            on_the_way = reach(last_steps, predecessors.__getitem__, reached.__contains__)
-            if on_the_way and all(key in operator_of for key in on_the_way):
-                yield self.backend_of[first], frozenset(operator_of[key] for key in on_the_way)
+def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> Iterator[RefusedMerge]:
+    """Yield, for each partition of a graph and the next one of its backend, the path that leaves and re-enters them."""
+    key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
+    successors: dict[str, dict[str, tuple[str, str]]] = {
+        key: {} for key in key_of.values()
+    }  # with partitions contracted
+    for node in nodes:
+        for source in node.inputs:
+            if source in key_of and key_of[source] != key_of[node.name]:
+                successors[key_of[source]].setdefault(key_of[node.name], (source, node.name))
+    keys = list(successors)
+    number = {key: i for i, key in enumerate(keys)}
+    order = topological([[number[after] for after in successors[key]] for key in keys])
+    place = {keys[i]: place for place, i in enumerate(order)}
+    last: dict[str, str] = {}  # the partition of each backend so far
+    for second in place:
+        backend_id = backend_of.get(second)
+        first = last.get(backend_id or "")
+        if first is not None:
+            steps = [(first, key) for key in reversed(successors[first]) if key != second]
+            limit = place[second]
+            came_from = reach(steps, successors.__getitem__, lambda key, limit=limit: place[key] <= limit)
+            names: list[str] = []
+            at = second
+            while at in came_from:
+                source, user = successors[came_from[at]][at]
+                names += [name for name in (user, source) if not names or names[-1] != name]
+                at = came_from[at]
+            if names:
+                yield RefusedMerge(first, second, tuple(reversed(names)))
+        if backend_id is not None:
+            last[backend_id] = second

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -36,18 +35,16 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the cache had for a method's conversion, or for a partition.
+    """What the cache had for a partition.
 
     Attributes:
-        kind: "edge" for a conversion to Edge dialect, "preprocess" for a partition.
         method: The method.
-        partition: The id of the partition, "" for a conversion.
+        partition: The id of the partition.
         hit: Whether the result was in the cache.
         differs: The parts of the key in which the nearest entry differs; () for a hit, or if there is no other entry.
         reason: Why there is no key for it, "" if there is one.
     """
 
-    kind: Literal["edge", "preprocess"]
     method: str
     partition: str
     hit: bool
@@ -65,7 +62,7 @@ class CacheUse:
         return "the cache has no similar entry"
 
     def __str__(self) -> str:
-        return f"{self.method} {self.partition or 'conversion'}: {self.explain()}"
+        return f"{self.method} {self.partition}: {self.explain()}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

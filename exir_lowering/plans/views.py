@@ -206,7 +206,7 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
         kept += 1
     left = room - sum(map(len, heads[:kept]))
     for i, method in enumerate(plan.methods[:kept]):
-        sections = _sections(method, len(plan.methods) > 1, left // (kept - i), width)
+        sections = _sections(method, left // (kept - i), width)
         left -= len(sections)
         lines += [*heads[i], *sections]
     if kept < len(heads):
@@ -214,9 +214,9 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
     return [*lines, *end]
 
 
-def _sections(method: MethodPlan, named: bool, room: int, width: int) -> list[str]:
+def _sections(method: MethodPlan, room: int, width: int) -> list[str]:
     """Return the sections of a method that fit: each one's first findings, before any has all of them."""
-    sections = list(find(method, named=named))
+    sections = list(find(method))
     blocks = [[_wrap(f"{section.title} ({len(section.findings):,})", width, 2)] for section in sections]
     waiting = [[_wrap(_in_short(each), width, 4) for each in section.findings] for section in sections]
     left = room
@@ -248,7 +248,7 @@ def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
         yield ""
         yield from _wrap(_method(method), width)
         yield from _memory(method, width)
-        for section in find(method, named=len(plan.methods) > 1):
+        for section in find(method):
             yield from ("", *_wrap(f"{section.title} ({len(section.findings):,})", width, 2))
             for finding in section.findings:
                 yield from _wrap(f"{finding.head}: {finding.why}", width, 4)

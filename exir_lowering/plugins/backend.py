@@ -161,11 +161,6 @@ class Backend(ABC):
         return type(self).preprocess_all is Backend.preprocess_all
 
     @property
-    def stands_for(self) -> Backend:
-        """The backend whose code makes the results, for the cache; by default this one."""
-        return self
-
-    @property
     def in_processes(self) -> bool:
         """Whether other processes may lower partitions, each with a separate object of the backend's class."""
         return self.parallel != "none"

@@ -41,14 +41,10 @@ def raise_error(header: dict[str, Any]) -> None:
     if header["kind"] != "error":
         return
     name = header["type"]
-    kind: Any = errors.LoweringError
-    if name in _MORE or name in _PLAIN:
-        kind = getattr(errors, name)
-    elif name == "MemoryError":
-        kind = MemoryError
-    more = {each: header[each] for each in _MORE.get(name, ())}
+    kind: Any = getattr(errors, name) if name in (*_MORE, *_PLAIN) else errors.LoweringError
     cause: Exception = InWorkerError(f"in the worker:\n{header['trace']}")
     if header["too_large"] is not None:
         text, operators, size = header["too_large"]
         cause, cause.__cause__ = errors.PartitionTooLargeError(text, operators=operators, bytes=size), cause
-    raise kind(header["text"], **more) from cause
+    more = {each: header[each] for each in _MORE.get(name, ())}
+    raise (MemoryError if name == "MemoryError" else kind)(header["text"], **more) from cause

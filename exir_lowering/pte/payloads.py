@@ -64,13 +64,11 @@ class PayloadChecks(ABC):
         made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, for
             the cache of lowered partitions.
         unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
-        replaces_handles: Whether `replace_handles` can be called.
     """
 
     backend_id: ClassVar[str]
     made_by: ClassVar[str] = ""
     unread: ClassVar[frozenset[str]] = frozenset()
-    replaces_handles: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, payload: memoryview) -> CheckedPayload:
@@ -89,18 +87,6 @@ class PayloadChecks(ABC):
     def find_backend(self) -> type[ExecutorchBackend] | None:
         """Return the backend that lowers with the class `made_by`; None if the class needs nothing beside."""
         return None
-
-    def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
-        """Return the payload that the backend makes of the same partition with other debug handles, byte for byte.
-
-        Args:
-            payload: A payload of a partition that has these debug handles.
-            handles: What each debug handle is replaced by. Others stay.
-
-        Raises:
-            CorruptError: The payload is damaged, or they cannot be replaced.
-        """
-        raise CorruptError("its debug handles cannot be replaced")
 
 
 FindChecks = Callable[[str], PayloadChecks | None]

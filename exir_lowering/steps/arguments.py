@@ -6,7 +6,7 @@ Methods of one family have names such as `forward@npu`; the manifest says which 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -96,16 +96,12 @@ def choose_rewrites(options: LoweringOptions, default: str) -> tuple[Rewrite, ..
 
 def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
     """Return the programs by method name, and the values that become methods."""
+    constants: dict[str, Any] = {}
     if isinstance(value, EdgeProgramManager):
-        methods, constants = manager_contents(value)
-        return _check_names(methods), constants
+        value, constants = manager_contents(value)
     if not isinstance(value, Mapping):
         return {"forward": check_program("programs", value)}, {}
-    return _check_names(value), {}
-
-
-def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
-    """Check programs by method name."""
+    methods: Mapping[Any, Any] = value
     if not methods:
         raise InputError("programs is empty: expected at least one method with its ExportedProgram.")
     for name, candidate in methods.items():
@@ -120,7 +116,7 @@ def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
                 f"programs: the method name {name!r} contains a slash, which separates names in partition ids."
             )
         check_program(f"Method {name!r}", candidate)
-    return dict(methods)
+    return dict(methods), constants
 
 
 def _passes(who: str, value: Any) -> Passes:
@@ -146,34 +142,29 @@ def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[s
     """Read what is given for all methods, or for those that a mapping has by their names, or that of their family."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(methods, read(who, value))
-    _check_methods(who, value, [*methods, *(family for name in methods if (family := split(name)[0]))])
+    known = [*methods, *(family for name in methods if (family := split(name)[0]))]
+    for name in value:
+        if name not in known:
+            listed = ", ".join(map(repr, known))
+            raise InputError(
+                f"{who}: there is no method {name!r}; the methods are {listed}.{did_you_mean(name, known)}"
+            )
     keys = {name: name if name in value else split(name)[0] for name in methods}
     return {name: read(f"{who}[{key!r}]", value[key]) for name, key in keys.items() if key in value}
 
 
-def _check_methods(who: str, names: Iterable[Any], methods: Collection[str]) -> None:
-    """Check that every name is a method's."""
-    for name in names:
-        if name not in methods:
-            known = f"the methods are {', '.join(map(repr, methods))}."
-            raise InputError(f"{who}: there is no method {name!r}; {known}{did_you_mean(name, methods)}")
-
-
 def _list(who: str, value: Any) -> list[Partitioner]:
-    if value is None:
-        return []
     if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
-        value = [value]
-    return [_one(who, item) for item in value]
-
-
-def _one(who: str, value: Any) -> Partitioner:
-    if isinstance(value, str):
-        return registry.find_partitioner(value)
-    if isinstance(value, Partitioner):
-        return value
-    hint = " Create an instance of it." if isinstance(value, type) and issubclass(value, Partitioner) else ""
-    raise InputError(f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}")
+        value = [] if value is None else [value]
+    found = []
+    for one in value:
+        if not isinstance(one, (str, Partitioner)):
+            hint = " Create an instance of it." if isinstance(one, type) and issubclass(one, Partitioner) else ""
+            raise InputError(
+                f"{who}: got {one!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
+            )
+        found.append(registry.find_partitioner(one) if isinstance(one, str) else one)
+    return found
 
 
 def check_options(value: Any) -> LoweringOptions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +15,7 @@ from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.edge import (
-    SpecViolationError,
-    gen_edge_manager,
-    preserved_ops_left_over,
-    transform,
-)
+from exir_lowering._upstream.edge import SpecViolationError, check_left_over, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
@@ -30,7 +24,6 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
-from exir_lowering.steps.cached import convert_cached
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.host_memory import make_inputs_contiguous
@@ -80,15 +73,10 @@ def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
-    """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
+    """Convert a program, unless it is in Edge dialect, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
-        (given,) = as_edge([method])
-        return given
-    make = partial(_make_edge, method, session.options, decomposed)
-    return make() if is_edge(method.program) else convert_cached(method, session, make)
-
-
-def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
+        return as_edge([method])[0]
+    options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
     with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
         origin, edge = None, method.program
@@ -204,14 +192,21 @@ def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> No
 def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> ExportedProgram:
     """Run passes, which may change the program, and check that they made one and wrote to no tensor."""
     named = {**program.state_dict, **program.constants}.items()
-    tensors = {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
-    who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
+    tensors = {label: (value, version(value)) for label, value in named if isinstance(value, torch.Tensor)}
+    listed: Sequence[Any] = passes.passes if isinstance(passes, FxPassManager) else passes
+    names = ", ".join(getattr(one, "__name__", type(one).__name__) for one in listed)
+    who = f"Method {name!r}: transform_passes ({names})"
     try:
         result = transform(program, passes)
     except MemoryError:
         raise
     except Exception as error:
-        raise InputError(f"{who} failed: {_format_error(error)} {_EXPECTED}") from error
+        # ExecuTorch's own error names the pass, its cause says what was wrong.
+        chain, cause = list[str](), error
+        while cause is not None and len(chain) < 4:
+            chain.append(exception_text(cause).rstrip("."))
+            cause = cause.__cause__  # type: ignore[assignment]
+        raise InputError(f"{who} failed: {'; '.join(chain)}. {_EXPECTED}") from error
     if not isinstance(result, ExportedProgram) or not is_edge(result):
         made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
         raise InputError(f"{who} made {made}, expected a program in Edge dialect. {_EXPECTED}")
@@ -224,28 +219,12 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
     return result
 
 
-def _names(passes: Passes) -> list[str]:
-    """Return the names of passes, as ExecuTorch shows them."""
-    listed: Sequence[Any] = passes.passes if isinstance(passes, FxPassManager) else passes
-    return [getattr(one, "__name__", type(one).__name__) for one in listed]
-
-
-def _format_error(error: BaseException) -> str:
-    """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
-    chain = [exception_text(error)]
-    cause = error.__cause__
-    while cause is not None and len(chain) < 4:
-        chain.append(exception_text(cause))
-        cause = cause.__cause__
-    return f"{'; '.join(line.rstrip('.') for line in chain)}."
-
-
 def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
     """Check that what partitioners kept from decomposition was delegated."""
     if method.converted_from is None:
         return
     try:
-        preserved_ops_left_over(method.name, owner, list(method.partitioners))
+        check_left_over(method.name, owner, list(method.partitioners))
     except MemoryError:
         raise
     except Exception as error:
@@ -257,5 +236,4 @@ def _config(options: LoweringOptions) -> EdgeCompileConfig:
 
     ExecuTorch's check executes each operator, which fixes sizes, and refuses operators for which there are kernels.
     """
-    given = options.edge_compile_config or EdgeCompileConfig()
-    return replace(copy.deepcopy(given), _check_ir_validity=False)
+    return replace(copy.deepcopy(options.edge_compile_config or EdgeCompileConfig()), _check_ir_validity=False)

@@ -1,8 +1,4 @@
-"""Why a program cannot be converted or emitted: which operators of the model, at which lines, and what helps.
-
-This module examines the program itself, not the text of the error: which operators ExecuTorch's verifier rejects, which
-have no out variant, which constants are written.
-"""
+"""Why a program cannot be converted or emitted: which operators of the model, at which lines, and what helps."""
 
 from __future__ import annotations
 
@@ -26,9 +22,20 @@ _NAMES = 3  # how many nodes of one operator a message names
 
 
 def explain_conversion(name: str, program: ExportedProgram, error: Exception) -> InputError:
-    """Return why a method was not converted."""
-    return _written_constants(name, program) or InputError(
-        f"Method {name!r} could not be converted to Edge dialect: {exception_text(error)}"
+    """Return why a method was not converted; constants that it writes are not state if their content is not known."""
+    lifted = graphs.lifted_inputs(program)
+    written = {
+        str(lifted[base].target): nodes
+        for base, nodes in list_written(program).items()
+        if nodes and lifted[base].kind is InputKind.CONSTANT_TENSOR
+    }
+    if not written:
+        return InputError(f"Method {name!r} could not be converted to Edge dialect: {exception_text(error)}")
+    return _explain_written(
+        f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:",
+        written,
+        "What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor), and write into that, "
+        "not into its `data`.",
     )
 
 
@@ -62,35 +69,14 @@ def list_written(program: ExportedProgram) -> dict[Node, list[Node]]:
     names, found = graphs.written_state(program), dict[Node, list[Node]]()
     lifted = graphs.lifted_inputs(program)
     for node in program.graph.nodes:
-        if graphs.is_mutating(node):
-            operands = [graphs.argument(node, name) for name in written_arguments(node.target)]
-        else:
-            inside = graphs.nested_graphs(program.graph_module, node)
-            operands = [*node.all_input_nodes] if any(writes(nested.module) for nested in inside) else []
+        operands = [graphs.argument(node, name) for name in written_arguments(node.target)]
+        if any(writes(nested.module) for nested in graphs.nested_graphs(program.graph_module, node)):
+            operands = node.all_input_nodes
         for operand in operands:
             base = base_of(operand)
             if base in lifted:
                 found.setdefault(base, []).append(node)
     return found | {node: [] for node, spec in lifted.items() if spec.target in names and node not in found}
-
-
-def _written_constants(name: str, program: ExportedProgram) -> InputError | None:
-    """Describe which constants a program writes that are not state: those of which it has no content."""
-    lifted = graphs.lifted_inputs(program)
-    written = {
-        str(lifted[base].target): nodes
-        for base, nodes in list_written(program).items()
-        if nodes and lifted[base].kind is InputKind.CONSTANT_TENSOR
-    }
-    if not written:
-        return None
-    head = f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:"
-    return _explain_written(
-        head,
-        written,
-        "What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor), and write into that, "
-        "not into its `data`.",
-    )
 
 
 def _explain_written(head: str, written: Mapping[str, Sequence[Node]], advice: str) -> InputError:
@@ -115,12 +101,12 @@ def explain_touched(name: str, written: Mapping[str, Sequence[Node]]) -> InputEr
 def explain_overlap(name: str, targets: Sequence[str], writers: Sequence[Node]) -> InputError:
     """Return why two tensors of one memory cannot be state."""
     one, other = targets
-    lines = [f"Method {name!r} has {one!r} and {other!r}, which overlap in memory, and what they cover is written:"]
-    lines += _where([((), node) for node in writers]) or ["        by another method"]
-    lines.append(
+    lines = [
+        f"Method {name!r} has {one!r} and {other!r}, which overlap in memory, and what they cover is written:",
+        *(_where([((), node) for node in writers]) or ["        by another method"]),
         "What to do: register the whole tensor as a buffer of one dtype, self.register_buffer(name, tensor), and take "
-        "the parts of it in `forward`."
-    )
+        "the parts of it in `forward`.",
+    ]
     return InputError("\n".join(lines))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch.export import ExportedProgram
@@ -26,7 +27,6 @@ from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
 from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
-from exir_lowering.steps.legalizing.layouts import lay_out_again
 from exir_lowering.steps.legalizing.linear import drop_checks
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
@@ -73,10 +73,32 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
         done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
-    lay_out_again(editor, moved)
+    _lay_out_again(editor, moved)
     editor.finish()
     invariants.check_program(f"method {method.name}, legalized", program)
     return replace(method, program=program, legalized=(*method.legalized, *done))
+
+
+def _lay_out_again(editor: Editor, moved: set[Node]) -> None:
+    """Find out again in which order values lie in memory that are computed of what may lie in another one now."""
+    for node in editor.graph.nodes:
+        if node.op != "call_function" or node in moved or moved.isdisjoint(node.all_input_nodes):
+            continue
+        if "dim_order" in node.kwargs and isinstance(operand := node.args[0], Node):  # as its operand's was
+            order = tuple(cast(Sequence[int], node.kwargs["dim_order"]))
+            if order not in ((0, 2, 3, 1), tuple(range(len(order)))):
+                node.update_kwarg("dim_order", list(dim_order(operand.meta["val"])))
+        if graphs.is_getitem(node):
+            source, number = node.args
+            value = cast(Node, source).meta["val"][number]
+        elif any(True for _ in tensors(node.meta.get("val"))):
+            value = editor.compute(node)
+        else:
+            continue
+        before = [dim_order(one) for one in tensors(node.meta["val"])]
+        node.meta["val"] = value
+        if before != [dim_order(one) for one in tensors(value)]:
+            moved.add(node)
 
 
 def require_legal(methods: Iterable[tuple[ExtractedMethod, Sequence[Refused]]], session: Session) -> None:

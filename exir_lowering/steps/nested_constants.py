@@ -60,8 +60,13 @@ def _raise(module: GraphModule, mode: Any) -> list[Node]:
                 outer = module.graph.create_node("get_attr", name)
             outer.meta = {"val": mode.from_tensor(tensor, static_shapes=True)}
             call.update_arg(layout.unchanged, (*call.args[layout.unchanged], outer))  # type: ignore[misc]
-            for other in graphs.nested_graphs(module, call):
-                _give(other.module, outer, inner if other.name == nested.name else None)
+            for other in graphs.nested_graphs(module, call):  # each gets an operand, which takes the attribute's place
+                following = next(node for node in other.module.graph.nodes if node.op != "placeholder")
+                with other.module.graph.inserting_before(following):
+                    operand = other.module.graph.placeholder(outer.name)
+                operand.target, operand.meta = operand.name, dict(outer.meta)
+                if other.name == nested.name:
+                    inner.replace_all_uses_with(operand)
             _take(nested.module, inner)
             nested.module.graph.erase_node(inner)
             raised.append(outer)
@@ -75,13 +80,3 @@ def _take(module: GraphModule, attribute: Node) -> Any:
         owner, _, name = str(attribute.target).rpartition(".")
         delattr(module.get_submodule(owner), name)
     return tensor
-
-
-def _give(module: GraphModule, outer: Node, instead: Node | None) -> None:
-    """Add an operand to a graph, which takes the place of an attribute."""
-    following = next(node for node in module.graph.nodes if node.op != "placeholder")
-    with module.graph.inserting_before(following):
-        operand = module.graph.placeholder(outer.name)
-    operand.target, operand.meta = operand.name, dict(outer.meta)
-    if instead is not None:
-        instead.replace_all_uses_with(operand)

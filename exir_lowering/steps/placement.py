@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import named_data_entries, place_named_data
+from exir_lowering._upstream.delegates import named_buffers, place_named_data
 from exir_lowering._upstream.emission import named_data_pieces
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.printing import make_table
@@ -139,7 +139,7 @@ def list_stored(file: File) -> None:
         for path, module, attribute in graphs.delegates(program.graph_module):
             delegate = getattr(module, attribute)
             add("", delegate.processed_bytes, "payload", ".".join((method, *path, attribute)), method)
-            for key, where, _ in named_data_entries(delegate):
+            for key, where, _ in named_buffers(delegate.named_data_store_output):
                 add(where and f"{where}.ptd", named[key], "data", key, method)
         for node, target, value in _constants(program):
             if node.users:

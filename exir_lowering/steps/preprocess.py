@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from exir_lowering.errors import (
 )
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import checksums, debug_handles, sources
-from exir_lowering.graphs.copies import private_copy
+from exir_lowering.graphs.copies import list_tensors, private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, PlacedResult, context_argument
@@ -55,7 +55,7 @@ def _preprocess(
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
     before = checksums.digest_weights(weights)
-    context = BackendContext(WeightStore(list_tensors(sharing)))
+    context = BackendContext(WeightStore(list_tensors(one.program for one in sharing.partitions)))
     try:
         if backend.one_by_one:
             lowered = _one_by_one(group, backend, context, advance)
@@ -144,18 +144,6 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
                 f"that it did not return: {few(keys, _LISTED)}. Return it with the payload: PreprocessResult(..., "
                 "data_store_output=context.weights.named_data(refs)), with every reference in the payload."
             )
-
-
-def list_tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
-    """Yield the tensors that partitions read, including those in their nested graphs."""
-    for partition in group.partitions:
-        yield from partition.program.state_dict.values()
-        yield from (value for value in partition.program.constants.values() if isinstance(value, torch.Tensor))
-        for _, module in graphs.walk(partition.program.graph_module):
-            for node in module.graph.nodes:
-                value = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
-                if isinstance(value, torch.Tensor):
-                    yield value
 
 
 def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:

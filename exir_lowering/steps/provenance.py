@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import named_data_in_memory
+from exir_lowering._upstream.delegates import named_buffers
 from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
@@ -252,7 +252,8 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
     for program in programs.values():
         for _, module, attribute in graphs.delegates(program.graph_module):
             delegate = getattr(module, attribute)
-            contents = {key: data for key, data in named_data_in_memory(delegate).items() if key not in found}
+            data = named_buffers(delegate.named_data_store_output)
+            contents = {key: content for key, _, content in data if type(content) is bytes and key not in found}
             # The weights, in the forms that backends keep them in, by their size and first bytes.
             forms: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
             for spec in graphs.lifted_inputs(delegate.original_module).values() if contents else ():

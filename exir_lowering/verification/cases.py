@@ -224,10 +224,6 @@ _NUMBERS: Mapping[str, Fill] = {
     "large magnitudes": lambda draw: draw.normal() * (1e2 if torch.finfo(draw.dtype).max < 1e5 else 1e4),
     "small magnitudes": lambda draw: draw.normal() * 1e-4,
 }
-_NOT_FINITE: Mapping[str, Fill] = {
-    "one NaN": lambda draw: _put(draw.normal(), draw.count // 2, float("nan")),
-    "one infinity": lambda draw: _put(draw.normal(), draw.count // 2, float("inf")),
-}
 _CONTINUOUS = {
     *("randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"),
     "mean of 100 deviations",
@@ -297,7 +293,6 @@ class Case:
     fills: tuple[Fill | None, ...] = ()  # what fills each generated input; None for one that export fixed
     sizes: tuple[Sizes, ...] = ()  # of dynamic dimensions; the first that PyTorch takes
     continuous: bool = False  # whether a small change of its numbers changes nothing that it is about
-    finite: bool = True  # whether all numbers are finite; backends may give up NaN and infinity for speed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,14 +323,11 @@ class Generated:
         floats = any(kind is _NUMBERS for kind in kinds)
         self.cases = [Case("randn" if floats else first, 0, random, base, continuous=True)]
         patterns = {id(kind): kind for kind in kinds if kind is not None}.values()
-        changes = [(kind, each, True) for kind in patterns for each in list(kind.items())[1:]]
-        # ExecuTorch's kernel that chooses a range ends the process for infinity.
-        if floats and not any("choose_qparams" in name for name in subject.spec.operators):
-            changes += [(_NUMBERS, each, False) for each in _NOT_FINITE.items()]
-        for changed, (name, fill), finite in changes:
+        changes = [(kind, *each) for kind in patterns for each in list(kind.items())[1:]]
+        for changed, name, fill in changes:
             fills = tuple(fill if kind is changed else other for kind, other in zip(kinds, random, strict=True))
-            continuous = changed is not _NUMBERS or name in _CONTINUOUS or not finite
-            self.cases.append(Case(name, len(self.cases), fills, base, continuous, finite))
+            continuous = changed is not _NUMBERS or name in _CONTINUOUS
+            self.cases.append(Case(name, len(self.cases), fills, base, continuous))
         for name, choices in self._sizing.choices():
             if choices and choices[0] != base[0]:
                 self.cases.append(Case(name, len(self.cases), random, tuple(choices), continuous=True))

@@ -131,7 +131,6 @@ class _Tally:
     typical: dict[int, float] = field(default_factory=dict)  # the magnitude of each output in the first call
     off: dict[int, dict[str, None]] = field(default_factory=dict)
     cases: dict[str, None] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
     calls: int = 0
     skipped: int = 0
     reason: str = ""
@@ -142,10 +141,6 @@ class _Tally:
 
     def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
         """Note how far an output is off in a call."""
-        if found.score > 1 and not case.finite:
-            what = found.problem or f"is off by {found.largest:.3g}"
-            self.notes.setdefault(f'output {index} {what} in "{case.name}"')
-            return
         if found.score > 1:
             self.off.setdefault(index, {}).setdefault(case.name)
         known = self.worst.get(index)
@@ -164,7 +159,7 @@ class _Tally:
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes))
+        return MethodResult(name, outputs, *counts, *kinds, self.problem)
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]
@@ -307,7 +302,7 @@ class Comparison:
             ]
 
         found = compare(expected, none := [None] * len(expected))
-        if case.continuous and case.finite and any(each.score > 1 and not each.problem for each in found):
+        if case.continuous and any(each.score > 1 and not each.problem for each in found):
             found = compare(expected, self._noise(name, *given, expected))
         if self._beside is not None:
             also = compare(self._beside.setdefault((name, case.name, call), got), none)
@@ -315,7 +310,7 @@ class Comparison:
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
         furthest = max((each.score for each in found), default=0.0)
-        if case.finite and furthest > tally.furthest:
+        if furthest > tally.furthest:
             tally.furthest, tally.replay = furthest, tuple(self._history)
 
     def _noise(self, name: str, inputs: list[Any], before: Any, expected: list[Any]) -> list[torch.Tensor | None]:

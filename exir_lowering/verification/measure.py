@@ -67,22 +67,46 @@ def measure(expected: Any, got: Any, tolerance: Tolerance, typical: float, noise
     when the inputs are rounded, None where that was not tried.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        return _measure_plain(expected, got, tolerance)
+        if isinstance(expected, float) and isinstance(got, (int, float)):
+            return measure(torch.tensor(expected), torch.tensor(float(got)), tolerance, abs(expected), None)
+        same = type(expected) is type(got) and expected == got
+        return Difference() if same else Difference(math.inf, problem=f"is {show(got)}, expected {show(expected)}")
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return Difference(math.inf, problem=f"is {show(got)}, expected {show(expected)}")
     if not expected.numel():
         return Difference()
     wide = torch.complex128 if expected.is_complex() else torch.float64
     one, two = (value.detach().to(wide).flatten() for value in (expected, got))
-    finite = one.isfinite()
     problem = _misplaced(one, two)
     if problem:
         return Difference(math.inf, problem=problem)
     error = (two - one).abs()
-    if not expected.dtype.is_floating_point and not expected.is_complex():
-        error = error.clamp_min(_differs(expected, got).double())
+    if not expected.dtype.is_floating_point and not expected.is_complex():  # float64 cannot tell all integers apart
+        whole = [each.view(torch.int64) if each.dtype == torch.uint64 else each.long() for each in (expected, got)]
+        error = error.clamp_min((whole[0] != whole[1]).flatten().double())
+    finite = one.isfinite()
     moved = noise.flatten()[finite] if noise is not None and noise.numel() == finite.numel() else None
-    return _measure_numbers((one[finite], two[finite], error[finite]), tolerance, expected.dtype, typical, moved)
+    one, two, error = one[finite], two[finite], error[finite]
+    if not one.numel():
+        return Difference()
+    sizes, share = one.abs(), tolerance.of(expected.dtype)
+    scale = max(float(sizes.max()), typical) or (_LEAST if share else 0.0)
+    # Both are rounded, to numbers that far apart.
+    rounded = torch.finfo(expected.dtype).eps if share and tolerance.share is None else 0.0
+    excused = torch.full_like(error, (share + rounded) * scale)
+    if moved is not None:  # what rounding flips in PyTorch itself is of no use to judge an integer
+        excused += _ROUNDING * (float(moved.max()) if share else moved)
+    largest, at = float(error.max()), int((error - excused).argmax())
+    limit = float(excused[at])
+    signal, wrong = float((sizes**2).sum()), float((error**2).sum())
+    sqnr = math.inf if not wrong else (10 * math.log10(signal / wrong) if signal else -math.inf)
+    lengths = float(sizes.norm() * two.abs().norm())
+    cosine = float((one.conj() * two).sum().real) / lengths if lengths else float(not wrong)
+    score = 0.0 if not largest else (float(error[at]) / limit if limit else math.inf)
+    if share and tolerance.quantized and tolerance.share is None:
+        limit = max(limit, QUANTIZED_SHARE * scale)
+        score = min(largest / limit, 1.0) if sqnr >= QUANTIZED_SQNR else largest / limit
+    return Difference(score, largest, limit, sqnr, min(cosine, 1.0))
 
 
 def magnitude(value: Any) -> float:
@@ -104,13 +128,6 @@ def differences(one: Sequence[Any], other: Sequence[Any]) -> list[torch.Tensor |
     ]
 
 
-def _measure_plain(expected: Any, got: Any, tolerance: Tolerance) -> Difference:
-    if isinstance(expected, float) and isinstance(got, (int, float)):
-        return measure(torch.tensor(expected), torch.tensor(float(got)), tolerance, abs(expected), None)
-    same = type(expected) is type(got) and expected == got
-    return Difference() if same else Difference(math.inf, problem=f"is {show(got)}, expected {show(expected)}")
-
-
 def _misplaced(expected: torch.Tensor, got: torch.Tensor) -> str:
     """Say where NaN or infinity is in one of two outputs only; "" for nowhere."""
     for name, find in (("NaN", torch.isnan), ("infinity", torch.isinf)):
@@ -123,48 +140,3 @@ def _misplaced(expected: torch.Tensor, got: torch.Tensor) -> str:
     if not torch.equal(expected[infinite], got[infinite]):
         return "has infinity of the other sign"
     return ""
-
-
-def _differs(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return which integers differ, those too that float64 cannot tell apart."""
-    one, two = (value.view(torch.int64) if value.dtype == torch.uint64 else value.long() for value in (expected, got))
-    return (one != two).flatten()
-
-
-def _measure_numbers(
-    numbers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    tolerance: Tolerance,
-    dtype: torch.dtype,
-    typical: float,
-    noise: torch.Tensor | None,
-) -> Difference:
-    """Compare finite numbers: what is expected, what was got, and the errors."""
-    expected, got, error = numbers
-    if not expected.numel():
-        return Difference()
-    sizes, share = expected.abs(), tolerance.of(dtype)
-    scale = max(float(sizes.max()), typical) or (_LEAST if share else 0.0)
-    rounded = (
-        torch.finfo(dtype).eps if share and tolerance.share is None else 0.0
-    )  # both are, to numbers that far apart
-    excused = torch.full_like(error, (share + rounded) * scale)
-    if noise is not None:  # what rounding flips in PyTorch itself is of no use to judge an integer
-        excused += _ROUNDING * (float(noise.max()) if share else noise)
-    largest, at = float(error.max()), int((error - excused).argmax())
-    limit = float(excused[at])
-    sqnr, cosine = _ratios(expected, got, error)
-    score = 0.0 if not largest else (float(error[at]) / limit if limit else math.inf)
-    if share and tolerance.quantized and tolerance.share is None:
-        limit = max(limit, QUANTIZED_SHARE * scale)
-        score = min(largest / limit, 1.0) if sqnr >= QUANTIZED_SQNR else largest / limit
-    return Difference(score, largest, limit, sqnr, cosine)
-
-
-def _ratios(expected: torch.Tensor, got: torch.Tensor, error: torch.Tensor) -> tuple[float, float]:
-    """Return the SQNR and the cosine."""
-    sizes = expected.abs()
-    signal, wrong = float((sizes**2).sum()), float((error**2).sum())
-    sqnr = math.inf if not wrong else (10 * math.log10(signal / wrong) if signal else -math.inf)
-    lengths = float(sizes.norm() * got.abs().norm())
-    cosine = float((expected.conj() * got).sum().real) / lengths if lengths else float(not wrong)
-    return sqnr, min(cosine, 1.0)

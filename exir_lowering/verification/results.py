@@ -18,7 +18,7 @@ from exir_lowering.plans.formatting import many
 from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.printing import Shown, make_table, render
 
-VERSION = 2
+VERSION = 3
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _ROWS, _LISTED = 12, 4
@@ -74,7 +74,6 @@ class MethodResult:
         quantized: Whether the program is quantised.
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
-        notes: Differences only for inputs with NaN or infinity, which backends need not keep: not counted as off.
     """
 
     name: str
@@ -86,7 +85,6 @@ class MethodResult:
     quantized: bool
     stateful: bool
     problem: str
-    notes: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -124,7 +122,7 @@ class Verification(Shown):
         return render(_parts(self), width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 2, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
+        """Return it as JSON: `{"version": 3, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
 
         A method has the attributes of `MethodResult` and "ok", outputs those of `OutputResult`. What is infinite, such
         as the SQNR of equal outputs, is null.
@@ -156,8 +154,6 @@ def _parts(found: Verification) -> Iterator[RenderableType]:
         kind = ", quantised" * method.quantized + ", with state" * method.stateful
         counts = f"{many(len(method.cases), 'case')}, {many(method.calls, 'call')}"
         yield Text(f"{method.name}{kind}: {counts}{skipped}.")
-        for note in method.notes[:2]:
-            yield Text(f"{method.name}, not counted: {note}.")
     if found.unverified:
         yield Text(f"Not verified, as no program was given: {few(found.unverified, _LISTED)}.")
     drawn = "" if found.seed is None else f" Inputs were generated with seed {found.seed}."

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.order import reach, topological
+from exir_lowering.graphs.order import topological
 from exir_lowering.graphs.schedule import Dag, schedule
 from exir_lowering.graphs.together import Sets, Together
 from exir_lowering.partitioners.supports.support import GraphScope, SupportLike, as_support, make_check
@@ -128,15 +128,22 @@ def contract(
     with collector.paused():
         units, dag = _contract_nodes(nodes, label_of, groups)
         epochs = schedule(dag)
-        if keep_apart:
-            epochs = _join_neighbours(dag, epochs)
+    if keep_apart:  # each partition falls into the parts that share an edge
+        parts = Sets(len(epochs))
+        for vertex, epoch in enumerate(epochs):
+            for after in dag.successors[vertex] if epoch else ():
+                if epochs[after] == epoch:
+                    parts.join(vertex, after)
+        found = [(epoch, parts.find(vertex)) if epoch else None for vertex, epoch in enumerate(epochs)]
+        number = {part: i for i, part in enumerate(sorted({part for part in found if part is not None}), 1)}
+        epochs = [0 if part is None else number[part] for part in found]
     labels = {epoch: label for label, epoch in zip(dag.labels, epochs, strict=True) if epoch}
     epoch_of = {node: epoch for unit, epoch in zip(units, epochs, strict=True) for node in unit}
     members: dict[int, list[Node]] = {epoch: [] for epoch in sorted(labels)}
     for node in nodes:
         if epoch_of[node]:
             members[epoch_of[node]].append(node)
-    return [Proposal(labels[epoch] or "", tuple(found)) for epoch, found in members.items()]
+    return [Proposal(labels[epoch] or "", tuple(inside)) for epoch, inside in members.items()]
 
 
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
@@ -166,44 +173,38 @@ def _follows(node: Node) -> bool:
 def _contract_nodes(
     nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
 ) -> tuple[list[list[Node]], Dag]:
-    """Return the nodes of each vertex, and the graph that the vertices make."""
+    """Return the nodes of each vertex, and the graph that the vertices make.
+
+    The nodes of a group that one backend takes whole are joined, and what is on a cycle of such groups; the nodes of
+    other groups are left to the host.
+    """
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
-        members = [together.place[node] for node in list_group_operators(number, group, together.place)]
-        for other in members[1:]:
-            grouped.join(members[0], other)
+        places = [together.place[node] for node in list_group_operators(number, group, together.place)]
+        for other in places[1:]:
+            grouped.join(places[0], other)
             found = True
-    if found:
-        label_of = _join_groups(label_of, grouped, together)
-        _close(label_of, together)
-    return _number(label_of, together)
-
-
-def _join_groups(label_of: Mapping[Node, str], grouped: Sets, together: Together) -> Mapping[Node, str]:
-    """Join the nodes of each group that one backend takes whole; leave the nodes of the others to the host."""
+    if not found:
+        return _number(label_of, together)
     members: dict[int, list[Node]] = {}
-    for i, node in enumerate(together.nodes):
+    for i, node in enumerate(nodes):
         members.setdefault(grouped.find(i), []).append(node)
     left = dict(label_of)
-    for group in members.values():
-        labels = {label_of.get(node) for node in group if not _follows(node)}
+    for joined in members.values():
+        labels = {label_of.get(node) for node in joined if not _follows(node)}
         if len(labels) == 1 and None not in labels:
-            together.join(group)
-        elif len(group) > 1:
-            for node in group:
+            together.join(joined)
+        elif len(joined) > 1:
+            for node in joined:
                 left.pop(node, None)
-    return left
-
-
-def _close(label_of: Mapping[Node, str], together: Together) -> None:
-    """Join what is on a cycle of groups if one backend takes all of it; otherwise, refuse it."""
     for knot in together.knots():
-        inside = [node for node in together.nodes if together.find(node) in knot]
-        labels = {label_of.get(node) for node in inside if not _follows(node)}
+        inside = [node for node in nodes if together.find(node) in knot]
+        labels = {left.get(node) for node in inside if not _follows(node)}
         if len(labels) > 1 or None in labels:
-            raise _describe_nonconvex(label_of, together, knot)
+            raise _describe_nonconvex(left, together, knot)
         together.join(inside)
+    return _number(left, together)
 
 
 def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
@@ -251,81 +252,3 @@ def _number(label_of: Mapping[Node, str], together: Together) -> tuple[list[list
         return any(user.op == "output" for node in units[unit] for user in node.users)
 
     return units, Dag(before, after, labels, size, is_returned)
-
-
-# -- parts that share no edge ------------------------------------------------------------------------------------------
-
-
-def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
-    """Number the parts that share an edge, from 1 in topological order; 0 is the host."""
-    # Joins the connected parts of the schedule, or single vertices, from the last one on, each with its users, as
-    # torch.fx's partitioner does, whichever gives fewer parts.
-    connected = Sets(len(epochs))
-    for vertex, epoch in enumerate(epochs):
-        for after in graph.successors[vertex] if epoch else ():
-            if epochs[after] == epoch:
-                connected.join(vertex, after)
-    tried = []
-    for parts in (connected, Sets(len(epochs))):
-        quotient_graph = _Quotient(graph, parts)
-        for vertex in reversed(range(len(epochs))):
-            for after in graph.successors[vertex] if epochs[vertex] else ():
-                if graph.labels[vertex] == graph.labels[after]:
-                    quotient_graph.join(vertex, after)
-        tried.append(quotient_graph.number_parts(epochs))
-    return min(tried, key=lambda numbers: len(set(numbers)))
-
-
-class _Quotient:
-    """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order."""
-
-    # The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA
-    # 11, 2007): when two parts are joined, only what lies between them is visited and moved.
-
-    def __init__(self, graph: Dag, parts: Sets) -> None:
-        self.sets = parts
-        self.successors: dict[int, set[int]] = {parts.find(vertex): set() for vertex in range(len(graph.labels))}
-        for vertex, following in enumerate(graph.successors):
-            root = self.sets.find(vertex)
-            self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
-        roots = sorted(self.successors)
-        rank = {root: i for i, root in enumerate(roots)}
-        order = topological([[rank[other] for other in self.successors[root]] for root in roots])
-        self.order: list[int | None] = [roots[i] for i in order]
-        self.position = {roots[vertex]: i for i, vertex in enumerate(order)}
-
-    def join(self, one: int, other: int) -> None:
-        """Join the parts of two vertices, one before the other, unless that forms a cycle."""
-        a, b = self.sets.find(one), self.sets.find(other)
-        if a == b:
-            return
-        start, end = self.position[a], self.position[b]
-        after = self._find_reached(a, b, end)
-        if b in after:
-            return
-        between = [root for root in self.order[start + 1 : end] if root is not None]
-        moved = [root for root in between if root not in after]
-        self.sets.join(a, b)
-        root = self.sets.find(a)
-        following = {o for o in map(self.sets.find, self.successors.pop(a) | self.successors.pop(b)) if o != root}
-        self.successors[root] = following
-        row = [*moved, root, *(vertex for vertex in between if vertex in after)]
-        self.order[start : end + 1] = [*row, *([None] * (end + 1 - start - len(row)))]
-        del self.position[a if root == b else b]
-        for i, vertex in enumerate(row):
-            self.position[vertex] = start + i
-
-    def _find_reached(self, a: int, b: int, end: int) -> Container[int]:
-        """Return what is reached from a, over others, up to b's position."""
-        return reach(
-            [(a, other) for other in map(self.sets.find, self.successors[a]) if other not in (a, b)],
-            lambda vertex: map(self.sets.find, self.successors[vertex]),
-            lambda vertex: self.position[vertex] <= end,
-            goal=b,
-        )
-
-    def number_parts(self, epochs: Sequence[int]) -> list[int]:
-        """Return, for each vertex, its part's number in topological order, from 1; 0 for the host."""
-        roots = {self.sets.find(vertex) for vertex, epoch in enumerate(epochs) if epoch}
-        rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
-        return [rank[self.sets.find(vertex)] if epoch else 0 for vertex, epoch in enumerate(epochs)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from delegate_support import Tied, named_data, runner
@@ -397,6 +399,61 @@ def test_the_partitioner_says_why_not(library: Any) -> None:
 
 
 # -- whole processes --------------------------------------------------------------------------------------------------
+
+RUN_TIME = """
+import sys
+from pathlib import Path
+import torch
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
+from exir_lowering import DelegateContext
+
+folder = Path(sys.argv[1])
+delegate = ReferenceDelegate()
+context = DelegateContext("forward", lambda key: (folder / key).read_bytes())
+handle = delegate.compile((folder / "payload").read_bytes(), [], context)
+(got,) = delegate.execute(handle, [torch.load(folder / "input.pt")])
+torch.testing.assert_close(got, torch.load(folder / "expected.pt"), rtol=1e-5, atol=1e-5)
+own = sorted(name for name in sys.modules if name.startswith("exir_lowering."))
+print(own)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("executorch", "torchao")))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
+    program = quantized(False)
+    found = exir_lowering.lower(program, "reference")
+    (tmp_path / "payload").write_bytes(payload(found))
+    for key, data in named_data(found).items():
+        (tmp_path / key).write_bytes(data)
+    torch.save(QUANTIZED_INPUTS[0], tmp_path / "input.pt")
+    torch.save(program.module()(*QUANTIZED_INPUTS).detach(), tmp_path / "expected.pt")
+    done = forked.run(RUN_TIME, tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    own, others = done.stdout.splitlines()[-2:]
+    assert eval(own) == [
+        "exir_lowering._upstream",
+        "exir_lowering._upstream.operators",
+        "exir_lowering._upstream.tensors",
+        "exir_lowering.backends",
+        "exir_lowering.backends.compiler_demo",
+        "exir_lowering.backends.compiler_demo.delegate",
+        "exir_lowering.backends.reference",
+        "exir_lowering.backends.reference.delegate",
+        "exir_lowering.errors",
+        "exir_lowering.errors.wording",
+        "exir_lowering.graphs",
+        "exir_lowering.graphs.operators",
+        "exir_lowering.graphs.operators.functions",
+        "exir_lowering.graphs.operators.pure",
+        "exir_lowering.graphs.serialized",
+        "exir_lowering.graphs.serialized.plain",
+        "exir_lowering.graphs.weights",
+        "exir_lowering.plugins",
+        "exir_lowering.plugins.delegate",
+    ]
+    assert eval(others) == []
 
 
 def test_plugins_are_found() -> None:

@@ -28,7 +28,7 @@ def test_lower_uses_the_cache_and_explains_it(model: Path, capsys: pytest.Captur
 
     assert "the cache has no similar entry" in call(targets[0], "--cache", str(folder), "--explain-cache")
     found = call(targets[1], "--cache", str(folder), "--explain-cache")
-    assert found.count("taken from the cache") == 6  # with the conversion
+    assert found.count("taken from the cache") == 5
     report = json.loads(call(targets[2], "--no-cache", "--json"))
     assert report["cache"] == []
     assert len({target.read_bytes() for target in targets}) == 1
@@ -45,7 +45,7 @@ def test_the_cache_is_on_unless_it_is_refused(
     capsys.readouterr()
     assert cli.main(["cache", "info", "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
-    assert info["folder"] == str(folder) and info["preprocess"] == 5 and info["bytes"] > 0
+    assert info["folder"] == str(folder) and info["partitions"] == 5 and info["bytes"] > 0
     assert cli.main(["cache", "info"]) == 0
     out = capsys.readouterr().out
     assert "lowered partitions" in out and "of at most" in out

@@ -432,7 +432,7 @@ def test_inputs_that_are_wrong(main: Main, pte: Path, tmp_path: Path, monkeypatc
         "none.pt": ("There is no file 'none.pt'",),
         "weights.pt": ("expected a tensor",),
         "code.pt": ("not a torch.save file with only tensors",),
-        "wrong.pt": (".to(torch.float32)", "dimension 0 is 3, not 2", "  takes x: float32[1..16, 8]"),
+        "wrong.pt": (".to(torch.float32)", "dimension 0 is 3, not 2"),
     }.items():
         code, out, err = main("run", pte, "--method", "small", "--inputs", given)
         assert (code, out) == (2, "") and all(part in err for part in parts), err

@@ -15,9 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
-import models
 import pytest
-import quantized_models
 import torch
 from executorch.backends.xnnpack import _passes
 from executorch.exir import pass_base, tensor
@@ -69,61 +67,14 @@ class Small(torch.nn.Module):
         return torch.softmax(torch.relu(self.linear(x)), -1), self.norm(self.conv(y)).relu(), joined
 
 
-class Attention(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-class Enlarged(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear") * 2
-
-
 def small(dynamic: bool = False) -> ExportedProgram:
     torch.manual_seed(0)
     shapes = ({0: Dim("batch", min=2, max=32)},) * 2 if dynamic else None
     return export(Small().eval(), (torch.randn(4, 8), torch.randn(4, 4, 9)), dynamic_shapes=shapes)
 
 
-def program(name: str) -> ExportedProgram:
-    if name in models.MODELS:
-        return models.exported(name)[2]
-    if name == "attention":
-        return export(Attention(), (*(torch.ones(1, 2, 8, 4),) * 3, torch.zeros(8, 8)))
-    if name == "enlarged":
-        return export(Enlarged(), (torch.ones(1, 3, 8, 8),))
-    return small(dynamic=name == "dynamic")
-
-
-def files(given: ExportedProgram, partitioner: Any) -> list[bytes]:
-    """Return the payloads and the file, each with and without acceleration."""
-    made = []
-    for options in (LoweringOptions(), PLAIN):
-        lowered = lower(given, partitioner(), options=options)
-        assert lowered.fast is options.fast
-        made.append(lowered.emit().buffer)
-    return made
-
-
-# -- the same bytes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["static", "dynamic", "attention", "enlarged", *models.MODELS])
-def test_a_file_is_the_same(name: str) -> None:
-    fast, slow = files(program(name), lambda: "xnnpack")
-    assert fast == slow
-
-
-@pytest.mark.parametrize("name", ["static", "dynamic", "convnext"])
-def test_a_file_without_delegates_is_the_same(name: str) -> None:
-    fast, slow = files(program(name), lambda: None)
-    assert fast == slow
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_quantised_file_is_the_same(dynamic: bool) -> None:
-    fast, slow = files(quantized_models.quantized(dynamic), lambda: quantized_models.partitioners(dynamic))
-    assert fast == slow
+def file(options: LoweringOptions | None = None) -> bytes:
+    return lower(small(), "xnnpack", options=options).emit().buffer
 
 
 # -- only here, only now -----------------------------------------------------------------------------------------------
@@ -151,7 +102,7 @@ def test_another_thread_is_not_accelerated() -> None:
 
 
 def test_two_threads_with_different_settings() -> None:
-    given, expected = small(), files(small(), lambda: "xnnpack")[0]
+    given, expected = small(), file()
     start, made = threading.Barrier(4), []
 
     def run(fast: bool) -> None:

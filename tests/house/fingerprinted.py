@@ -358,7 +358,7 @@ def _cached() -> Mapping[str, str]:
         found = {}
         for kind in ("miss", "hit"):
             lowered = lower(models.exported("vit")[2], "xnnpack", options=LoweringOptions(cache=folder))
-            uses = [use.hit for use in lowered.report.cache if use.kind == "preprocess"]
+            uses = [use.hit for use in lowered.report.cache if getattr(use, "kind", "preprocess") == "preprocess"]
             found |= {f"{kind} {key}": value for key, value in files(lowered.emit()).items()}
             found[f"{kind} hits"] = f"{sum(uses)} of {len(uses)}"
         return found

@@ -29,23 +29,17 @@ from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import (
-    BackendContractError,
     BackendUnavailableError,
     BackendUnavailableWarning,
     InputError,
-    InvariantError,
     LoweredModule,
     load,
     lower,
 )
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.lowered_module import record
-from exir_lowering.lowered_module.convention import of_program
-from exir_lowering.lowered_module.module import check_outputs
 from exir_lowering.partitioners import SupportPartitioner, everything, ops
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling
-from exir_lowering.pte.format import read_program
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
 
@@ -262,22 +256,6 @@ class TestCalls:
         module = lowered.module()
         assert_same(module(point), Points()(point))
         assert "argument 'p' has a different structure" in message_of(lambda: module((point.x, point.y)))
-
-    def test_an_output_that_is_not_what_the_program_says_is_named(self, rich, mixed):
-        for lowered, name, error in ((rich, "forward", BackendContractError), (mixed[1], "add-mul", InvariantError)):
-            convention = of_program(name, lowered[name])
-            method = read_program(
-                memoryview(lowered.emit().buffer if lowered is mixed[1] else emitted(lowered)), find_checks
-            )[name]
-            outputs = [torch.zeros(9, dtype=torch.int8) for _ in method.outputs]
-            message = message_of(lambda c=convention, m=method, o=outputs: check_outputs(c, m, o), error)
-            assert "its output" in message and "int8" in message and "expected a tensor of float32" in message
-            assert "outputs" in message_of(lambda c=convention, m=method: check_outputs(c, m, []), error)
-
-
-def emitted(lowered):
-    """The file of a module, which `LoweredMethods.emit` refuses to make when a str is returned."""
-    return lowered.module()._source.file.file.content
 
 
 class TestWrittenInputs:

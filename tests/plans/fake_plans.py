@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planned import (
-    Advice,
     HostNode,
     MethodPlan,
     PlannedNode,
@@ -44,7 +43,6 @@ def method(
     reasons: dict[str, Sequence[tuple[str, str]]] | None = None,
     adjustments: Sequence[Adjustment] = (),
     refused: Sequence[RefusedMerge] = (),
-    advice: Sequence[Advice] = (),
 ) -> MethodPlan:
     """Make a method of nodes, the backend and weights of each partition, and (reason, by) for the host's nodes."""
     nodes, weights, reasons = tuple(nodes), weights or {}, reasons or {}
@@ -92,7 +90,6 @@ def method(
         host=host,
         adjustments=tuple(adjustments),
         refused_merges=tuple(refused),
-        advice=tuple(advice),
         weight_bytes=delegated + host_weights,
         delegated_weight_bytes=delegated,
     )
@@ -142,7 +139,6 @@ def small() -> LoweringPlan:
         },
         adjustments=[dropped, cut],
         refused=[RefusedMerge("forward_0", "forward_1", ("relu", "topk", "sort", "linear_1"))],
-        advice=[Advice(("aten.topk.default", "aten.sort.default"), "XnnpackBackend", 3, 2)],
     )
     decode = method(
         "decode_step",
@@ -183,7 +179,6 @@ def hostile() -> LoweringPlan:
         reasons={second: [(HOSTILE, HOSTILE)]},
         adjustments=[Adjustment(HOSTILE, "dropped", (second,), HOSTILE, HOSTILE)],
         refused=[RefusedMerge(HOSTILE, f"{HOSTILE}b", (first, second, third))],
-        advice=[Advice((HOSTILE,), HOSTILE, 2, 1)],
     )
     return LoweringPlan((made,))
 

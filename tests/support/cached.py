@@ -6,46 +6,16 @@ import logging
 from typing import Any, ClassVar
 
 import torch
-from edge_differences import list_differences
 from torch.export import ExportedProgram, export
 
-from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, graphs, lower
+from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, lower
 from exir_lowering.partitioners import SupportPartitioner, ops
-from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins import PROVENANCE
-
-
-def uses(lowered: LoweredMethods, kind: str = "preprocess") -> list[CacheUse]:
-    """Return what the cache did for partitions, or for conversions."""
-    return [use for use in lowered.report.cache if use.kind == kind]
 
 
 def missed(lowered: LoweredMethods) -> list[str]:
     """Return the ids of the partitions that were not in the cache."""
-    return [use.partition for use in uses(lowered) if not use.hit]
-
-
-def list_differing_names(ours: ExportedProgram, theirs: ExportedProgram) -> list[str]:
-    """Return the names of nodes, and of the modules that they call, that differ between two equal programs."""
-    found = []
-    for (path, mine), (_, other) in zip(graphs.walk(ours.graph_module), graphs.walk(theirs.graph_module), strict=True):
-        for a, b in zip(mine.graph.nodes, other.graph.nodes, strict=True):
-            if a.name != b.name or (a.op in ("placeholder", "get_attr") and a.target != b.target):
-                found.append(f"{'.'.join(path)} {a.name} {a.target} / {b.name} {b.target}")
-    return found
-
-
-def require_equal_edge(found: ExportedProgram, expected: ExportedProgram, given: ExportedProgram) -> None:
-    """Check that two Edge programs are the same, and that the first one has the tensors of the given program too."""
-    # All steps take copies, with users in the graph's order; empty stacks of modules may be of another class.
-    copied = graphs.copy_program(expected)
-    differences = [one for one in list_differences(found, copied) if "nn_module_stack dict keys [] /" not in one]
-    assert not differences and not list_differing_names(found, copied), differences
-    for table, kept, own in (
-        (found.state_dict, expected.state_dict, given.state_dict),
-        (found.constants, expected.constants, given.constants),
-    ):
-        assert all(table[name] is own[name] for name in kept if kept[name] is own.get(name))
+    return [use.partition for use in lowered.report.cache if not use.hit]
 
 
 class _Recorder(logging.Handler):

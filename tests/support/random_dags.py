@@ -60,12 +60,10 @@ def operators(graph_module: GraphModule) -> list[Node]:
     return [node for node in graph_module.graph.nodes if node.target is _operator]
 
 
-def upstream_partitions(graph_module: GraphModule, *, apart: bool = False) -> list[list[Node]]:
+def upstream_partitions(graph_module: GraphModule) -> list[list[Node]]:
     """Return what torch.fx's partitioner proposes for label A."""
     support = create_op_support(lambda modules, node: label(node) == "A" or node.target is _getitem)
-    partitioner = CapabilityBasedPartitioner(
-        graph_module, support, allows_single_node_partition=True, skip_horizontal_fusion=apart
-    )
+    partitioner = CapabilityBasedPartitioner(graph_module, support, allows_single_node_partition=True)
     return [list(partition.nodes) for partition in partitioner.propose_partitions()]
 
 

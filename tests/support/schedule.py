@@ -33,7 +33,7 @@ READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "te
 
 EVERY = """
 patched: executorchs_own_bytes/10
-reused: a_file_is_the_same/8
+on_and_off: files_are_the_same/8
 aliases: inputs_may_be_views/3 memory_is_shared_and_laid_out_as_in_eager/10
 backends: compiler_demo/5 reference/3 toy/5 xnnpack/3
 bisect: one_operator_of_two_hundred_is_named/3 what_ends_the_process_hangs_or_fails/2
@@ -173,7 +173,7 @@ runtime/lean: a_wheel_that_looks_different_is_used_by_its_own_wrapper
 runtime/run_limits: a_signal_handler_cannot_call_what_is_running
 runtime/runtime: damage_never_ends_the_process(-O)
 runtime/side_by_side: models random_programs
-fast/reused: a_file_is_the_same(mobilenet_v2)
+fast/on_and_off: files_are_the_same(mobilenet_v2)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
 steps/edge_errors: a_static_cache_of_transformers_needs_a_strict_export the_command_line_names_its_own_options
 steps/host_memory: channels_last_are_computed_as_in_eager

@@ -71,11 +71,7 @@ class ValueRanges:
         self._rows = masks.Rows(self)
 
     def of(self, node: Node) -> Range:
-        """Return the range of a value; of several values nothing is known.
-
-        Args:
-            node: A node of the program's graph; of other nodes nothing is known.
-        """
+        """Return the range of a value; of several values nothing is known."""
         if self._kept is None:
             self._prove_state()
         return compute_for(node, self._ranges, operands, self._compute)
@@ -85,9 +81,6 @@ class ValueRanges:
 
         The tensors of parameters, constants and buffers that the program does not mutate are returned as they are: they
         must not be written to. What is computed from them alone is computed here if it has at most a million elements.
-
-        Args:
-            node: A node of the program's graph.
         """
         return self._constants.value(node)
 
@@ -95,9 +88,6 @@ class ValueRanges:
         """Return the number that all elements of a value are, and None if they differ or nothing is known.
 
         True is 1.0. The number has the precision of the elements' type.
-
-        Args:
-            node: A node of the program's graph.
         """
         dtype = dtype_of(node)
         while name_of(node) in MOVEMENTS and dtype_of(node.args[0]) is dtype and isinstance(node.args[0], Node):
@@ -114,11 +104,7 @@ class ValueRanges:
         return number
 
     def bounded(self, node: Node) -> Doubt | None:
-        """Return None if every element is NaN or at most 1e37 in magnitude, and otherwise what makes that doubtful.
-
-        Args:
-            node: A node of the program's graph.
-        """
+        """Return None if every element is NaN or at most 1e37 in magnitude, and otherwise what makes that doubtful."""
         return None if self.of(node).magnitude <= BOUND else doubts.unbounded(self, node)
 
     def rows_doubt(self, node: Node, dim: int) -> Doubt | None:
@@ -195,8 +181,9 @@ class ValueRanges:
         found = set()
         for node in self._program.graph.find_nodes(op="placeholder"):
             state, first = self._constants.mutated(node), self._constants.stored(node)
-            floating = state is not None and first is not None and first.is_floating_point()
-            if floating and self._constants.extremes(first).magnitude <= _STATE_BOUND:
+            if state is None or first is None or not first.is_floating_point():
+                continue
+            if self._constants.extremes(first).magnitude <= _STATE_BOUND:
                 found.add(state)
         return found
 

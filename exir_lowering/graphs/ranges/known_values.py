@@ -12,10 +12,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
 from exir_lowering._upstream.tensors import is_dense
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
-from exir_lowering.graphs.operators.names import argument, target_name
+from exir_lowering.graphs.operators.names import argument
+from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
 from exir_lowering.graphs.ranges.nodes import compute_for, name_of, product
 from exir_lowering.graphs.walking import is_getitem
@@ -25,8 +25,6 @@ _LARGEST = 1 << 20
 
 _BUDGET = 1 << 24
 """The number of elements that are computed in all."""
-
-_NAMESPACES = ("aten.", "dim_order_ops.", "quantized_decomposed.")
 
 
 class Constants:
@@ -86,11 +84,9 @@ class Constants:
         """Compute a value from those of its operands; None if it is not known."""
         if node.op == "placeholder":
             return None if self.mutated(node) is not None else self.stored(node)
-        if node.op != "call_function" or any(self._values[each] is None for each in node.all_input_nodes):
+        if not only_computes(node) or any(self._values[each] is None for each in node.all_input_nodes):
             return None
         if not is_getitem(node):
-            if not _is_deterministic(node.target):
-                return None
             fakes = node.meta.get("val")
             fakes = fakes if isinstance(fakes, (tuple, list)) else [fakes]
             elements = sum(product(each.shape) if isinstance(each, torch.Tensor) else _BUDGET for each in fakes)
@@ -106,13 +102,6 @@ class Constants:
             raise
         except Exception:
             return None  # it will raise in the runtime too, or there is no kernel in this process
-
-
-def _is_deterministic(target: Any) -> bool:
-    name = target_name(target)
-    tags = getattr(wrapped_operator(target), "tags", (torch.Tag.nondeterministic_seeded,))
-    known = name.startswith(_NAMESPACES) and "empty" not in name
-    return known and not mutates_arguments(target) and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _extremes(tensor: torch.Tensor) -> Range:

@@ -24,8 +24,6 @@ from exir_lowering.graphs.ranges.nodes import MOVEMENTS, VIEWS, dtype_of, name_o
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
 
-_DEEPEST = 60
-
 
 class Rows:
     """Answers about the rows of the values of a graph."""
@@ -40,7 +38,10 @@ class Rows:
         shape = shape_of(node)
         if shape is None:
             return doubts.masked(self._ranges, node, "-inf")
-        found = self._floor(node, dim % len(shape) - len(shape) if shape else -1, 0)
+        try:
+            found = self._floor(node, dim % len(shape) - len(shape) if shape else -1)
+        except RecursionError:
+            return doubts.masked(self._ranges, node, "-inf")
         if not isinstance(found, Doubt):
             return None
         # What is no mask is in doubt since it is not bounded: an input or a buffer, which can be, may be the cause.
@@ -50,7 +51,7 @@ class Rows:
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
-    def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
+    def _floor(self, node: Any, dim: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
         low = self._low(node)
         if low > -INF:
@@ -59,12 +60,12 @@ class Rows:
         if key not in self._floors:
             shape, dtype = shape_of(node), dtype_of(node)
             # An element that is broadcast along the rows is a row of its own.
-            known = shape is not None and len(shape) >= -dim and depth <= _DEEPEST
-            found = self._find_floor(node, dim, depth + 1) if known and dtype and dtype.is_floating_point else None
+            known = shape is not None and len(shape) >= -dim
+            found = self._find_floor(node, dim) if known and dtype and dtype.is_floating_point else None
             self._floors[key] = doubts.masked(self._ranges, node, "-inf") if found is None else found
         return self._floors[key]
 
-    def _find_floor(self, node: Node, dim: int, depth: int) -> float | Doubt | None:
+    def _find_floor(self, node: Node, dim: int) -> float | Doubt | None:
         dtype = dtype_of(node)
         if self._ranges.assumed(node) == "finite_rows" and dim == -1 and dtype is not None:
             return -limits(dtype)[0]
@@ -73,21 +74,21 @@ class Rows:
             return _floor_of(node, content, dim)
         name = name_of(node)
         if name in ("aten.add.Tensor", "aten.add.Scalar") and argument(node, "alpha") in (None, 1):
-            return self._floor_of_sum(node, dim, depth)
+            return self._floor_of_sum(node, dim)
         if name == "aten.where.self":
-            return self._floor_of_choice(node, dim, depth)
+            return self._floor_of_choice(node, dim)
         source = self._source(node, dim)
         if source is None:
             return None
-        found = self._floor(*source, depth)
+        found = self._floor(*source)
         return found if isinstance(found, Doubt) or dtype is None or found >= -limits(dtype)[0] else None
 
-    def _floor_of_sum(self, node: Node, dim: int, depth: int) -> float | Doubt:
+    def _floor_of_sum(self, node: Node, dim: int) -> float | Doubt:
         """One addend is bounded below everywhere, and each row of the other one reaches some number."""
         doubt: Doubt | None = None
         for one, other in (node.args[:2], node.args[1::-1]):
             low = self._low(other)
-            floor = self._floor(one, dim, depth) if low > -INF and isinstance(one, Node) else -INF
+            floor = self._floor(one, dim) if low > -INF and isinstance(one, Node) else -INF
             if isinstance(floor, Doubt):
                 doubt = doubt or floor
             elif (found := _rounded_sum(floor, low, dtype_of(node))) > -INF:
@@ -95,14 +96,14 @@ class Rows:
         culprits = [each for each in node.args if isinstance(each, Node) and self._low(each) == -INF]
         return doubt or doubts.unbounded(self._ranges, culprits[0] if culprits else node)
 
-    def _floor_of_choice(self, node: Node, dim: int, depth: int) -> float | Doubt | None:
+    def _floor_of_choice(self, node: Node, dim: int) -> float | Doubt | None:
         """Each row chooses, at least once, an element of a value that is bounded below."""
         condition, *values = node.args
         doubt: Doubt | None = None
         for value, truth in zip(values, (True, False), strict=True):
             low = self._low(value)
             if low > -INF:
-                found = self._truth(condition, dim, truth, depth)
+                found = self._truth(condition, dim, truth)
                 if found is None:
                     return low
                 doubt = doubt or found
@@ -123,19 +124,21 @@ class Rows:
         content = self._ranges.constant(node) if dtype_of(node) is torch.bool else None
         return content is not None and bool((content if truth else ~content).all())
 
-    def _truth(self, node: Any, dim: int, truth: bool, depth: int) -> Doubt | None:
+    def _truth(self, node: Any, dim: int, truth: bool) -> Doubt | None:
         """Return None if every row that has elements holds a truth value, and otherwise why that is unclear."""
         if self._always(node, truth):
             return None
         key = (node, dim, truth)
         if key not in self._truths:
             shape = shape_of(node)
-            unclear = shape is None or len(shape) < -dim or depth > _DEEPEST
-            found = unclear or self._find_truth(node, dim, truth, depth + 1)
-            self._truths[key] = doubts.masked(self._ranges, node, str(not truth)) if found is True else found
+            unclear = shape is None or len(shape) < -dim
+            found = True if unclear else self._find_truth(node, dim, truth)
+            if isinstance(found, bool):
+                found = doubts.masked(self._ranges, node, str(not truth))
+            self._truths[key] = found
         return self._truths[key]
 
-    def _find_truth(self, node: Node, dim: int, truth: bool, depth: int) -> Doubt | bool | None:
+    def _find_truth(self, node: Node, dim: int, truth: bool) -> Doubt | bool | None:
         """Return None or a doubt as `_truth` does; True if nothing is known."""
         dtype = dtype_of(node)
         floating = dtype is not None and dtype.is_floating_point
@@ -148,18 +151,18 @@ class Rows:
             return None if held else doubts.constant_row(node, str(not truth))
         name = name_of(node).removeprefix("aten.")
         if name in ("eq.Scalar", "ne.Scalar") and node.args[1] == 0:
-            return self._truth(node.args[0], dim, truth if name == "ne.Scalar" else not truth, depth)
+            return self._truth(node.args[0], dim, truth if name == "ne.Scalar" else not truth)
         if dtype is torch.bool and name in ("logical_not.default", "bitwise_not.default"):
             source = node.args[0]  # ~1 is -2, which is true: both are of truth values
             if name == "logical_not.default" or dtype_of(source) is torch.bool:
-                return self._truth(source, dim, not truth, depth)
+                return self._truth(source, dim, not truth)
         if dtype is torch.bool and name in ("bitwise_and.Tensor", "logical_and.default") and truth:
             # One side is true everywhere, the other one in each row.
             sides = (node.args[:2], node.args[1::-1])
-            return next((self._truth(one, dim, True, depth) for one, other in sides if self._always(other, True)), True)
+            return next((self._truth(one, dim, True) for one, other in sides if self._always(other, True)), True)
         place = self._source(node, dim)
         if place is not None and (dtype is dtype_of(place[0]) or torch.bool in (dtype, dtype_of(place[0]))):
-            return self._truth(*place, truth, depth)  # what is not zero stays so
+            return self._truth(*place, truth)  # what is not zero stays so
         return True
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def _filled(call: Call) -> Range:
 
 def _arange(call: Call) -> Range:
     """Count integers, in steps of 1."""
-    start, end = call.node.args[:2]
+    start, end = call.get(0), call.get(1)
     most = product([end.meta["val"] if isinstance(end, Node) else end])
     counts = type(start) is int and call.get(2, 1) == 1 and not call.dtype.is_floating_point
     return Range(float(start), max(float(start), most)) if counts else whole(call.dtype)
@@ -103,7 +103,7 @@ def _arange(call: Call) -> Range:
 
 def _is_at_least(call: Call) -> Range:
     """Positions are at least 0: a mask that only asks this is true everywhere."""
-    value, number = call.node.args[:2]
+    value, number = call.get(0), call.get(1)
     dtype = dtype_of(value)
     counted = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
     return Range(1.0, 1.0) if counted and call.ranges[value].low >= number else whole(torch.bool)

@@ -1,5 +1,1 @@
-"""Programs as bytes: exact, and safe to read from anyone."""
-
-from exir_lowering.public_names import from_stub
-
-__getattr__, __dir__, __all__ = from_stub(__name__, __file__)
+"""Plain values as bytes, and the text of programs that torch evaluates: safe to read from anyone."""

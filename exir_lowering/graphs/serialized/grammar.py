@@ -1,13 +1,12 @@
 """The text in programs that torch evaluates, or makes Python code of: symbolic sizes, guards, names.
 
 torch gives sizes to `sympy.sympify`, and guards to `exec`. Both get only text whose syntax tree was accepted here:
-numbers, symbols, arithmetic, comparisons, and functions of a closed list. Of names, only what is plainly one passes.
+numbers, symbols, arithmetic, comparisons, and functions of a closed list.
 """
 
 from __future__ import annotations
 
 import ast
-import keyword
 import re
 from typing import Any
 
@@ -21,8 +20,6 @@ class UnsafeFileError(InputError):
 
 LONGEST = 1 << 16
 
-_IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,511}", re.ASCII)
-_ATTRIBUTE = re.compile(r"[A-Za-z0-9_]{1,512}(\.[A-Za-z0-9_]{1,512}){0,63}", re.ASCII)
 PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]{0,2048}")
 """The name of a parameter, buffer or constant: it may be part of a Python string literal."""
 
@@ -53,27 +50,6 @@ _ARITHMETIC = (
     *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.BoolOp, ast.boolop, ast.Compare, ast.Tuple, ast.Load),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
-
-
-def check_identifier(name: Any) -> str:
-    """Return a name that Python code may have, of a node or of an argument; ValueError if it is none."""
-    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
-        raise ValueError(f"{str(name)[:80]!r} is not the name of a node or argument")
-    return name
-
-
-def check_attribute(name: Any) -> str:
-    """Return the name of a graph's attribute, such as "sub_mod.weight"; ValueError if it is none."""
-    if not isinstance(name, str) or not _ATTRIBUTE.fullmatch(name) or "__" in (name[:2], name[-2:]):
-        raise ValueError(f"{str(name)[:80]!r} is not the name of an attribute")
-    return name
-
-
-def check_path(name: Any) -> str:
-    """Return a name of a parameter, buffer, constant or module, fit for string literals; ValueError if it is none."""
-    if not isinstance(name, str) or not PATH.fullmatch(name):
-        raise ValueError(f"{str(name)[:80]!r} is not the name of a parameter or module")
-    return name
 
 
 def check_text(what: str, text: Any) -> str:

@@ -1,6 +1,6 @@
 """Plain arguments as JSON: what JSON has is itself, anything else an object whose only key says what it is.
 
-Executing a file needs these alone; `arguments` adds what only a compiler has. What is allowed here is safe to execute.
+Payloads of the reference backend are made of these. What is allowed here is safe to execute.
 
 The container is a header of fixed size, then JSON, compressed by zlib. The header, little-endian: 8 bytes magic; 4
 bytes version; 4 bytes CRC-32 of the JSON; 8 bytes length of the JSON. Equal trees give equal bytes in every process
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -29,14 +28,14 @@ LARGEST = 1 << 28
 """The largest length of the JSON; a graph of 100,000 nodes has about 50 MB."""
 
 DEEPEST = 60
-"""How deep values may nest in values, and graphs in graphs."""
+"""How deep values may nest in values."""
 
 _HEADER = struct.Struct("<8sIIQ")
 _LEVEL = 1
 
 
 class NotSerialisableError(InputError):
-    """A program contains something that cannot be written and read back exactly; the message says what."""
+    """An argument cannot be written and read back exactly; the message says what."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not serialisable: {reason}")
@@ -95,9 +94,6 @@ class Container:
             raise InputError(f"{found} is damaged: {type(error).__name__}: {error}") from error
 
 
-PROGRAM = Container(b"EXIRPROG", 1, "serialised program")
-
-
 def pick(table: Sequence[Any], number: Any) -> Any:
     """Return an entry of a table; ValueError if there is none: negative numbers do not count from the end."""
     if type(number) is not int or not 0 <= number < len(table):
@@ -111,15 +107,10 @@ _FORMATS = {
 }
 
 
-class _Names:
-    """The values of torch's own types that have names."""
-
-    dtypes: ClassVar[Mapping[str, torch.dtype]] = pure.DTYPES
-    layouts: ClassVar[Mapping[str, torch.layout]] = {"strided": torch.strided}
-    devices: ClassVar[re.Pattern[str]] = re.compile("cpu")
+_LAYOUTS = {"strided": torch.strided}
 
 
-class PlainWriter(_Names):
+class PlainWriter:
     """Writes plain arguments."""
 
     def __init__(self) -> None:
@@ -130,9 +121,9 @@ class PlainWriter(_Names):
             **dict.fromkeys((list, immutable_list), self.list),
             tuple: lambda value, depth: {"tuple": self.list(value, depth)},
             **dict.fromkeys((dict, OrderedDict, immutable_dict), self._dict),
-            torch.dtype: lambda value, depth: {"dtype": _find(self.dtypes, value)},
-            torch.device: lambda value, depth: {"device": self._device(value)},
-            torch.layout: lambda value, depth: {"layout": _find(self.layouts, value)},
+            torch.dtype: lambda value, depth: {"dtype": _find(pure.DTYPES, value)},
+            torch.device: lambda value, depth: {"device": _find({"cpu": torch.device("cpu")}, value)},
+            torch.layout: lambda value, depth: {"layout": _find(_LAYOUTS, value)},
             torch.memory_format: lambda value, depth: {"memory_format": _find(_FORMATS, value)},
         }
 
@@ -143,14 +134,10 @@ class PlainWriter(_Names):
             return value
         writer = self.writers.get(kind)
         if writer is None:
-            return self.rare(value)
+            raise NotSerialisableError(f"a value of the type {kind.__name__}: {str(value)[:200]}")
         if depth > DEEPEST:
             raise NotSerialisableError(f"a value that nests more than {DEEPEST} deep")
         return writer(value, depth + 1)
-
-    def rare(self, value: Any) -> Any:
-        """Write a value of a type that has no writer of its own."""
-        raise NotSerialisableError(f"a value of the type {type(value).__name__}: {str(value)[:200]}")
 
     def list(self, value: Sequence[Any], depth: int) -> Any:
         """Write each of several values."""
@@ -158,12 +145,6 @@ class PlainWriter(_Names):
 
     def _dict(self, value: Mapping[Any, Any], depth: int) -> Any:
         return {"dict": [[self.write(key, depth), self.write(item, depth)] for key, item in value.items()]}
-
-    def _device(self, device: torch.device) -> str:
-        name = str(device)
-        if not self.devices.fullmatch(name):
-            raise NotSerialisableError(f"the device {name}")
-        return name
 
 
 def _find(table: Mapping[str, Any], value: Any) -> str:
@@ -173,7 +154,7 @@ def _find(table: Mapping[str, Any], value: Any) -> str:
     raise NotSerialisableError(f"the value {value}")
 
 
-class PlainReader(_Names):
+class PlainReader:
     """Reads what `PlainWriter` wrote."""
 
     def __init__(self) -> None:
@@ -183,9 +164,9 @@ class PlainReader(_Names):
             "dict": lambda content, depth: {self.read(k, depth): self.read(v, depth) for k, v in content},
             "float": lambda content, depth: float(_short(content)),
             "complex": lambda content, depth: complex(*(float(_short(part)) for part in of_length(2, content))),
-            "dtype": lambda content, depth: self.dtypes[content],
-            "device": lambda content, depth: self._device(content),
-            "layout": lambda content, depth: self.layouts[content],
+            "dtype": lambda content, depth: pure.DTYPES[content],
+            "device": lambda content, depth: {"cpu": torch.device("cpu")}[content],
+            "layout": lambda content, depth: _LAYOUTS[content],
             "memory_format": lambda content, depth: _FORMATS[content],
         }
 
@@ -203,11 +184,6 @@ class PlainReader(_Names):
         if type(trees) is not list or depth > DEEPEST + 1:
             raise ValueError("a sequence of values is a list, and nests to a limited depth")
         return [self.read(tree, depth) for tree in trees]
-
-    def _device(self, name: Any) -> torch.device:
-        if not isinstance(name, str) or not self.devices.fullmatch(name):
-            raise ValueError(f"the device {str(name)[:80]!r}")
-        return torch.device(name)
 
 
 def of_length(length: int, items: Any) -> Any:

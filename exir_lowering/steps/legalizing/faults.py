@@ -18,8 +18,8 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.graphs.measures import tensors
+from exir_lowering.steps.legalizing.registry import in_dtype
 from exir_lowering.steps.legalizing.rules import RULES
-from exir_lowering.steps.legalizing.widening import in_dtype
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -21,8 +21,8 @@ from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps.legalizing.faults import find_fault
 from exir_lowering.steps.legalizing.kernels import refuse
+from exir_lowering.steps.legalizing.registry import in_dtype
 from exir_lowering.steps.legalizing.rules import RULES
-from exir_lowering.steps.legalizing.widening import in_dtype
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
 _DEPTH = 4  # how often what a fragment consists of is replaced again

@@ -6,53 +6,53 @@ import hashlib
 import json
 import os
 import pickle
-import struct
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 from cached import CALLS, missed, trace
+from executorch.exir._serialize._named_data_store import NamedDataStore
 
+from exir_lowering import PreprocessResult
 from exir_lowering.errors import CacheWarning
-from exir_lowering.steps.cache.keys import Key, make_key
-from exir_lowering.steps.cache.results import DamagedError, restore_results
+from exir_lowering.plugins.backend import PlacedResult
 from exir_lowering.steps.cache.store import Store
 
 LIMIT = 1 << 20
+KEY = {"graph": "a", "weights": "w"}
 
 
-def _key(text: str = "", kind: str = "preprocess") -> Key:
-    return make_key(kind, {"graph": [text], "weights": ["w"]})
-
-
-def _store(folder: Path, limit: int = LIMIT) -> Store:
-    return Store(folder, limit)
+def _named(data: Mapping[str, bytes]) -> Any:
+    store = NamedDataStore()
+    for key, content in data.items():
+        store.add_named_data(key, content, 16, external_tag="file" if key.startswith("far") else None)
+    return store.get_named_data_store_output()
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    store = _store(tmp_path)
-    chunks = [b"", b"short", b"l" * 5000, b"l" * 5000]
-    store.write(_key(), {"a": [1, None, "x"]}, chunks)
+    results = [
+        PreprocessResult(b"payload", {1: (2, 3), "a": 4, "b": {5}}, _named({"near": b"x" * 5000, "far": b"y"})),
+        PlacedResult(b"", units={"npu": frozenset({1}), "cpu": [2]}),
+        PreprocessResult(b"\0", None, None, _delegate_info_meta="information"),
+    ]
+    assert Store(tmp_path, LIMIT).write(KEY, results) == ""
     for _ in range(2):
-        found = _store(tmp_path).read(_key())
-        assert found is not None and found.value == {"a": [1, None, "x"]} and list(found.chunks) == chunks
-    assert _store(tmp_path).read(_key("other")) is None
-    assert _store(tmp_path).read(_key(kind="edge")) is None
-    assert len(list(tmp_path.glob("*.chunk"))) == 1
+        assert Store(tmp_path, LIMIT).read(KEY, 3) == results
+    assert Store(tmp_path, LIMIT).read({**KEY, "graph": "b"}, 3) is None
     assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
 
 
-def _sealed(description: object, version: int = 1) -> bytes:
-    """Return an entry whose digest is right."""
-    text = json.dumps(description).encode()
-    rest = struct.pack("<I", len(text)) + text
-    return struct.pack("<8sI32s", b"EXIRLOWC", version, hashlib.sha256(rest).digest()) + rest
+class Unknown:
+    pass
 
 
-def _facts() -> list[object]:
-    return ["preprocess", _key().digest, dict(_key().parts)]
+def test_results_with_objects_of_other_classes_are_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path, LIMIT)
+    assert "Unknown" in store.write(KEY, [PreprocessResult(b"", None, None, _delegate_info_meta=Unknown())])
+    assert "at most" in store.write(KEY, [PreprocessResult(b"x" * LIMIT)])
+    assert store.files() == []
 
 
 class _Bomb:
@@ -60,125 +60,65 @@ class _Bomb:
         return os.system, ("touch bomb",)
 
 
+def _sealed(results: bytes) -> bytes:
+    """Return an entry whose digest is right."""
+    rest = json.dumps(KEY).encode() + b"\n" + results
+    return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+
+
 _HOSTILE: dict[str, bytes] = {
     "empty": b"",
-    "pickle": pickle.dumps(_Bomb()),
     "foreign": b"\0" * 500,
-    "another version": _sealed([_facts(), 1, []], version=2),
-    "another key": _sealed([["preprocess", "0" * 64, {}], 1, []]),
-    "no list": _sealed({"a": 1}) + b"x",
-    "not three": _sealed([1, 2]),
-    "no sizes": _sealed([_facts(), 1, 5]),
-    "negative": _sealed([_facts(), 1, [[-5, None]]]),
-    "huge": _sealed([_facts(), 1, [[1 << 60, None]]]),
-    "no number": _sealed([_facts(), 1, [["a", None]]]),
-    "a path": _sealed([_facts(), 1, [[4, "../../../etc/passwd"]]]),
-    "absolute": _sealed([_facts(), 1, [[4, "/etc/passwd"]]]),
-    "not text": _sealed([_facts(), 1, [[4, ["a"]]]]),
-    "missing": _sealed([_facts(), 1, [[4, "a" * 64]]]),
-    "deep": b"",
+    "a pickle": pickle.dumps(_Bomb()),
+    "a sealed pickle": _sealed(pickle.dumps(_Bomb())),
+    "in a result": _sealed(pickle.dumps([PreprocessResult(b"", {1: _Bomb()})])),
+    "no list": _sealed(pickle.dumps(5)),
+    "no results": _sealed(pickle.dumps([1])),
+    "another number": _sealed(pickle.dumps([PreprocessResult(b""), PreprocessResult(b"")])),
+    "not whole": _sealed(pickle.dumps([PreprocessResult(b"")])[:-5]),
+    "deep": _sealed(b"(" * 100_000 + b"."),
 }
 
 
 @pytest.mark.parametrize("name", _HOSTILE)
 def test_hostile_entries_are_misses_and_dropped(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store, path = _store(tmp_path / "store"), tmp_path / "store" / f"preprocess-{_key().digest}.entry"
-    content = _HOSTILE[name]
-    if name == "deep":
-        text = b"[" * 100_000 + b"]" * 100_000
-        rest = struct.pack("<I", len(text)) + text
-        content = struct.pack("<8sI32s", b"EXIRLOWC", 1, hashlib.sha256(rest).digest()) + rest
-    path.write_bytes(content)
-    store.find_nearest(_key("other"), None)
-    assert store.read(_key()) is None
+    store = Store(tmp_path / "store", LIMIT)
+    store.write(KEY, [PreprocessResult(b"")])
+    (path,) = store.folder.iterdir()
+    path.write_bytes(_HOSTILE[name])
+    store.latest_keys()
+    assert store.read(KEY, 1) is None
     assert not path.exists() and not (tmp_path / "bomb").exists()
-    store.write(_key(), 1, [])
-    assert store.read(_key()) is not None
+    store.write(KEY, [PreprocessResult(b"")])
+    assert store.read(KEY, 1) is not None
 
 
 def test_every_damaged_byte_is_a_miss(tmp_path: Path) -> None:
-    store = _store(tmp_path)
-    store.write(_key(), {"a": 1}, [b"short", b"l" * 5000])
-    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for path, content in files.items():
-        for at in range(0, len(content), max(len(content) // 150, 1)):
-            for damaged in (content[:at], content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]):
-                for other, whole in files.items():
-                    other.write_bytes(whole)
-                path.write_bytes(damaged)
-                assert store.read(_key()) is None
-                assert not path.exists()
-
-
-def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    _store(outside).write(_key(), 1, [b"l" * 5000])
-    entry, chunk = next(outside.glob("*.entry")), next(outside.glob("*.chunk"))
-    store = _store(tmp_path / "store")
-    (store.folder / entry.name).symlink_to(entry)
-    assert store.read(_key()) is None and entry.exists() and not (store.folder / entry.name).is_symlink()
-    (store.folder / entry.name).write_bytes(entry.read_bytes())
-    (store.folder / chunk.name).symlink_to(chunk)
-    assert store.read(_key()) is None and chunk.exists()
-    os.mkfifo(store.folder / entry.name)
-    assert store.read(_key()) is None
-    (store.folder / entry.name).mkdir()
-    assert store.read(_key()) is None
-    with pytest.raises(OSError):
-        store.write(_key(), 1, [])
-    (store.folder / "mine.txt").write_text("kept")
-    store.clear()
-    assert (store.folder / "mine.txt").exists()
+    store = Store(tmp_path, LIMIT)
+    store.write(KEY, [PreprocessResult(b"short" * 100)])
+    (path,) = store.folder.iterdir()
+    content = path.read_bytes()
+    for at in range(0, len(content), max(len(content) // 150, 1)):
+        for damaged in (content[:at], content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]):
+            path.write_bytes(damaged)
+            assert store.read(KEY, 1) is None
+            assert not path.exists()
 
 
 def test_what_was_not_used_for_longest_is_removed_first(tmp_path: Path) -> None:
-    store = _store(tmp_path, 100_000)
+    store = Store(tmp_path, 100_000)
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / f".{'a' * 16}.tmp").write_bytes(b"half")  # of a process that was killed
+    os.utime(tmp_path / f".{'a' * 16}.tmp", (1, 1))
     for number in range(30):
-        store.write(_key(str(number)), number, [bytes([number]) * 5000])
-        assert store.read(_key("0")) is not None
-        assert store.content().size <= 120_000
-    store.trim()
-    assert store.content().size <= 100_000
-    assert store.read(_key("29")) is not None and store.read(_key("1")) is None
-    assert not store.write(_key("large"), 1, [b"l" * 60_000])
-    assert store.read(_key("large")) is None
-
-
-def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> None:
-    store = _store(tmp_path)
-    old, new = (tmp_path / f".{digit * 16}.tmp" for digit in "ab")
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (1, 1))
-    store.trim()
-    assert not old.exists() and new.exists()
-    store.clear()
-    assert not new.exists()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [{}],
-        [{"payload": 5, "handles": None}],
-        [{"payload": -1, "handles": None}],
-        [{"payload": True, "handles": None}],
-        [{"payload": 0, "handles": [[1, "eval", [1]]]}],
-        [{"payload": 0, "handles": [[1, "tuple", ["1"]]]}],
-        [{"payload": 0, "handles": [[None, "int", [1]]]}],
-        [{"payload": 0, "handles": None, "data": [0, 9, [], []]}],
-        [{"payload": 0, "handles": None, "data": [0, 1, [["key", 4, 16, None]], []]}],
-        [{"payload": 0, "handles": None, "data": [0, 1, [["key", 0, 0, None]], []]}],
-        [{"payload": 0, "handles": None, "data": [0, 1, [["key", 0, 1, [99, [], []]]], []]}],
-        [{"payload": 0, "handles": None, "info": 7}],
-        [[1]],
-    ],
-)
-def test_values_that_this_version_does_not_write_are_refused(value: object) -> None:
-    with pytest.raises(DamagedError):
-        restore_results(value, (b"payload",))
+        store.write({"number": str(number)}, [PreprocessResult(bytes([number]) * 5000)])
+        assert store.read({"number": "0"}, 1) is not None
+        store.trim()
+        assert sum(state.st_size for _, state in store.files()) <= 100_000
+    assert store.read({"number": "29"}, 1) is not None and store.read({"number": "1"}, 1) is None
+    assert len(list(tmp_path.glob("*.tmp"))) == 0
+    assert store.trim(0) > 0 and store.files() == [] and (tmp_path / "mine.txt").exists()
 
 
 def test_damaged_entries_are_lowered_again(tmp_path: Path) -> None:
@@ -317,14 +257,3 @@ def test_a_folder_that_another_user_owns_is_a_warning(tmp_path: Path) -> None:
     folder.mkdir(mode=0o500)
     with pytest.warns(CacheWarning):
         trace(folder)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_folder_to_which_everybody_can_write_is_a_warning(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.warns(CacheWarning, match="Every user of this machine can write to the cache in"):
-        assert missed(trace(tmp_path))
-    tmp_path.chmod(0o770)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CacheWarning)
-        assert not missed(trace(tmp_path))

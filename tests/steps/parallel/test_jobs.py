@@ -37,7 +37,7 @@ from exir_lowering import (
     PreprocessResult,
     lower,
 )
-from exir_lowering.steps.parallel import dispatch, executors
+from exir_lowering.steps import parallel
 
 JOBS = (2,)
 
@@ -103,7 +103,7 @@ class TestLimits:
         assert backend.met == 4
 
     def test_what_is_in_flight_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dispatch, "MOST_BYTES", 1)
+        monkeypatch.setattr(parallel, "MOST_BYTES", 1)
         backend = Meeting(0.1)
         lowered(chain(3), each_layer("meeting"), backend, jobs=3)
         assert backend.met == 0
@@ -215,7 +215,7 @@ class TestWhatDoesNotTravel:
         partitioner = TagPartitioner(tag, "storing")
         alone = lowered(chain(3), partitioner, Storing).emit().buffer
         assert lowered(chain(3), partitioner, Storing, jobs=2).emit().buffer == alone
-        assert "is not lowered by a worker: not serialisable" in caplog.text
+        assert "its program cannot be sent: node.meta['strange']: a value of type builtins.object" in caplog.text
 
 
 class TestEnds:
@@ -256,9 +256,10 @@ class TestEnds:
 
     def test_a_forked_child_has_workers_of_its_own(self) -> None:
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
+        before = list(parallel._pools.values())
         child = os.fork()
         if child == 0:
-            os._exit(0 if not executors._pools else 1)
+            os._exit(0 if parallel._pool(2) not in before else 1)
         assert os.waitpid(child, 0)[1] == 0
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
 

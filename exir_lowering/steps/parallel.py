@@ -1,0 +1,302 @@
+"""Step preprocess for several partitions at once, in the same order and with the same bytes as one after the other.
+
+They are lowered by threads of this process, by loky's processes, or by any `concurrent.futures.Executor`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering import graphs
+from exir_lowering._upstream import locks, transport
+from exir_lowering.errors import LoweringError, exception_text
+from exir_lowering.graphs.copies import list_tensors
+from exir_lowering.model import BackendGroup, CallSite, LoweredPartition, Partition
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.addresses import NoAddressError, find_address, load_class
+from exir_lowering.plugins.backend import Backend, takes_context
+from exir_lowering.plugins.worker_errors import WorkerDiedError, describe_error, raise_error
+from exir_lowering.steps.cache.keys import UNIMPORTANT, NoKeyError, describe_neighbours, describe_partition, digest
+from exir_lowering.steps.preprocess import describe_failure, preprocess
+from exir_lowering.steps.session import Session
+
+MOST_BYTES = 1 << 31
+"""How many bytes of weights the partitions that are lowered at once may have; one larger partition goes alone."""
+
+_IDLE = 300  # after so many seconds without work, processes end
+_LOG = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A partition cannot be lowered by a worker; the message says why."""
+
+
+def preprocess_parallel(
+    group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
+) -> list[LoweredPartition]:
+    """Lower a group as `preprocess` does, several partitions at once if options and backend allow it.
+
+    The rest is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice is a
+    failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
+    """
+    options, partitions = session.options, group.partitions
+    # One alone is worth a worker where the backend may end its process, and that is no error.
+    alone = len(partitions) == 1 and options.on_backend_error == "raise"
+    if options.executor is None and (options.jobs == 1 or alone):
+        return preprocess(group, backend, session, sharing=sharing)
+    try:
+        workers = _choose_workers(backend, options)
+    except RefusedError as reason:
+        log = _LOG.info if backend.parallel == "none" else _LOG.warning
+        log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
+        return preprocess(group, backend, session, sharing=sharing)
+    here: set[str] = set()  # the ids of partitions that this thread lowers
+    done: dict[str, PreprocessResult] = {}
+    begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
+
+    def leave(partition: Partition, reason: object) -> None:
+        text = "Partition %s of method %r is not lowered by a worker: %s."
+        _LOG.warning(text, partition.id, partition.method, reason)
+        here.add(partition.id)
+
+    def lower_here(some: Sequence[Partition]) -> None:
+        left = tuple(one for one in some if one.id in here and one.id not in done)
+        if left:
+            lowered = preprocess(BackendGroup(group.backend_id, left), backend, session, sharing=sharing or group)
+            done.update((one.partition.id, one.result) for one in lowered)
+
+    def finish() -> None:
+        """Wait for the first one: partitions are waited for in order, so the first failure is that of a loop."""
+        partition, future, _ = begun.popleft()
+        try:
+            done[partition.id] = workers.finish(partition, future)
+        except RefusedError as reason:
+            leave(partition, reason)
+        except LoweringError:
+            lower_here(partitions[: partitions.index(partition)])
+            raise
+        advance()
+
+    if takes_context(backend.preprocess) or not backend.one_by_one:
+        # What overlaps with weights of others is one piece with them, which needs one store.
+        together = describe_neighbours(one.program for one in (sharing or group).partitions)
+        for partition in partitions:
+            if any(together[at] != views for at, views in describe_neighbours([partition.program]).items()):
+                leave(partition, "a part of its weights is in another partition too")
+    interrupted = False
+    try:
+        with session.progress.count(f"lower for {group.backend_id}", len(partitions) - len(here)) as advance:
+            for partition in partitions:
+                size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
+                while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
+                    finish()
+                try:
+                    if partition.id not in here:
+                        begun.append((partition, workers.begin(partition), size))
+                except RefusedError as reason:
+                    leave(partition, reason)
+            while begun:
+                finish()
+        lower_here(partitions)
+    except BaseException as error:
+        interrupted = not isinstance(error, LoweringError)
+        raise
+    finally:
+        workers.end([future for _, future, _ in begun], interrupted=interrupted)
+    return [LoweredPartition(partition, done[partition.id]) for partition in partitions]
+
+
+def _choose_workers(backend: Backend, options: LoweringOptions) -> _Workers:
+    """Decide who lowers; raise RefusedError if nobody but the caller's thread can."""
+    executor = options.executor
+    if not (backend.one_by_one or backend.independent):
+        raise RefusedError("it lowers them together, in preprocess_all")
+    if not backend.in_processes:
+        raise RefusedError('it declares parallel = "none"')
+    threads = isinstance(executor, ThreadPoolExecutor) or (executor is None and backend.parallel == "thread")
+    if threads and backend.parallel == "none":
+        raise RefusedError("it can be lowered by several processes, but not by several threads")
+    if not threads:
+        try:
+            return _Workers(backend, find_address(backend), options, executor)
+        except NoAddressError as error:
+            if backend.parallel == "none":
+                raise RefusedError(str(error)) from error
+            _LOG.warning("The partitions for backend %r are lowered in threads: %s.", backend.backend_id, error)
+    if locks.converts_here():
+        raise RefusedError("the caller holds the conversion lock, which other threads would wait for")
+    return _Workers(backend, "", options, executor if isinstance(executor, ThreadPoolExecutor) else None)
+
+
+class _Workers:
+    """Threads, or processes that find the backend's class at an address; our own, or those of a given executor."""
+
+    def __init__(self, backend: Backend, address: str, options: LoweringOptions, given: Executor | None) -> None:
+        self._backend, self._address, self._options, self._given = backend, address, options, given
+        self._own: Executor | None = None  # ends with the call: threads, or a process for what is tried once more
+        if not address and given is None:
+            self._own = ThreadPoolExecutor(options.jobs, "exir-lowering")
+        self._buffers: dict[bytes, bytes] = {}  # the named data of results: equal ones are kept once
+
+    def begin(self, partition: Partition) -> Future[Any]:
+        """Begin to lower a partition; RefusedError if it cannot be sent."""
+        if not self._address:
+            pool: Any = self._given or self._own
+            return pool.submit(self._lower, partition)  # type: ignore[no-any-return]
+        return self._send(self._given or _pool(self._options.jobs), partition)
+
+    def finish(self, partition: Partition, future: Future[Any]) -> PreprocessResult:
+        """Wait for a partition, once more if its process died; raise what `preprocess` raises."""
+        if not self._address:
+            # A task that waits in a given pool is done here: the pool may be waiting for this very call.
+            stolen = self._given is not None and future.cancel()
+            return self._lower(partition) if stolen else future.result()
+        try:
+            return self._read(future)
+        except WorkerDiedError as error:
+            first = error
+        try:
+            if self._given is not None:
+                return self._read(self.begin(partition))
+            # The processes of a pool end together, whichever died: this one is tried alone.
+            self._own = self._own or _make_pool(1)
+            return self._read(self._send(self._own, partition))
+        except WorkerDiedError as second:
+            self._own = None
+            twice = WorkerDiedError(f"{first}; it was tried once more, and {second}")
+            raise describe_failure(partition.backend_id, self._backend, [partition], twice) from second
+
+    def end(self, begun: Iterable[Future[Any]], *, interrupted: bool) -> None:
+        """Take back what has not begun, and wait for threads, which use the caller's tensors; interrupt processes."""
+        running = [future for future in begun if not future.cancel()]
+        if not self._address:
+            wait(running)
+        if self._own is not None:
+            self._own.shutdown(wait=not self._address)
+        if interrupted and self._address and self._given is None:
+            _forget(self._options.jobs)
+
+    def _lower(self, partition: Partition) -> PreprocessResult:
+        # Nothing is shown, cached or passed on to others.
+        session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
+        return preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)[0].result
+
+    def _send(self, executor: Executor, partition: Partition) -> Future[Any]:
+        task = _make_task(partition, self._address, self._options)
+        try:
+            return executor.submit(work, task)
+        except MemoryError:
+            raise
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _read(self, future: Future[Any]) -> PreprocessResult:
+        try:
+            answer = future.result()
+        except MemoryError:
+            raise
+        except Exception as error:
+            who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
+            raise WorkerDiedError(f"{who} raised {exception_text(error)}") from error
+        if isinstance(answer, str):
+            raise RefusedError(answer)
+        if isinstance(answer, dict):
+            raise_error(answer)
+        result: PreprocessResult = pickle.loads(answer)
+        data, known = result.data_store_output, self._buffers
+        if data is not None:
+            data.buffers = [known.setdefault(one, one) if type(one) is bytes else one for one in data.buffers]
+        return result
+
+
+# -- processes of our own, kept for later calls, by their number -------------------------------------------------------
+
+_pools: dict[tuple[int, int], Any] = {}  # of this process: a forked child has others
+_lock = threading.Lock()
+
+
+def _pool(jobs: int) -> Any:
+    with _lock:
+        key = os.getpid(), jobs
+        if key not in _pools or _pools[key]._flags.broken:  # a process died before
+            _pools[key] = _make_pool(jobs)
+        return _pools[key]
+
+
+def _make_pool(jobs: int) -> Any:
+    import loky  # only where it is needed
+
+    # With safe paths, nothing is imported from the current folder, whatever lies there. What loky starts at once, to
+    # track resources, has the environment of this process. Memory that grows is a weight here, and no leak.
+    workers = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        return loky.ProcessPoolExecutor(jobs, timeout=_IDLE, env=workers)
+    finally:
+        os.environ.pop("PYTHONSAFEPATH") if before is None else os.environ.update(PYTHONSAFEPATH=before)
+
+
+def _forget(jobs: int) -> None:
+    """End the processes of a pool; others that wait for them try once more."""
+    with _lock, suppress(KeyError, RuntimeError):
+        _pools.pop((os.getpid(), jobs)).shutdown(wait=False, kill_workers=True)
+
+
+# -- what travels, and what a worker does ------------------------------------------------------------------------------
+
+
+def _make_task(partition: Partition, address: str, options: LoweringOptions) -> tuple[Any, ...]:
+    """Return what a worker needs to lower a partition; RefusedError if that cannot be written."""
+    try:
+        described = digest(describe_partition(partition, None))
+        sent = transport.dumps(graphs.copy_program(partition.program, kind=type(partition.program)), UNIMPORTANT)
+    except (NoKeyError, transport.NotTransportableError) as error:
+        raise RefusedError(f"its program cannot be sent: {error}") from error
+    specs = [(spec.key, bytes(spec.value)) for spec in partition.compile_specs]
+    settings = options.check_weights, options.fast, torch.get_num_threads()
+    return address, partition.id, partition.method, partition.backend_id, specs, sent, described, settings
+
+
+def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
+    """Lower a partition in a worker: return the result as a pickle, why it is refused, or an error as a header."""
+    address, name, method, backend_id, specs, sent, described, (check_weights, fast, threads) = task
+    try:
+        backend = registry.as_backend(backend_id, load_class(address))
+        program = transport.loads(*sent)
+        program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
+        given = tuple(CompileSpec(*spec) for spec in specs)
+        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), "", (), ()))
+        if digest(describe_partition(partition, None)) != described:
+            return "its program would be another one in another process"
+    except MemoryError:
+        raise
+    except Exception as error:
+        return f"its program cannot be read in another process: {exception_text(error)}"
+    session = Session(LoweringOptions(check_weights=check_weights, fast=fast))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)  # as in the process that sent the task: results may depend on it
+    try:
+        return pickle.dumps(preprocess(BackendGroup(backend_id, (partition,)), backend, session)[0].result)
+    except (LoweringError, MemoryError) as error:
+        return describe_error(error, error)
+    except Exception as error:
+        return f"its result cannot be sent: {exception_text(error)}"
+    finally:
+        torch.set_num_threads(before)
