@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from exir_lowering import CompileSpec, DelegationSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
-from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
+from exir_lowering.partitioners.algorithms.convex import contract, list_computing
 from exir_lowering.partitioners.supports.predicates import check_operator
 from exir_lowering.partitioners.supports.support import suggest
 
@@ -208,12 +208,10 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         ruled = {node: rule for node, rule in matched if rule is not None}
         unseen = [node for node, rule in ruled.items() if rule.kind != "allow"]
         run = nested_run.run(self.partitioner, exported_program, unseen)
-        kept_whole = self.partitioner.ops_to_not_decompose(exported_program)[0]
         rejections = {rejection.node: rejection for rejection in run.rejections}
         for path, node in operators:
             rule = ruled.get(node)
             if rule is not None and rule.to == HOST:
-                _warn_whole(rule, path, node, kept_whole)
                 key, operator = graphs.qualified_name(path, node), graphs.operator_name(node)
                 reason = f"denied by the rule {rule}"
                 rejections[key] = Rejection("", key, operator, reason, "RuledPartitioner", "denied")
@@ -241,8 +239,17 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         for rule in self.rules if facts else ():
             for key in _CRITERIA:
                 for wanted in getattr(rule, key):
-                    if not _any((wanted,), present[key]):
-                        _missing(rule, key, wanted, list(present[key]))
+                    if _any((wanted,), present[key]):
+                        continue
+                    hint = suggest(wanted, present[key], f" It has: {', '.join(list(present[key])[:8]) or 'none'}.")
+                    what = key.replace("op", "operator").replace("name", "node").replace("_", " ")
+                    text = f"The rule {rule} names the {what} {wanted!r}, which the program does not have.{hint}"
+                    if key != "op" and rule.required:
+                        raise InputError(
+                            f"{text} Give rules for some methods only to those methods' partitioners, or use "
+                            "required=False."
+                        )
+                    warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _facts(path: tuple[str, ...], node: Node) -> Facts:
@@ -254,30 +261,6 @@ def _facts(path: tuple[str, ...], node: Node) -> Facts:
         "module": dict.fromkeys(outer for where, _ in stack for outer in accumulate(where.split("."), "{}.{}".format)),
         "module_class": dict.fromkeys(name for _, kind in stack for name in (kind, kind.rpartition(".")[2])),
     }
-
-
-def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
-    hint = suggest(wanted, present, f" It has: {', '.join(present[:8]) or 'none'}.")
-    what = {"op": "operator", "name": "node", "module": "module", "module_class": "module class"}[key]
-    text = f"The rule {rule} names the {what} {wanted!r}, which the program does not have.{hint}"
-    if key == "op" or not rule.required:
-        warnings.warn(text, UserWarning, stacklevel=2)
-        return
-    raise InputError(f"{text} Give rules for some methods only to those methods' partitioners, or use required=False.")
-
-
-def _warn_whole(rule: Rule, path: tuple[str, ...], node: Node, kept_whole: Sequence[Any]) -> None:
-    """Warn about an operator that goes to the host although it was kept whole for the backend."""
-    operator = graphs.operator_name(node)
-    if rule.name and operator in {graphs.target_name(target) for target in kept_whole}:
-        warnings.warn(
-            f"The rule {rule} keeps {graphs.qualified_name(path, node)} on the host, but {operator} was kept from "
-            f"decomposition for the partitioner, before nodes had these names: the runtime needs a kernel for it, "
-            f"which ExecuTorch's portable library may not have. To have it decomposed, deny it by operator or module: "
-            f"deny(op={operator!r}, module={graphs.module_stack(node)!r}).",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def _with(
@@ -298,7 +281,16 @@ def _with(
     for _, module in graphs.walk(program.graph_module):
         nodes = list_computing(module)
         if any(node in added for node in nodes):
-            for proposal in _join(nodes, tags, destinations, label_of_added):
+            own = {node: _key(destinations[tags[node]]) for node in nodes if node in tags}
+            groups: dict[str, list[Node]] = {}
+            for node in own:
+                groups.setdefault(tags[node], []).append(node)
+            extra = {node: label_of_added[node] for node in nodes if node in added}
+            try:
+                proposals = contract(nodes, {**own, **extra}, groups=groups.values())
+            except InputError:  # a tag is not convex: extraction handles that, so leave the tags as they are
+                proposals = contract(nodes, extra)
+            for proposal in proposals:
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
                 # Rules inside these rules may have used some numbers.
                 free = (f"rule_{i}" for i in count(len(destinations)) if f"rule_{i}" not in destinations)
@@ -313,24 +305,6 @@ def _with(
         if reader is not None and constant not in tags and spec.target not in written:
             tags[constant] = tags[reader]
     return tags, destinations
-
-
-def _join(
-    nodes: Sequence[Node],
-    tags: Mapping[Node, str],
-    destinations: Mapping[str, DelegationSpec],
-    added: Mapping[Node, str],
-) -> list[Proposal]:
-    """Propose partitions of a graph's tagged and added nodes, each tag whole."""
-    own = {node: _key(destinations[tags[node]]) for node in nodes if node in tags}
-    groups: dict[str, list[Node]] = {}
-    for node in own:
-        groups.setdefault(tags[node], []).append(node)
-    extra = {node: added[node] for node in nodes if node in added}
-    try:
-        return contract(nodes, {**own, **extra}, groups=groups.values())
-    except InputError:  # a tag of the partitioner is not convex: extraction handles that, so leave its tags as they are
-        return contract(nodes, extra)
 
 
 def _destination(rule: Rule, known: Sequence[DelegationSpec]) -> DelegationSpec:

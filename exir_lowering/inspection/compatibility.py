@@ -10,10 +10,9 @@ from pathlib import Path
 from exir_lowering.inspection.reading import find_debug, inspect
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import files, format as file_format, manifest, slots
-from exir_lowering.pte.code import Code, Payload
+from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, Payload, items
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, items
 from exir_lowering.pte.payloads import check_payload, describe
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.releases import Form, Target, Verdict, join_ranks, known_releases

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
-from exir_lowering.pte.code import Code
-from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, PlanInstruction, items
+from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, Code, PlanInstruction, items
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 

@@ -27,12 +27,11 @@ from exir_lowering.inspection.report import (
 )
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling, container, digests, files, format as file_format, manifest, provenance
-from exir_lowering.pte.code import Code
+from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.files import MappedFile
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.instructions import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction, items
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import PayloadMemory
 from exir_lowering.pte.provenance import MethodProvenance, Provenance

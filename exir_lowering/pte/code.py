@@ -8,15 +8,59 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.instructions import ITEMS, KERNEL, PlanInstruction, items, read_instruction
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.slots import ExecutionPlan, KernelTypes as K
+from exir_lowering.pte.slots import ExecutionPlan, InstructionArguments as _Kinds, KernelTypes as K
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
+
+PlanInstruction: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
+
+KERNEL, DELEGATE, MOVE = _Kinds.KERNEL_CALL, _Kinds.DELEGATE_CALL, _Kinds.MOVE_CALL
+JUMP, FREE = _Kinds.JUMP_FALSE_CALL, _Kinds.FREE_CALL
+"""The kinds of instructions, by their numbers in the file."""
+
+_FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = {
+    KERNEL: (slots.KernelCall.OP_INDEX, (slots.KernelCall.ARGS,)),
+    DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
+    MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
+    JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
+    FREE: (None, (slots.ONLY,)),
+}
+"""For each kind of instruction, the fields with its target, and with the values it takes: for calls a list of them."""
+
+_ITEMS: Mapping[int, int] = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
+"""Kinds of lists whose items are values themselves, with the kind of the items."""
+
+
+def read_instruction(table: Table, size: int) -> PlanInstruction:
+    """Return an instruction's kind, its target and the values it takes; a CorruptError if one does not exist."""
+    code, content = table.number(slots.Instruction.INSTR_ARGS_TYPE, "B"), table.table(slots.Instruction.INSTR_ARGS)
+    if code not in _FIELDS or content is None:
+        raise CorruptError(f"an instruction has the unknown type {code}")
+    target, fields = _FIELDS[code]
+    if code in (KERNEL, DELEGATE):
+        if not content.has(fields[0]):
+            raise CorruptError("a call has no list of arguments")
+        arguments = content.numbers(fields[0], "i")
+    else:
+        arguments = tuple(content.number(field, "i") for field in fields)
+    for index in arguments:
+        check_index(index, size, "an instruction", "values")
+    return code, 0 if target is None else content.number(target, "i"), arguments
+
+
+def items(values: Sequence[ValueSpec], index: int) -> tuple[int, ...]:
+    """Return a value, or the values in a list of values."""
+    value = values[index]
+    if value.kind in _ITEMS and isinstance(value.content, tuple):
+        return tuple(int(item) for item in value.content if item != -1)  # -1 is None
+    return (index,)
+
 
 _LISTS: Mapping[int, str] = {
     K.INT_LIST: "q",
@@ -224,7 +268,7 @@ def _read(name: str, plan: Table, data: Data) -> Code:
     tables = enumerate(plan.tables(ExecutionPlan.VALUES))
     values = [read_value(number, table, arenas, data, external) for number, table in tables]
     for number, (value, _) in enumerate(values):
-        wanted = ITEMS.get(value.kind)
+        wanted = _ITEMS.get(value.kind)
         for index in value.content if wanted is not None and isinstance(value.content, tuple) else ():
             if index == -1 and value.kind == K.OPTIONAL_TENSOR_LIST:
                 continue

@@ -54,31 +54,19 @@ class MappedFile:
             "again."
         )
 
-    def writable(self) -> memoryview:
-        """Return the content so that writing to it changes no file; InputError if the file was replaced or changed."""
-        if isinstance(self.source, bytes):
-            return memoryview(bytearray(self.source))
-        content, identity = _map(self.name, Path(self.source), mmap.ACCESS_COPY)
-        if identity != self.identity:
-            raise self._replacement_error()
-        return content
-
-    def check(self, what: str = "program") -> None:
-        """Check that the path still leads to this file, as it was; else raise an InputError that says what to load."""
+    def check(self) -> None:
+        """Check that the path still leads to this file, as it was; else raise an InputError."""
         if self.identity is None:
             return
         try:
             now = _identity(os.stat(self.source))
         except OSError as error:
-            raise InputError(f"{self.name} can no longer be read: {error}. Load the {what} again.") from error
+            raise InputError(f"{self.name} can no longer be read: {error}. Load the program again.") from error
         if now != self.identity:
-            raise self._replacement_error(what)
-
-    def _replacement_error(self, what: str = "program") -> InputError:
-        return InputError(
-            f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the {what} "
-            "again."
-        )
+            raise InputError(
+                f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the program "
+                "again."
+            )
 
 
 def is_file(given: object) -> bool:
@@ -99,7 +87,7 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if not location.is_file():
         found = "a directory" if location.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {found}.")
-    content, identity = _map(name, location, mmap.ACCESS_READ)
+    content, identity = _map(name, location)
     return MappedFile(name, path, content, identity)
 
 
@@ -108,11 +96,11 @@ def in_memory(name: str, content: bytes) -> MappedFile:
     return MappedFile(name, content, memoryview(content), None)
 
 
-def _map(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...]]:
+def _map(name: str, path: Path) -> tuple[memoryview, tuple[int, ...]]:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=access) if found.st_size else b"")
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if found.st_size else b"")
             return content, _identity(found)
     except (OSError, ValueError) as error:
         raise InputError(f"{name} cannot be loaded: {error}.") from error
@@ -137,14 +125,13 @@ class Kind:
 
 PTE = Kind("a .pte file, already lowered, for `exir-lower run`", "Load it with exir_lowering.load.")
 PTD = Kind("a .ptd data file", "Give the .pte file that it was saved with, and this one as data=.")
-_BUNDLED = Kind("a .bpte file, a program bundled with inputs", "Give the .pte file that it was made from.")
 PT2 = Kind(
     "a .pt2 file, a torch.export program that is not lowered yet",
     "Lower it first: `exir-lower lower MODEL.pt2 --partitioner NAME -o MODEL.pte`, or "
     "exir_lowering.lower(torch.export.load(path), ...).emit().save(path).",
 )
 
-_MARKS: Mapping[bytes, Kind] = {container.PTE_MAGIC[:2]: PTE, container.PTD_MAGIC: PTD, b"BP08": _BUNDLED}
+_MARKS: Mapping[bytes, Kind] = {container.PTE_MAGIC[:2]: PTE, container.PTD_MAGIC: PTD}
 """What follows the first four bytes; of a `.pte` file of any version."""
 
 
@@ -170,7 +157,7 @@ def kind_of_content(content: memoryview) -> Kind | None:
 
 def kind_of_file(path: Path) -> Kind | None:
     """Return the kind of a file; None for one of another program."""
-    return kind_of_content(_map(repr(str(path)), path, mmap.ACCESS_READ)[0])
+    return kind_of_content(_map(repr(str(path)), path)[0])
 
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -239,15 +226,10 @@ class DataFiles:
             ) from error
         return path
 
-    def content(self) -> dict[str, memoryview]:
-        """Return the data, by name, so that writing to it changes nothing on the disk; an InputError when replaced."""
-        files = [container.read_data(one.file.writable()) for one in self.files]
-        return {name: weight.content for file in files for name, weight in file.items()}
-
-    def check(self, what: str = "program") -> None:
+    def check(self) -> None:
         """Check that the files are still those that were read; raise an InputError when one was replaced or changed."""
         for one in self.files:
-            one.file.check(what)
+            one.file.check()
 
 
 def read_data_files(given: Any, who: str = "load") -> DataFiles:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from exir_lowering.pte import payloads, provenance, signatures
-from exir_lowering.pte.code import Allocation, Code, read_methods
+from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.instructions import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import FindChecks, PayloadMemory
 from exir_lowering.pte.provenance import MethodProvenance, Provenance

@@ -129,10 +129,6 @@ class ProgramFile:
         """Say which method is meant, to begin a message with."""
         return f"Method {method!r} of {self.name}"
 
-    def content(self) -> memoryview:
-        """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk."""
-        return self.file.writable()
-
     def open(self, *, profiled: bool = False) -> Any:
         """Open the file and its data in ExecuTorch's runtime, which may raise a RuntimeError; see `open_program`."""
         try:
@@ -269,7 +265,7 @@ def find_delegates(
 
 def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
     """Give backends that the runtime has other ids, in a copy of the file; return it, and the new ids by old ones."""
-    content = bytearray(file.content())
+    content = bytearray(file.file.content)
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
     end = container.read_pte(memoryview(content)).tables
     for old, new in names.items():

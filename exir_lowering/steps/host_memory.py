@@ -67,16 +67,13 @@ def make_inputs_contiguous(program: ExportedProgram) -> None:
         if node in odd:
             with mode, torch.no_grad():
                 node.meta["val"] = value.new_empty(value.shape).requires_grad_(value.requires_grad)
-        elif node.op == "call_function" and not odd.isdisjoint(node.all_input_nodes) and _follows(node):
-            node.meta["val"] = evaluate(node, node.target, lambda operand: operand.meta["val"], mode, gradients=True)
-            odd.add(node)
-
-
-def _follows(node: Node) -> bool:
-    """Return whether a node's value is known from those of its operands: it calls no graph, and no data decide it."""
-    decided = torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
-    dynamic = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
-    return not decided and not dynamic and all("val" in operand.meta for operand in node.all_input_nodes)
+        elif node.op == "call_function" and not odd.isdisjoint(node.all_input_nodes):
+            # A value is known from those of its operands if the node calls no graph, and no data decide it.
+            decided = _MAKES_SIZES & set(getattr(node.target, "tags", ()))
+            if not decided and all("val" in operand.meta for operand in node.all_input_nodes):
+                values = (node, node.target, lambda operand: operand.meta["val"], mode)
+                node.meta["val"] = evaluate(*values, gradients=True)
+                odd.add(node)
 
 
 def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
@@ -102,14 +99,14 @@ def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
             for nested in graphs.nested_graphs(module, node) if node.target in _RETURNING else ():
-                _copy_returned(nested.module, _is_given)
+                _copy_returned(nested.module, lambda value: value.op != "call_function" or graphs.is_mutating(value))
             for nested in graphs.nested_graphs(module, node) if node.target in _STACKING else ():
                 _return_rows(nested.module)
         _copy_viewed(module)
         if any(map(_has_other_order, module.graph.nodes)):
             _Contiguous(module).run()
     if not planned_results:
-        _copy_returned(program.graph_module, _is_conditional)
+        _copy_returned(program.graph_module, lambda value: _call(value).target is _COND)
 
 
 def _copy_returned(module: GraphModule, has_other_memory: Callable[[Node], bool]) -> None:
@@ -149,14 +146,6 @@ def _copy_viewed(module: GraphModule) -> None:
             node.update_arg(0, copies[base])
 
 
-def _is_given(value: Node) -> bool:
-    return value.op != "call_function" or graphs.is_mutating(value)
-
-
-def _is_conditional(value: Node) -> bool:
-    return _call(value).target is _COND
-
-
 def _call(value: Node) -> Node:
     call = value.args[0] if graphs.is_getitem(value) else value
     return call if isinstance(call, Node) else value
@@ -178,7 +167,9 @@ class _Contiguous:
             if node.op == "output" or (node.op == "call_function" and not self._is_computed(node)):
                 for operand in list(node.all_input_nodes):
                     if operand in self._given:
-                        node.replace_input_with(operand, self._restored(operand, node))
+                        order = _order(self._given[operand])
+                        if order in (_CHANNELS_LAST, sorted(order)):
+                            node.replace_input_with(operand, self._in_order(operand, node, order))
                     elif _writes_rows(operand):
                         node.replace_input_with(operand, self._in_order(operand, node, [0, 1]))
             elif graphs.is_getitem(node):
@@ -220,12 +211,6 @@ class _Contiguous:
         if list(map(_order, measures.tensors(value))) != list(map(_order, measures.tensors(node.meta["val"]))):
             self._given[node] = node.meta["val"]
             node.meta["val"] = value
-
-    def _restored(self, operand: Node, before: Node) -> Node:
-        order = _order(self._given[operand])
-        if order != _CHANNELS_LAST and order != sorted(order):
-            return operand
-        return self._in_order(operand, before, order)
 
     def _in_order(self, operand: Node, before: Node, order: list[int]) -> Node:
         """Return a copy of a value in another order, which is made once."""

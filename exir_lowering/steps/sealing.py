@@ -5,22 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from executorch.exir.tensor import ALIGNMENT
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import emission
 from exir_lowering._upstream.edge import edge_record
+from exir_lowering._upstream.emission import EmittedCall
 from exir_lowering.errors import InputError, InvariantError, exception_text
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, PlannedMemory
 from exir_lowering.pte import assembling, digests, provenance
+from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.steps import debug_recording
 from exir_lowering.steps.file import File
 from exir_lowering.steps.provenance import complete, narrowed_further
 
@@ -90,7 +93,7 @@ def share_weights(file: File) -> None:
         emission.set_cord_pieces(cord, pieces)
 
 
-def write_manifest(file: File) -> None:
+def write_provenance(file: File) -> None:
     """Write how the file was made into the space that was reserved for it."""
     if not file.options.provenance:
         return
@@ -103,7 +106,68 @@ def write_manifest(file: File) -> None:
 
 def record_debug(file: File) -> None:
     """Describe what the debug handles of the instructions stand for."""
-    file.debug = debug_recording.record(file.lowered.programs, file.calls, file.lowered.unchanged)
+    lowered = file.lowered
+    file.debug = {
+        name: _method(program.graph_module, file.calls.get(name, ()), lowered.unchanged.get(name))
+        for name, program in lowered.programs.items()
+    }
+
+
+def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: ExportedProgram | None) -> MethodDebug:
+    nodes: dict[int, list[DebugNode]] = {}
+    _describe(owner, nodes)
+    delegates: dict[int, DebugDelegate] = {}
+    kernels: dict[int, tuple[int, ...]] = {}
+    for call in calls:
+        if call.module is not None:
+            module = call.module.original_module.graph_module
+            _describe(module, nodes)
+            meta = call.module.meta or {}
+            handle_map, placement = _handle_map(meta.get("debug_handle_map")), _handle_map(meta.get("units"))
+            units = {handle: str(unit) for unit, placed in placement.items() for handle in placed}
+            handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
+            delegates[call.delegate] = DebugDelegate(
+                call.module.backend_id, call.instruction, handles, handle_map, units
+            )
+        elif isinstance(call.handle, int) and call.handle > 0:
+            kernels[call.instruction] = (call.handle,)
+    if unchanged is not None:
+        if not debug_handles.are_complete(unchanged.graph_module):
+            unchanged = debug_handles.copy_with_handles(unchanged)
+        _describe(unchanged.graph_module, nodes, known=frozenset(nodes))
+    found = {handle: tuple(nodes[handle]) for handle in sorted(nodes)}
+    return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
+
+
+def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]], *, known: Container[int] = ()) -> None:
+    """Add the operators of a graph, and of the graphs nested in it, whose handles are not known."""
+    for handle, name, node in _operators(graph_module):
+        if handle not in known:
+            frames = graphs.stack(node)
+            modules = tuple(f"{module}: {kind}" for module, kind in graphs.modules(node))
+            described = DebugNode(name, graphs.operator_name(node), modules, frames, sources.find_innermost(frames))
+            nodes.setdefault(handle, []).append(described)
+
+
+def _operators(graph_module: GraphModule) -> Iterator[tuple[int, str, Node]]:
+    """Yield the operators that have a debug handle, with it and with their names."""
+    for path, node in graphs.every_node(graph_module):
+        handle = debug_handles.handle(node)
+        if handle is not None and graphs.is_operator(node):
+            yield handle, graphs.qualified_name(path, node), node
+
+
+def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:
+    """Return the valid part of a backend's map: ExecuTorch accepts anything."""
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+    found: dict[int | str, tuple[int, ...]] = {}
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        if isinstance(key, str) or is_number(key):
+            found[key] = tuple(sorted(filter(is_number, debug_handles.as_tuple(value))))
+    return {key: found[key] for key in sorted(found, key=lambda key: (isinstance(key, str), key))}
 
 
 def write_digests(file: File) -> None:

@@ -34,6 +34,7 @@ from exir_lowering.graphs.inlining import inline_sharing
 from exir_lowering.graphs.walking import writes
 
 _FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
+_STATISTICS = frozenset({"aten.batch_norm.default", "aten.instance_norm.default", "aten.native_batch_norm.default"})
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -79,7 +80,16 @@ def check_written(method: str, program: ExportedProgram) -> None:
                 f"Method {method!r} writes {spec.target!r}, which is not among its inputs: ExecuTorch's to_edge "
                 "removes parameters that are not read. Give `lower` what torch.export made, or use a buffer."
             )
-    _check_statistics(method, program)
+    given = graphs.user_inputs(program)
+    for _, node in graphs.every_node(program.graph_module):
+        norm = graphs.operator_name(node) in _STATISTICS and node.args[5]
+        written = [one for one in node.args[3:5] if one in given] if norm else ()
+        if written:  # their schemas hide it, and decompositions lose the result
+            raise InputError(
+                f"Method {method!r}: {graphs.operator_name(node)} updates running statistics that are inputs of the "
+                f"method ({', '.join(map(str, written))}), at {graphs.source_line(node) or 'an unknown line'}. "
+                "Make them buffers of a module (self.register_buffer), or evaluate without training."
+            )
     ending = _Ending(program)
     for place, target in ending.targets.items():
         new, old = ending.value(place).meta.get("val"), target.meta.get("val")
@@ -91,24 +101,6 @@ def check_written(method: str, program: ExportedProgram) -> None:
                 f"{list(old.shape)}. PyTorch's decomposition (run_decompositions, ExecuTorch's to_edge) drops the "
                 "conversion of `copy_`, so the program is not the model any more. Give `lower` the program as "
                 "torch.export made it, or convert in the model: `state.copy_(x.to(state.dtype).expand_as(state))`."
-            )
-
-
-_STATISTICS = frozenset({"aten.batch_norm.default", "aten.instance_norm.default", "aten.native_batch_norm.default"})
-
-
-def _check_statistics(method: str, program: ExportedProgram) -> None:
-    """Refuse norms that update inputs of the method: their schemas hide it, and decompositions lose the result."""
-    inputs = graphs.user_inputs(program)
-    for _, node in graphs.every_node(program.graph_module):
-        if graphs.operator_name(node) not in _STATISTICS or not node.args[5]:
-            continue
-        written = [one for one in node.args[3:5] if one in inputs]
-        if written:
-            raise InputError(
-                f"Method {method!r}: {graphs.operator_name(node)} updates running statistics that are inputs of the "
-                f"method ({', '.join(map(str, written))}), at {graphs.source_line(node) or 'an unknown line'}. "
-                "Make them buffers of a module (self.register_buffer), or evaluate without training."
             )
 
 
@@ -337,7 +329,9 @@ def _write_rows(program: ExportedProgram) -> None:
         state = result.args[0]
         if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
             continue
-        if results.count(result) != 1 or not _is_last_use(state, result, place) or not _has_kernel(state, result):
+        # The memory of the old state is read only before it is written to.
+        last = all(place[user] < place[result] and _copies(user) for user in state.users if user is not result)
+        if results.count(result) != 1 or not last or not _has_kernel(state, result):
             continue
         with program.graph.inserting_before(result):
             arguments = [state, _from_the_start(result, counted), *result.args[2:]]
@@ -390,12 +384,6 @@ def _add(operator: Any, arguments: tuple[Any, ...], write: Node, **options: Any)
     values = torch.fx.node.map_arg(arguments, lambda operand: operand.meta["val"])
     node.meta = {**write.meta, "val": operator(*values, **options)}
     return node
-
-
-def _is_last_use(state: Node, write: Node, place: dict[Node, int]) -> bool:
-    """Return whether the memory of a buffer's old state is read only before it is written to."""
-    others = [user for user in state.users if user is not write]
-    return all(place[user] < place[write] and _copies(user) for user in others)
 
 
 def _copies(node: Node) -> bool:

@@ -163,17 +163,12 @@ def check_changed_start(trial: Trial) -> None:
 
 
 CHECKS: Mapping[str, Callable[[Trial], None]] = {
-    "numbers": check_numbers,
-    "state": check_state,
-    "two-programs": check_two_programs,
-    "handles": check_handles,
-    "threads": check_threads,
-    "profile": check_profile,
-    "wrong-number-of-inputs": check_wrong_number_of_inputs,
-    "no-payload": check_no_payload,
-    "truncated-payload": check_truncated_payload,
-    "changed-start": check_changed_start,
-}
+    check.__name__.removeprefix("check_").replace("_", "-"): check
+    for check in (
+        check_numbers, check_state, check_two_programs, check_handles, check_threads, check_profile,
+        check_wrong_number_of_inputs, check_no_payload, check_truncated_payload, check_changed_start,
+    )
+}  # fmt: skip
 """The checks, by the name that cases use."""
 
 

@@ -25,7 +25,6 @@ from exir_lowering.testing.trial import (
     Subject,
     Trial,
     Unsupported,
-    check_debug_handles,
     list_payloads,
     lower_case,
     take_fingerprint,
@@ -220,7 +219,6 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
             why = f"the backend got {mine} partitions, the case needs {case.partitions}"
             raise Unsupported(why + "".join(reasons[:1]))
-        check_debug_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
         content = _emit(case, lowered)
         if not note:

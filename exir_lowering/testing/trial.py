@@ -24,7 +24,7 @@ from exir_lowering.errors import (
     LoweringError,
     exception_text,
 )
-from exir_lowering.graphs import checksums, debug_handles, measures
+from exir_lowering.graphs import checksums, measures
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.bundled import tolerance
 from exir_lowering.pipeline import lower, to_backend
@@ -305,21 +305,6 @@ def list_event_names(lowered: LoweredMethods) -> set[str]:
     """Return what a profile without debug information calls the events of the backend's debug handle maps."""
     maps = (module.meta.get("debug_handle_map") or {} for module in _list_modules(lowered))
     return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
-
-
-def check_debug_handles(lowered: LoweredMethods) -> None:
-    """Check that debug handle maps name operators of their partitions, else Broken; ExecuTorch's own may give any."""
-    for module in _list_modules(lowered):
-        found = debug_handles.find_unknown(
-            module.meta.get("debug_handle_map") or {}, module.original_module.graph_module
-        )
-        if found is not None:
-            raise Broken(
-                "debug-handles",
-                f"the debug_handle_map says that {found[0]!r} comes from the operator with the debug handle "
-                f"{found[1]!r}, which is not in the partition. Take handles from node.meta['debug_handle'] of the "
-                "program that `preprocess` is given.",
-            )
 
 
 def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:

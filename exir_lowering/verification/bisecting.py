@@ -307,7 +307,7 @@ class _Search:
     def _begin(self, modules: Sequence[str]) -> Process:
         """Return a process for one file."""
         self.starter = self.starter or Process(modules)  # for the first file, which needs the most
-        return self.starter.fork()
+        return Process(forked_from=self.starter)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
         _, outcome = self.smallest or (None, self.whole)

@@ -25,7 +25,6 @@ from torch.export import Dim, ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import InvariantError, cli, lower
-from exir_lowering._upstream import stderr
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import SupportPartitioner, everything
 from exir_lowering.plugins.registry import PluginInfo
@@ -285,29 +284,6 @@ def test_the_exit_code_tells_whose_mistake_it_is(
     got, out, err = main("lower", models / "net.pt2", "-o", tmp_path / "x.pte")
     assert (got, out) == (code, "") and part in err and "Traceback" not in err
     assert bool(err) == bool(part)
-
-
-def test_only_known_lines_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", shown)
-    pieces = (
-        "[",
-        "cpuinfo_utils.cpp",
-        ":",
-        "71",
-        "] ",
-        "Reading\n",
-        "[",
-        "method.cpp",
-        ":1] bad\n[cpuinfo_utils.cpp:1]\n",
-    )
-    with stderr.without_lines(stderr.ABOUT_THE_CPU):
-        for piece in pieces:
-            sys.stderr.write(piece)
-        assert shown.getvalue() == "[method.cpp:1] bad\n"
-        sys.stderr.write("at once")
-        assert shown.getvalue().endswith("at once")
-    assert sys.stderr is shown
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["plugins"]])

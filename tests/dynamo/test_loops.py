@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compile_support import clean, reasons, state
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from exir_lowering.dynamo import backend, reports
 
@@ -111,47 +111,11 @@ def sequences(wrap: Wrap) -> Iterator[tuple[list[float], list[torch.nn.Module]]]
         yield [loss.item()], [model]
 
 
-class Actor(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.policy, self.value = torch.nn.Linear(3, 16), torch.nn.Linear(16, 2), torch.nn.Linear(16, 1)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.body(x).tanh()
-        return self.policy(x).log_softmax(-1), self.value(x).squeeze(-1)
-
-
-def episodes(wrap: Wrap) -> Iterator[tuple[list[float], list[torch.nn.Module]]]:
-    """A policy gradient with a value head: actions are drawn, and episodes are of different lengths."""
-    model = Actor()
-    called = wrap(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for length in (3, 6, 4, 7):
-        seen, actions, rewards, place = [], [], [], torch.zeros(3)
-        for _ in range(length):
-            with torch.no_grad():
-                chances, _ = called(place[None])
-            action = torch.multinomial(chances.exp(), 1).item()
-            seen.append(place)
-            actions.append(action)
-            place = place + torch.randn(3) * 0.1 + (0.2 if action else -0.2)
-            rewards.append(place.sum().item())
-        returns = torch.tensor(rewards).flip(0).cumsum(0).flip(0)
-        chances, values = called(torch.stack(seen))
-        taken = chances.gather(1, torch.tensor(actions)[:, None]).squeeze(1)
-        loss = -(taken * (returns - values.detach())).mean() + mse_loss(values, returns)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield [loss.item(), *map(float, actions)], [model]
-
-
 LOOPS: dict[str, tuple[Loop, float]] = {
     "images": (functools.partial(images, amp=False), 1e-4),
     "images with autocast": (functools.partial(images, amp=True), 1e-3),  # bfloat16 has eight bits
     "adversaries": (adversaries, 1e-4),
     "sequences": (sequences, 1e-4),
-    "episodes": (episodes, 1e-4),
 }
 """The loops, and the difference that rounding makes."""
 

@@ -13,8 +13,8 @@ from torch import nn
 from exir_lowering import FileReport, InputError, inspect, load, lower
 from exir_lowering.inspection.reading import Modules
 from exir_lowering.inspection.report import MethodReport
+from exir_lowering.pte.code import DELEGATE
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.instructions import DELEGATE
 
 
 class Branch(nn.Module):

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -258,31 +258,6 @@ def test_what_lowers_in_threads_does_it_alone_where_they_would_wait_for_it(jobs:
     work.start()
     work.join(SECONDS)
     assert ran == [work, work]
-
-
-@pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
-def test_the_log_says_what_a_thread_has_waited_for_for_a_minute(
-    small: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 0.1)
-    inside, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        inside.set()
-        assert leave.wait(SECONDS)
-
-    work = threading.Thread(target=_lower_with, args=(small, _Lowering(stay)), daemon=True)
-    work.start()
-    assert inside.wait(SECONDS)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(small.run)
-        while not caplog.records:
-            assert wait([waiting], 0.05).not_done
-        leave.set()
-        assert waiting.result(SECONDS) == small.file
-    work.join(SECONDS)
-    said = caplog.records[0].getMessage()
-    assert 'declare its backend parallel = "thread"' in said and "assert leave.wait(SECONDS)" in said
 
 
 def test_an_interrupt_after_any_call_of_taking_the_lock_leaves_it_free() -> None:

@@ -49,7 +49,6 @@ def pt2() -> bytes:
 FILES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "conv.pt2": (pt2, "a .pt2 file", "exir-lower lower MODEL.pt2"),
     "old.pt2": (lambda: archive("serialized_exported_program.json"), "a .pt2 file", "exir-lower lower MODEL.pt2"),
-    "model.bpte": (lambda: b"\x1c\0\0\0BP08" + bytes(60), "a .bpte file", "Give the .pte file"),
     "weights.ptd": (lambda: b"\x1c\0\0\0FT01" + bytes(60), "a .ptd data file", "as data="),
 }
 

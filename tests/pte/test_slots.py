@@ -15,7 +15,7 @@ import pytest
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering.backends.xnnpack import payload as xnnpack
-from exir_lowering.pte import instructions, slots, value_kinds
+from exir_lowering.pte import code, slots, value_kinds
 
 PROGRAM = "exir/_serialize/program.fbs"
 DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
@@ -153,8 +153,8 @@ def test_each_element_type_is_known_or_refused(path: str) -> None:
 
 def test_each_member_of_a_union_is_read() -> None:
     assert set(value_kinds.KINDS) == set(numbers(slots.KernelTypes).values())
-    kinds = {instructions.KERNEL, instructions.DELEGATE, instructions.MOVE, instructions.JUMP, instructions.FREE}
-    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(instructions._FIELDS)
+    kinds = {code.KERNEL, code.DELEGATE, code.MOVE, code.JUMP, code.FREE}
+    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(code._FIELDS)
 
 
 def test_data_files_and_programs_have_the_same_segments_and_names() -> None:

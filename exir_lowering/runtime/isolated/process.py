@@ -41,33 +41,22 @@ class TooLateError(Exception):
 class Process:
     """A process that works for this one, on one thing at a time."""
 
-    _process: subprocess.Popen[bytes] | _Copy
+    def __init__(self, modules: Sequence[str] = (), forked_from: Process | None = None) -> None:
+        """Start it with some modules imported, or as a copy of another one, and wait until it is ready.
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        """Start it with some modules imported, and wait until it is ready; OSError if that is impossible."""
+        A copy takes milliseconds, where a start takes seconds. What it is a copy of must not have worked yet, and has
+        to be there for as long as its copies. OSError if there can be none.
+        """
         self._owner = os.getpid()
         self._connection, theirs = socket.socketpair()
-        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
-        given = getattr(sys, "_xoptions", {})  # of CPython
-        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
-        flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
-        command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    command,
-                    cwd=current_folder() or os.sep,  # MKL, which torch loads, ends a process in a folder that is gone
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # an interrupt from the keyboard is this process's affair
-                )
+                start = self._popen if forked_from is None else forked_from.fork
+                self._process: subprocess.Popen[bytes] | _Copy = start(theirs, modules)
+            self.pid = self._process.pid
         except BaseException:
             self._connection.close()
             raise
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        self.pid = self._process.pid
         try:
             read_message(self._connection)
         except BaseException as error:
@@ -76,27 +65,29 @@ class Process:
                 raise OSError(f"it {self._status()} before it was ready") from error
             raise
 
-    def fork(self) -> Process:
-        """Return a copy of this process, which has not worked yet: that takes milliseconds where a start takes seconds.
+    @staticmethod
+    def _popen(theirs: socket.socket, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        given = getattr(sys, "_xoptions", {})  # of CPython
+        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
+        flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
+        command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
+        return subprocess.Popen(
+            command,
+            cwd=current_folder() or os.sep,  # MKL, which torch loads, ends a process in a folder that is gone
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt from the keyboard is this process's affair
+        )
 
-        This one has to be there for as long as its copies.
-        """
-        copy = object.__new__(Process)
-        copy._owner = self._owner
-        copy._connection, theirs = socket.socketpair()
+    def fork(self, theirs: socket.socket, modules: Sequence[str]) -> _Copy:
+        """Make a copy of this process, which works for the other end of a socket; OSError if this one has ended."""
+        send_message(self._connection, ({"do": "fork"}, ()))
+        socket.send_fds(self._connection, [b"f"], [theirs.fileno()])
         try:
-            with theirs:
-                send_message(self._connection, ({"do": "fork"}, ()))
-                socket.send_fds(self._connection, [b"f"], [theirs.fileno()])
-                copy._process = _Copy(read_message(self._connection)[0]["pid"], self)
+            return _Copy(read_message(self._connection)[0]["pid"], self)
         except EOFError as error:
-            copy._connection.close()
             raise OSError("what it is a copy of has ended") from error
-        except BaseException:
-            copy._connection.close()
-            raise
-        copy._wait_until_ready()
-        return copy
 
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Return the reply to a task; WorkerDiedError if the process ended, TooLateError if it is still at work."""
