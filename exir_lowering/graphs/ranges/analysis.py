@@ -90,8 +90,8 @@ class ValueRanges:
         True is 1.0. The number has the precision of the elements' type.
         """
         dtype = dtype_of(node)
-        while name_of(node) in MOVEMENTS and dtype_of(node.args[0]) is dtype and isinstance(node.args[0], Node):
-            node = node.args[0]
+        while name_of(node) in MOVEMENTS and node.all_input_nodes and dtype_of(node.all_input_nodes[0]) is dtype:
+            node = node.all_input_nodes[0]
         number, shape = filling(node, dtype), shape_of(node)
         if number is None and shape is not None and product(shape) <= _SMALL:
             tensor = self._constants.value(node)
