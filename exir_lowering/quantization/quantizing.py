@@ -347,7 +347,7 @@ def _measure(expected: Any, got: Any) -> Difference:
 
 def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:
     """Return a program as a module whose state is its own, and the state that it begins with."""
-    if any(map(_writes_elsewhere, program.graph.nodes)):
+    if any(map(_writes_alias, program.graph.nodes)):
         # What is in int8 is a copy: it would miss what is written later, and so would others what is written into it.
         try:
             program = program.run_decompositions({})
@@ -380,7 +380,7 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
     return module, state
 
 
-def _writes_elsewhere(node: Node) -> bool:
+def _writes_alias(node: Node) -> bool:
     """Return whether a node writes into a tensor that others read by another name."""
     if node.op != "call_function" or not graphs.is_mutating(node):
         return False
