@@ -188,8 +188,11 @@ def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str])
         first = last.get(backend_id or "")
         if first is not None:
             steps = [(first, key) for key in reversed(successors[first]) if key != second]
-            limit = place[second]
-            came_from = reach(steps, successors.__getitem__, lambda key, limit=limit: place[key] <= limit)
+
+            def within(key: str, limit: int = place[second]) -> bool:
+                return place[key] <= limit
+
+            came_from = reach(steps, successors.__getitem__, within)
             names: list[str] = []
             at = second
             while at in came_from:
