@@ -252,15 +252,12 @@ class _Builder:
             self.constants[target] = value
             placeholder = self._placeholder(node)
             if "val" not in placeholder.meta:
-                placeholder.meta["val"] = self._fake_constant(value)
+                modes = (getattr(each.meta.get("val"), "fake_mode", None) for each in self.graph.nodes)
+                mode = next(filter(None, modes), None)
+                if mode is None:
+                    raise NotLowered("it computes from constants only")
+                placeholder.meta["val"] = mode.from_tensor(value, static_shapes=True)
             self.specs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(placeholder.name), target))
-
-    def _fake_constant(self, value: torch.Tensor) -> Any:
-        for node in self.graph.nodes:
-            mode = getattr(node.meta.get("val"), "fake_mode", None)
-            if mode is not None:
-                return mode.from_tensor(value, static_shapes=True)
-        raise NotLowered("it computes from constants only")
 
     def _placeholder(self, node: Node) -> Node:
         placeholder = self.graph.placeholder(node.name)
@@ -318,17 +315,12 @@ _LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "exampl
 
 def as_exported(stack: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return a stack of modules as `torch.export` writes it: their paths in the model, and their classes' names."""
-    return {_path(source): (_path(source), _class_name(kind)) for source, kind in stack.values()}
-
-
-def _path(source: str) -> str:
-    """Return the path in the model of a module that Dynamo calls, for example, L['self'].layers[0]."""
-    inside = re.sub(r"^[LG]\['\w+'\]\.?", "", source)
-    return re.sub(r"\['?(\w+)'?\]", r".\1", inside).lstrip(".")
-
-
-def _class_name(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    found = {}
+    for source, kind in stack.values():
+        inside = re.sub(r"^[LG]\['\w+'\]\.?", "", source)  # of, for example, L['self'].layers[0]
+        path = re.sub(r"\['?(\w+)'?\]", r".\1", inside).lstrip(".")
+        found[path] = path, f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    return found
 
 
 def _layout(node: Node) -> tuple[int, ...] | None:
@@ -410,12 +402,13 @@ def _lies_plainly(node: Node) -> bool:
 
 
 def _check_value(node: Node, value: Any) -> None:
-    if isinstance(value, SYMBOLS):
-        if free_unbacked_symbols(value):
-            raise NotLowered("it has sizes that depend on data", node)
-        return
-    if not isinstance(value, torch.Tensor):
-        return
+    if isinstance(value, torch.Tensor):
+        _check_tensor(node, value)
+    if isinstance(value, (torch.Tensor, *SYMBOLS)) and free_unbacked_symbols(value):
+        raise NotLowered("it has sizes that depend on data", node)
+
+
+def _check_tensor(node: Node, value: torch.Tensor) -> None:
     if type(value) is not FakeTensor:
         raise NotLowered(f"{node.name} is a {type(value).__name__}, a tensor subclass", node)
     if value.device.type != "cpu":
@@ -424,5 +417,3 @@ def _check_value(node: Node, value: Any) -> None:
         raise NotLowered(f"{node.name} has the layout {value.layout}", node)
     if value.is_quantized or value.dtype.is_complex:
         raise NotLowered(f"{node.name} has the dtype {value.dtype}", node)
-    if free_unbacked_symbols(value):
-        raise NotLowered("it has sizes that depend on data", node)

@@ -25,11 +25,9 @@ from exir_lowering.dynamo import logs, once
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log, NotLowered
-from exir_lowering.dynamo.options import Attempt, list_candidates, read_options, requires_coverage
+from exir_lowering.dynamo.options import NAME, Attempt, list_candidates, read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.fast import accelerated
-
-NAME = "exir_lowering"
 
 Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
@@ -67,11 +65,11 @@ def backend(
         fallback = "aot_eager"
     strict = fallback is None or dynamo.requires_full_graph() or requires_coverage(chosen)
     with closing(Log()) as log:
-        following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
-        for candidate, instead in zip(candidates, following, strict=True):
-            last = candidate is candidates[-1]
+        following = [*(name for name, _ in candidates[1:]), str(fallback or "nothing")]
+        for number, ((name, make), instead) in enumerate(zip(candidates, following, strict=True), 1):
+            last = number == len(candidates)
             try:
-                function = _Function(module, example_inputs, candidate.make(), log, strict=strict)
+                function = _Function(module, example_inputs, make(), log, strict=strict)
                 compiled = function.compile(module, example_inputs, last=last)
                 log.backend = NAME
                 return compiled
@@ -80,10 +78,10 @@ def backend(
                     raise
                 if last and strict:
                     raise InputError(
-                        f"torch.compile: {candidate.name} cannot compile this graph: {error}. Without fullgraph=True, "
+                        f"torch.compile: {name} cannot compile this graph: {error}. Without fullgraph=True, "
                         "a required coverage and fallback=None, another backend would run it."
                     ) from error
-                log.note(candidate.name, "function", error, instead)
+                log.note(name, "function", error, instead)
         log.backend = str(fallback)
         other: Callable[..., Any] = dynamo.lookup_backend(log.backend)(module, list(example_inputs))
         return other

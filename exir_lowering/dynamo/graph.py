@@ -21,15 +21,16 @@ from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, i
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS, version
-from exir_lowering.dynamo.capture import Captured, capture
+from exir_lowering.dynamo.capture import capture
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
-from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
+from exir_lowering.dynamo.lowering import compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.errors import BackendFailure, LoweringError, exception_text
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.checksums import checksum
+from exir_lowering.plans.report import Report
 
 Modules = Mapping[str, GraphModule]  # graphs that are compiled together, by method
 
@@ -56,27 +57,30 @@ class GraphCompiler:
             return {name: _also_for_fakes(self._specialize(kind, name, module, weights), module)}
 
     def _compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
-        compiled, marks = self._lower(kind, modules, weights)
-        if self._attempt.must_take and not (compiled.report and takes_any(compiled.report.methods)):
+        compiled, marks, report = self._lower(kind, modules, weights)
+        if self._attempt.must_take and not (report and takes_any(report.methods)):
             raise NotLowered("it took no operator")
-        functions = dict(compiled.functions)
-        if compiled.baked:
+        functions = dict(compiled)
+        if marks is not None:
             first, module = next(iter(modules.items()))
             functions[first] = self._watch(kind, first, module, marks, functions[first])
         return functions
 
-    def _lower(self, kind: Kind, modules: Modules, weights: Weights) -> tuple[CompiledGraphs, list[Mark]]:
-        """Capture graphs, and lower them together; return also what the baked-in weights were."""
+    def _lower(
+        self, kind: Kind, modules: Modules, weights: Weights
+    ) -> tuple[Mapping[str, Boxed], list[Mark] | None, Report | None]:
+        """Capture graphs, and lower them together; return also what the weights were if they are constants now."""
         with _foreseen():
-            captured = capture_all(modules, weights)
+            first, *_ = modules
+            captured = [capture(name, module, weights if name == first else {}) for name, module in modules.items()]
             placeholders = [node for node in captured[0].module.graph.nodes if node.op == "placeholder"]
             positions = [placeholders.index(node) for node in captured[0].baked.values()]
             how = self._attempt.options.check_weights
             marks = [Mark(position, weights[position], how) for position in positions]
-            compiled = compile_graphs(kind, captured, self._attempt)
-        if compiled.report is not None:
-            self._log.add(kind, compiled.report)
-        return compiled, marks
+            functions, report, baked = compile_graphs(kind, captured, self._attempt)
+        if report is not None:
+            self._log.add(kind, report)
+        return functions, marks if baked else None, report
 
     def _watch(self, kind: Kind, name: str, module: GraphModule, marks: Sequence[Mark], function: Boxed) -> Boxed:
         """Return a function that is compiled again when a weight has changed; PyTorch runs it if that fails."""
@@ -89,8 +93,8 @@ class GraphCompiler:
                 self._log.note("weights as constants", kind, often, "the same graph with weights as inputs", warn=False)
             try:
                 with outside_tracing():
-                    compiled, found = self._lower(kind, {name: module}, weights)
-                return (found if compiled.baked else ()), compiled.functions[name]
+                    functions, found, _ = self._lower(kind, {name: module}, weights)
+                return found or (), functions[name]
             except (NotLowered, LoweringError) as error:
                 self._log.note("weights that have changed", kind, error, "eager")
                 return (), eager(module)
@@ -114,11 +118,6 @@ class GraphCompiler:
                 return eager(module)
 
         return boxed(Specialized(module, compile_for, weights))
-
-
-def capture_all(modules: Modules, weights: Weights) -> list[Captured]:
-    """Capture graphs, the first one with weights."""
-    return [capture(name, module, {} if number else weights) for number, (name, module) in enumerate(modules.items())]
 
 
 @contextmanager

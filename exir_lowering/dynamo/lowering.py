@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.compiler import EdgeCompileConfig
@@ -16,7 +15,7 @@ from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.operators import is_overload
 from exir_lowering.dynamo.capture import Captured
 from exir_lowering.dynamo.compiled import Boxed, compile_graph, is_hosted
-from exir_lowering.dynamo.in_pytorch import Order, is_host_call, is_random, list_random, order_of, restore_order
+from exir_lowering.dynamo.in_pytorch import is_host_call, is_random, list_random, order_of, restore_order
 from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import Attempt, requires_coverage
@@ -34,20 +33,17 @@ from exir_lowering.steps.session import Session
 Partitioners = Mapping[str, Sequence[Partitioner]]  # by method, in priority order
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledGraphs:
-    """Graphs that were lowered together."""
+def compile_graphs(
+    kind: Kind, captured: Sequence[Captured], attempt: Attempt
+) -> tuple[Mapping[str, Boxed], Report | None, bool]:
+    """Lower graphs together, whose first is of a kind; LoweringError as `lower`, or NotLowered if they change.
 
-    functions: Mapping[str, Boxed]  # by method, what computes each
-    report: Report | None  # None if nothing is computed
-    baked: bool  # whether the weights that were baked in are constants in it, or something was proven from them
-
-
-def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> CompiledGraphs:
-    """Lower graphs together, whose first is of a kind; LoweringError as `lower`, or NotLowered if they change."""
+    Return what computes each, by method; the report, None if nothing is computed; and whether the weights that were
+    baked in are constants in it, or something was proven from them.
+    """
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
-        return CompiledGraphs({one.name: compile_graph(one, None, delegates) for one in captured}, None, False)
+        return {one.name: compile_graph(one, None, delegates) for one in captured}, None, False
     once = Once(attempt.backends)
     with outside_tracing():
         session, captured, chosen = _prepare(kind, captured, attempt)
@@ -59,7 +55,7 @@ def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -
         if refused:
             raise NotLowered(refused)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
-    return CompiledGraphs(compiled, lowered.report, relied_on and any(one.baked for one in captured))
+    return compiled, lowered.report, relied_on and any(one.baked for one in captured)
 
 
 def _programs(captured: Iterable[Captured]) -> dict[str, ExportedProgram]:
@@ -148,20 +144,13 @@ def _lower(
 ) -> LoweredMethods:
     """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
     orders = {name: order_of(program.graph_module) for name, program in programs.items()}
-    backends, preprocess = once.backends, once.preprocess
-    lowered = lower_in(session, programs, partitioners, backends=backends, preprocess_group=preprocess)
-    if _restore_orders(lowered, orders):
-        return lowered
     apart = {name: [ApartByRandom.of(each) for each in found] for name, found in partitioners.items()}
-    again = Session(session.options)
-    lowered = lower_in(again, programs, apart, backends=backends, preprocess_group=preprocess)
-    if not _restore_orders(lowered, orders):
-        raise NotLowered("operators that draw random numbers would run in another order")
-    return lowered
-
-
-def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
-    return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
+    for chosen in (partitioners, apart):
+        own = Session(session.options) if chosen is apart else session
+        lowered = lower_in(own, programs, chosen, backends=once.backends, preprocess_group=once.preprocess)
+        if all(restore_order(lowered[name].graph_module, order) for name, order in orders.items()):
+            return lowered
+    raise NotLowered("operators that draw random numbers would run in another order")
 
 
 _POOL, _WITH_INDICES = torch.ops.aten.max_pool2d.default, torch.ops.aten.max_pool2d_with_indices.default
@@ -172,19 +161,15 @@ def _restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]
 
     AOTAutograd always decomposes max pooling into one with indices.
     """
-    pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and _reads_values_only(node)]
-    if not pools or not any(_wants_pools(partitioner, program) for partitioner in partitioners):
-        return
-    for pool in pools:
+    pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and node.users]
+    pools = [pool for pool in pools if all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)]
+    wanted = pools and any(_wants_pools(partitioner, program) for partitioner in partitioners)
+    for pool in pools if wanted else ():
         for value in [*pool.users]:
             # It keeps its name, by which it may be returned.
             value.target, value.args, value.kwargs = _POOL, pool.args, pool.kwargs
             value.meta = {**pool.meta, **value.meta}
         program.graph.erase_node(pool)
-
-
-def _reads_values_only(pool: Node) -> bool:
-    return bool(pool.users) and all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)
 
 
 def _wants_pools(partitioner: Partitioner, program: ExportedProgram) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,7 @@ from exir_lowering.plugins.backend import Backend, Partitioner, PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.steps.arguments import list_partitioners
 
+NAME = "exir_lowering"  # of the backend, for torch.compile
 TRAINING = ("both", "forward", "backward", "none")
 PARTITIONS = ("profitable", "all")
 METHODS = ("forward", "backward")
@@ -72,25 +73,32 @@ def read_options(given: Any) -> CompileOptions:
     """Check what a caller passed as options; InputError names an option that is unknown or has a wrong value."""
     if isinstance(given, CompileOptions):
         return given
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        raise InputError(f"options={given!r}: expected a dict with some of {', '.join(map(repr, _CHECKS))}.")
-    for name in given:
-        if name not in _CHECKS:
-            known = f"{', '.join(map(repr, _CHECKS))}.{did_you_mean(name, _CHECKS)}"
-            raise InputError(f"options: unknown option {name!r}, expected some of {known}")
-    checked = {name: _CHECKS[name](value) for name, value in given.items()}
+    known = [one.name for one in fields(CompileOptions)]
+    listed = ", ".join(map(repr, known))
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"options={given!r}: expected a dict with some of {listed}.")
+    checked = dict(given or {})
+    for name, value in checked.items():
+        if name not in known:
+            raise InputError(f"options: unknown option {name!r}, expected some of {listed}.{did_you_mean(name, known)}")
+        allowed = _ALLOWED.get(name)
+        if allowed is not None and value not in allowed:
+            raise InputError(f"options[{name!r}]={value!r}: expected one of {', '.join(map(repr, allowed))}.")
+        check = _CHECKS.get(name)
+        if check is not None:
+            checked[name] = check(value)
     return CompileOptions(**checked)
 
 
+_ALLOWED = {"training": TRAINING, "check_weights": get_args(Check), "partitions": PARTITIONS}
+
+
 def _check_partitioners(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        unknown = [name for name in value if name not in METHODS]
-        if unknown:
+    for name in value if isinstance(value, Mapping) else ():
+        if name not in METHODS:
             raise InputError(
-                f"options['partitioners'] names the method {unknown[0]!r}, expected 'forward' (also without gradients) "
-                "or 'backward'."
+                f"options['partitioners'] names the method {name!r}, expected 'forward' (also without gradients) or "
+                "'backward'."
             )
     return value
 
@@ -131,12 +139,6 @@ def _is(candidate: Any, kind: type) -> bool:
     return isinstance(candidate, kind) or (isinstance(candidate, type) and issubclass(candidate, kind))
 
 
-def _one_of(name: str, known: Sequence[str], value: Any) -> Any:
-    if value not in known:
-        raise InputError(f"options[{name!r}]={value!r}: expected one of {', '.join(map(repr, known))}.")
-    return value
-
-
 def _check_decompositions(value: Any) -> Any:
     if value is not None and not isinstance(value, Mapping):
         raise InputError(
@@ -147,15 +149,12 @@ def _check_decompositions(value: Any) -> Any:
 
 
 def _check_fallback(value: Any) -> Any:
-    if value is None:
-        return None
-    known = registered_backends()
-    if not isinstance(value, str) or value not in known or value.startswith("exir_lowering"):
-        raise InputError(
-            f"options['fallback']={value!r}: expected the name of another torch.compile backend, such as 'eager' or "
-            "'inductor' (torch._dynamo.list_backends(None) lists them), or None to raise."
-        )
-    return value
+    if value is None or (isinstance(value, str) and value in registered_backends() and not value.startswith(NAME)):
+        return value
+    raise InputError(
+        f"options['fallback']={value!r}: expected the name of another torch.compile backend, such as 'eager' or "
+        "'inductor' (torch._dynamo.list_backends(None) lists them), or None to raise."
+    )
 
 
 def _check_lowering(value: Any) -> Any:
@@ -168,11 +167,8 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "partitioners": _check_partitioners,
     "backends": _check_backends,
     "delegates": _check_delegates,
-    "training": partial(_one_of, "training", TRAINING),
     "decompositions": _check_decompositions,
     "fallback": _check_fallback,
-    "check_weights": partial(_one_of, "check_weights", get_args(Check)),
-    "partitions": partial(_one_of, "partitions", PARTITIONS),
     "lowering": _check_lowering,
 }
 
@@ -188,81 +184,59 @@ class Attempt:
     must_take: bool = False  # whether it is no success if it takes no operator
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An attempt that is made when it is its turn, as what it names may not be there."""
-
-    name: str  # in reports
-    make: Callable[[], Attempt]  # raises UnknownPluginError or PluginLoadError
+Candidate = tuple[str, Callable[[], Attempt]]
+"""The name of an attempt in reports, and what makes it when it is its turn: UnknownPluginError or PluginLoadError if
+what it names is not there."""
 
 
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend for the rest; InputError for a wrong option."""
     if isinstance(options.backends, Mapping):
-        attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends, options)
-        return [Candidate(attempt.name, lambda: attempt)], options.fallback
-    candidates = list(options.backends)
-    fallback = options.fallback
-    if isinstance(candidates[-1], str) and _is_other(candidates[-1]):
-        fallback = candidates.pop()
-    for candidate in candidates:
-        if isinstance(candidate, str) and _is_other(candidate):
+        attempt = Attempt(NAME, list_partitioners(options.partitioners, METHODS), options.backends, options)
+        return [(NAME, lambda: attempt)], options.fallback
+    own = {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
+    others = {name for name in registered_backends() if name not in own and not name.startswith(NAME)}
+    given = list(options.backends)
+    fallback = given.pop() if isinstance(given[-1], str) and given[-1] in others else options.fallback
+    found: list[Candidate] = []
+    for candidate in given:
+        if isinstance(candidate, str) and candidate in others:
             raise InputError(
                 f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; it "
                 "must be the last one."
             )
-    found = [Candidate(_name(candidate), partial(_make, candidate, options)) for candidate in candidates]
-    for candidate, given in zip(found, candidates, strict=True):
-        if isinstance(given, str) and given not in _own_names():
-            _check_spelling(candidate, among_backends=options.partitioners is not None)
+        name = candidate
+        if not isinstance(candidate, str):
+            name = getattr(candidate, "backend_id", getattr(candidate, "__name__", ""))
+            if not isinstance(name, str) or not name:
+                raise InputError(
+                    f"options['backends']: got {candidate!r}, expected a name, a Backend class or an object."
+                )
+        make = partial(_make, candidate, name, options)
+        found.append((name, make))
+        if isinstance(candidate, str) and candidate not in own:
+            try:
+                with suppress(PluginLoadError):
+                    make()
+                    if options.partitioners is not None:
+                        registry.find_backend(name)
+            except UnknownPluginError:  # an error if it is nearly a known one; others may be of another machine
+                if difflib.get_close_matches(name, {*own, *registered_backends()}, cutoff=0.85):
+                    raise
     return found, fallback
 
 
-def _check_spelling(candidate: Candidate, *, among_backends: bool) -> None:
-    """Raise UnknownPluginError for a name that is nearly a known one; others may be plug-ins of another machine."""
-    try:
-        with suppress(PluginLoadError):
-            candidate.make()
-            if among_backends:
-                registry.find_backend(candidate.name)
-    except UnknownPluginError:
-        if difflib.get_close_matches(candidate.name, {*_own_names(), *registered_backends()}, cutoff=0.85):
-            raise
-
-
-def _own_names() -> set[str]:
-    return {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
-
-
-def _is_other(name: str) -> bool:
-    return name not in _own_names() and name in registered_backends() and not name.startswith("exir_lowering")
-
-
-def _name(candidate: Any) -> str:
-    """Return the id of a backend, or the name that was given."""
-    if isinstance(candidate, str):
-        return candidate
-    name = getattr(candidate, "backend_id", getattr(candidate, "__name__", ""))
-    if not isinstance(name, str) or not name:
-        raise InputError(f"options['backends']: got {candidate!r}, expected a name, a Backend class or an object.")
-    return name
-
-
-def _make(candidate: Any, options: CompileOptions) -> Attempt:
+def _make(candidate: Any, backend_id: str, options: CompileOptions) -> Attempt:
     """Return the attempt with one backend: the partitioners' tags for it, or those of its own partitioner."""
-    backend_id = _name(candidate)
     given = {} if isinstance(candidate, str) else {backend_id: candidate}
     if options.partitioners is not None:
-        chosen = _by_method(options.partitioners)
-        only = {method: [ForBackend.of(each, backend_id) for each in found] for method, found in chosen.items()}
-        return Attempt(backend_id, only, given, options, must_take=True)
-    if isinstance(candidate, str):
-        return Attempt(backend_id, _by_method(candidate), given, options, must_take=True)
-    from exir_lowering.partitioners import SupportPartitioner, everything  # only where nothing else says what it takes
+        chosen = list_partitioners(options.partitioners, METHODS)
+        chosen = {method: [ForBackend.of(each, backend_id) for each in found] for method, found in chosen.items()}
+    elif isinstance(candidate, str):
+        chosen = list_partitioners(candidate, METHODS)
+    else:
+        from exir_lowering.partitioners import SupportPartitioner, everything  # only where nothing says what it takes
 
-    taking_all = SupportPartitioner({backend_id: everything()})
-    return Attempt(backend_id, {method: [taking_all] for method in METHODS}, given, options, must_take=True)
-
-
-def _by_method(partitioners: Any) -> dict[str, list[Partitioner]]:
-    return list_partitioners(partitioners, METHODS)
+        taking_all = SupportPartitioner({backend_id: everything()})
+        chosen = {method: [taking_all] for method in METHODS}
+    return Attempt(backend_id, chosen, given, options, must_take=True)

@@ -29,14 +29,11 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
     alone = backend.one_by_one or backend.independent
     entries: list[tuple[Partition, ...]] = [(one,) for one in partitions] if alone else [partitions]
     keys = _make_keys(entries, group, backend, session)
-    found = [
-        None if isinstance(key, str) else store.read(key, len(entry)) for entry, key in zip(entries, keys, strict=True)
-    ]
-    done: dict[str, Any] = {
-        one.id: result
-        for entry, results in zip(entries, found, strict=True)
-        for one, result in zip(entry, results or (), strict=results is not None)
-    }
+    found: list[Any] = []
+    done: dict[str, Any] = {}
+    for entry, key in zip(entries, keys, strict=True):
+        found.append(None if isinstance(key, str) else store.read(key, len(entry)))
+        done.update((one.id, result) for one, result in zip(entry, found[-1] or (), strict=False))
     left = tuple(one for one in partitions if one.id not in done)
     others = store.latest_keys() if left else []
     lowered = preprocess_parallel(BackendGroup(group.backend_id, left), backend, session, sharing=group) if left else ()
@@ -93,10 +90,11 @@ def _identify(backend: Backend, *, declared: bool) -> list[str]:
     lines = [backend.backend_id, str(backend.version), name, settings]
     if declared or name.startswith("exir_lowering."):
         return lines
-    found = metadata.packages_distributions().get(name.partition(".")[0], ())
-    origins = [metadata.distribution(one).read_text("direct_url.json") or "" for one in found]
-    if backend.version == Backend.version and all('"editable": true' in origin for origin in origins):
-        raise NoKeyError(f"{name} has no `version`, and is of no installed distribution, except one that is edited")
+    if backend.version == Backend.version:
+        found = metadata.packages_distributions().get(name.partition(".")[0], ())
+        origins = [metadata.distribution(one).read_text("direct_url.json") or "" for one in found]
+        if all('"editable":true' in origin.replace(" ", "") for origin in origins):
+            raise NoKeyError(f"{name} has no `version`, and is of no installed distribution, except one that is edited")
     return [*lines, *_versions(every=True)]  # what it uses is not known
 
 

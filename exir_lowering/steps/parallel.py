@@ -11,7 +11,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,6 @@ from exir_lowering.steps.session import Session
 MOST_BYTES = 1 << 31
 """How many bytes of weights the partitions that are lowered at once may have; one larger partition goes alone."""
 
-_IDLE = 300  # after so many seconds without work, processes end
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,10 +67,9 @@ def preprocess_parallel(
     done: dict[str, PreprocessResult] = {}
     begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
 
-    def leave(partition: Partition, reason: object) -> None:
-        text = "Partition %s of method %r is not lowered by a worker: %s."
-        _LOG.warning(text, partition.id, partition.method, reason)
-        here.add(partition.id)
+    def leave(one: Partition, reason: object) -> None:
+        _LOG.warning("Partition %s of method %r is not lowered by a worker: %s.", one.id, one.method, reason)
+        here.add(one.id)
 
     def lower_here(some: Sequence[Partition]) -> None:
         left = tuple(one for one in some if one.id in here and one.id not in done)
@@ -157,7 +155,11 @@ class _Workers:
         if not self._address:
             pool: Any = self._given or self._own
             return pool.submit(self._lower, partition)  # type: ignore[no-any-return]
-        return self._send(self._given or _pool(self._options.jobs), partition)
+        found = self._send(self._given or _pool(self._options.jobs), partition)
+        if self._given is None and found.done() and isinstance(found.exception(), BrokenExecutor):
+            _forget(self._options.jobs)  # a process died before
+            found = self._send(_pool(self._options.jobs), partition)
+        return found
 
     def finish(self, partition: Partition, future: Future[Any]) -> PreprocessResult:
         """Wait for a partition, once more if its process died; raise what `preprocess` raises."""
@@ -225,17 +227,14 @@ class _Workers:
         return result
 
 
-# -- processes of our own, kept for later calls, by their number -------------------------------------------------------
-
-_pools: dict[tuple[int, int], Any] = {}  # of this process: a forked child has others
+_pools: dict[tuple[int, int], Any] = {}  # our processes, kept for later calls, by who has them and how many
 _lock = threading.Lock()
 
 
 def _pool(jobs: int) -> Any:
     with _lock:
         key = os.getpid(), jobs
-        if key not in _pools or _pools[key]._flags.broken:  # a process died before
-            _pools[key] = _make_pool(jobs)
+        _pools[key] = _pools.get(key) or _make_pool(jobs)
         return _pools[key]
 
 
@@ -245,21 +244,19 @@ def _make_pool(jobs: int) -> Any:
     # With safe paths, nothing is imported from the current folder, whatever lies there. What loky starts at once, to
     # track resources, has the environment of this process. Memory that grows is a weight here, and no leak.
     workers = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+    absent = "PYTHONSAFEPATH" not in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
-        return loky.ProcessPoolExecutor(jobs, timeout=_IDLE, env=workers)
+        return loky.ProcessPoolExecutor(jobs, timeout=300, env=workers)  # after so many seconds without work, they end
     finally:
-        os.environ.pop("PYTHONSAFEPATH") if before is None else os.environ.update(PYTHONSAFEPATH=before)
+        if absent:
+            del os.environ["PYTHONSAFEPATH"]
 
 
 def _forget(jobs: int) -> None:
     """End the processes of a pool; others that wait for them try once more."""
     with _lock, suppress(KeyError, RuntimeError):
         _pools.pop((os.getpid(), jobs)).shutdown(wait=False, kill_workers=True)
-
-
-# -- what travels, and what a worker does ------------------------------------------------------------------------------
 
 
 def _make_task(partition: Partition, address: str, options: LoweringOptions) -> tuple[Any, ...]:
@@ -282,7 +279,7 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
         program = transport.loads(*sent)
         program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
         given = tuple(CompileSpec(*spec) for spec in specs)
-        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), "", (), ()))
+        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), ""))
         if digest(describe_partition(partition, None)) != described:
             return "its program would be another one in another process"
     except MemoryError:

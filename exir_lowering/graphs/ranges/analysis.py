@@ -176,7 +176,7 @@ class ValueRanges:
             if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
         }
 
-    def _initially_bounded(self) -> set[str]:
+    def initially_bounded(self) -> set[str]:
         """Return the names of the mutated buffers that are bounded at first."""
         found = set()
         for node in self._program.graph.find_nodes(op="placeholder"):
@@ -212,7 +212,7 @@ def bound_together(shared: _Shared) -> None:
 
 def _prove(shared: _Shared, rely: Callable[[ValueRanges, frozenset[str]], None]) -> None:
     """Rely on it that buffers which are bounded at first stay so; on fewer, until every program keeps them so."""
-    first = {ranges: ranges._initially_bounded() for each in shared for ranges, _ in each}
+    first = {ranges: ranges.initially_bounded() for each in shared for ranges, _ in each}
     kept = [each for each in shared if all(name in first[ranges] for ranges, name in each)]
     for attempt in range(4):
         kept = kept if attempt < 3 else []

@@ -57,7 +57,7 @@ class Forms:
         self._memories: dict[int, int] = {}
         self._sources: dict[int, tuple[Any, str]] = {}
         self._graphs: dict[Any, int] = {}
-        self._environments: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.environments: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def name(self, text: str) -> str:
         """Return a name's form: which names are equal shows in any case."""
@@ -113,9 +113,8 @@ class Forms:
             return f"fake:{text}" if constant is None else f"fake:{text}={self.tensor(constant)}"
         if not is_readable(value) or value.is_quantized:
             raise NoKeyError(f"the memory of a {type(value).__name__} on {value.device} cannot be read")
-        same = self._tensors.setdefault(id(value), len(self._tensors))
         storage, known = value.untyped_storage(), self._storages
-        address = storage.data_ptr()
+        address, same = storage.data_ptr(), self._tensors.setdefault(id(value), len(self._tensors))
         if known is not None and (address not in known or known[address][0].nbytes() != storage.nbytes()):
             known[address] = storage, hash_storage(storage)  # all of it: backends read beyond a view's elements
         memory = self._memories.setdefault(address, len(self._memories))
@@ -125,13 +124,8 @@ class Forms:
         """Return the form of a symbolic number, and remember its symbols."""
         environment = value.node.shape_env
         if environment is not None:
-            self._environments.setdefault(id(environment), (environment, {}))[1].update(symbols_of(value))
+            self.environments.setdefault(id(environment), (environment, {}))[1].update(symbols_of(value))
         return str(value.node.expr)
-
-    def symbols(self) -> list[str]:
-        """Return what is known about the symbols of the values that were written so far."""
-        lines = (line for known in self._environments.values() for line in describe_symbols(*known))
-        return list(dict.fromkeys(lines))  # metadata may refer to an environment of which that of the values is a copy
 
     def metadata(self, key: str, value: Any) -> str:
         """Return the form of an entry of `node.meta`, where names are known as such; NoKeyError if it has none."""
@@ -240,8 +234,9 @@ def describe_partition(
         called = entry.signature
         shown = "" if called is None else f"{called.in_spec} {called.out_spec} {called.forward_arg_names}"
         lines["signature"].append(f"call {forms.name(entry.fqn)} {shown}")
-    ranges = sorted(f"{symbol} in {bounds}" for symbol, bounds in program.range_constraints.items())
-    lines["shapes"] += [*forms.symbols(), *ranges]
+    # Metadata may refer to an environment of which that of the values is a copy: lines may be equal.
+    lines["shapes"] += dict.fromkeys(line for known in forms.environments.values() for line in describe_symbols(*known))
+    lines["shapes"] += sorted(f"{symbol} in {bounds}" for symbol, bounds in program.range_constraints.items())
     for option in partition.compile_specs:
         if type(option) is not CompileSpec or not isinstance(option.value, (bytes, bytearray)):
             raise NoKeyError(f"the compile spec {option.key!r} has a value of type {type(option.value).__name__}")

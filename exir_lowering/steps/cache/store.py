@@ -27,7 +27,6 @@ FOLDER = "EXIR_LOWERING_CACHE"  # the environment variable that names a folder, 
 LIMIT = "EXIR_LOWERING_CACHE_BYTES"  # the environment variable that says how many bytes a cache keeps
 
 _NAME = re.compile(r"[0-9a-f]{64}\.entry|\.[0-9a-f]{16}\.tmp")
-_LOOKED_AT = 256
 
 
 class Store:
@@ -78,7 +77,7 @@ class Store:
     def latest_keys(self) -> list[dict[str, str]]:
         """Return the keys of the latest entries, in which a miss looks for the nearest one."""
         found = []
-        for path, _ in self.files()[-_LOOKED_AT:]:
+        for path, _ in self.files()[-256:]:
             with suppress(OSError, ValueError), path.open("rb") as file:
                 file.readline(100)
                 found.append(dict(json.loads(file.readline(10_000))))
@@ -87,9 +86,10 @@ class Store:
     def files(self) -> list[tuple[Path, os.stat_result]]:
         """Return the store's files, the one that was not used for longest first; others in the folder stay."""
         found = []
-        for name in filter(_NAME.fullmatch, os.listdir(self.folder)):
-            with suppress(OSError):
-                found.append((self.folder / name, os.lstat(self.folder / name)))
+        for path in self.folder.glob("*"):
+            if _NAME.fullmatch(path.name):
+                with suppress(OSError):
+                    found.append((path, path.lstat()))
         return sorted(found, key=lambda file: file[1].st_mtime_ns)
 
     def trim(self, most: int | None = None) -> int:
