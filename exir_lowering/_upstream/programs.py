@@ -100,10 +100,8 @@ class DelegatedProgram(ExportedProgram):
     def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
         """Return the program as a module, with fake weights inside a fake tensor mode."""
         module = super().module(check_guards=check_guards)
-        mode = detect_fake_mode(None)
-        if mode is None:
-            return module
-        for part in module.modules():
+        mode: Any = detect_fake_mode(None)
+        for part in module.modules() if mode is not None else ():
             tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]
             for table in tables:
                 for name, value in list(table.items()):
