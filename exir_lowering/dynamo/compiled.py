@@ -60,31 +60,13 @@ def compile_graph(
             calls[id(module)] = make_call(captured.name, len(calls), module, delegates)
         return calls[id(module)]
 
-    run = partial(_assemble(captured, lowered, _Builder(call)).forward)
-    run.alive = alive  # type: ignore[attr-defined]  # not in the module, which refers to itself and ends later
-    return run
-
-
-def _assemble(captured: Captured, lowered: ExportedProgram | None, builder: _Builder) -> GraphModule:
-    """Build the function's graph: the inputs of the captured graph, the lowered program, then views of its results."""
-    source, graph = captured.module.graph, builder.graph
+    # The inputs of the captured graph, the lowered program, then views of its results.
+    source, builder = captured.module.graph, _Builder(call)
+    values, graph = builder.values, builder.graph
     graph.set_codegen(boxed_code())
     builder.add_inputs(source)
-    if lowered is not None:
-        _add_program(captured, lowered, builder)
-    results = results_of(source)
-    returned = {value: _result(value, builder) if isinstance(value, Node) else value for value in results}
-    if captured.name != "backward":
-        for value in sole_views(results):
-            returned[value] = graph.call_function(_no_view, (returned[value],))
-    graph.output(tuple(returned[value] for value in results))
-    return GraphModule(builder.root, graph)
-
-
-def _add_program(captured: Captured, lowered: ExportedProgram, builder: _Builder) -> None:
-    values = builder.values
     users = iter(captured.inputs)
-    for node, spec in graphs.placeholders(lowered).items():
+    for node, spec in graphs.placeholders(lowered).items() if lowered is not None else ():
         target = str(spec.target)
         if spec.kind is InputKind.USER_INPUT:
             values[node] = values[next(users)]
@@ -92,10 +74,20 @@ def _add_program(captured: Captured, lowered: ExportedProgram, builder: _Builder
             values[node] = values[captured.baked[target]]
         else:
             values[node] = builder.hold(target.replace(".", "_"), graphs.lifted_value(lowered, target))
-    builder.add(lowered.graph_module)
-    returned = results_of(lowered.graph)
-    for root, value, owned in zip(captured.roots, returned, _owned(returned), strict=True):
-        values[root] = _settle(builder, root, values[value], owned) if isinstance(value, Node) else value
+    if lowered is not None:
+        builder.add(lowered.graph_module)
+        made = results_of(lowered.graph)
+        for root, value, owned in zip(captured.roots, made, _owned(made), strict=True):
+            values[root] = _settle(builder, root, values[value], owned) if isinstance(value, Node) else value
+    results = results_of(source)
+    returned = {value: _result(value, builder) if isinstance(value, Node) else value for value in results}
+    if captured.name != "backward":
+        for value in sole_views(results):
+            returned[value] = graph.call_function(_no_view, (returned[value],))
+    graph.output(tuple(returned[value] for value in results))
+    run = partial(GraphModule(builder.root, graph).forward)
+    run.alive = alive  # type: ignore[attr-defined]  # not in the module, which refers to itself and ends later
+    return run
 
 
 def _settle(builder: _Builder, root: Node, value: Any, owned: bool) -> Any:
@@ -141,23 +133,25 @@ class _Builder:
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 value = graphs.attribute(module, str(node.target))
+                if isinstance(value, GraphModule):
+                    inner = _Builder(self._call)
+                    inner.add_inputs(value.graph)
+                    inner.add(value)
+                    inner.graph.output(map_arg(value.graph.output_node().args[0], inner.values.__getitem__))
+                    value = GraphModule(inner.root, inner.graph)
                 if not isinstance(value, LoweredBackendModule):
-                    value = self._nested(value) if isinstance(value, GraphModule) else value
                     self.values[node] = self.hold(f"held_{len(self.root)}", value)
             elif graphs.is_delegate_call(node):
                 called = graphs.attribute(module, str(node.args[0].target))
                 arguments = map_arg(tuple(node.args[1:]), self.values.__getitem__)
                 self.values[node] = self.graph.call_function(self._call(called), arguments)
             elif node.op not in ("placeholder", "output"):
-                self._add_operator(node)
-
-    def _add_operator(self, node: Node) -> None:
-        target = on_host(node.target)
-        place = self._in_memory_order if may_rely_on_memory_order(target) else self.values.__getitem__
-        args, kwargs = map_arg((node.args, node.kwargs), place)
-        if is_host_call(node):
-            target, kwargs = host_call(node), {}
-        self.values[node] = self.graph.call_function(target, args, kwargs)
+                target = on_host(node.target)
+                place = self._in_memory_order if may_rely_on_memory_order(target) else self.values.__getitem__
+                args, kwargs = map_arg((node.args, node.kwargs), place)
+                if is_host_call(node):
+                    target, kwargs = host_call(node), {}
+                self.values[node] = self.graph.call_function(target, args, kwargs)
 
     def _in_memory_order(self, operand: Node) -> Any:
         """Return an operand as it lies in memory in its program, where views are copies, for what relies on that."""
@@ -174,13 +168,6 @@ class _Builder:
         if by_strides and _is_known(expected.stride()):
             return self.graph.call_function(_lay_out, (value, expected.stride()))
         return self.graph.call_function(lay_out_in_order, (value, dim_order(expected)))
-
-    def _nested(self, module: GraphModule) -> GraphModule:
-        inner = _Builder(self._call)
-        inner.add_inputs(module.graph)
-        inner.add(module)
-        inner.graph.output(map_arg(module.graph.output_node().args[0], inner.values.__getitem__))
-        return GraphModule(inner.root, inner.graph)
 
 
 def _is_known(strides: Sequence[Any]) -> bool:

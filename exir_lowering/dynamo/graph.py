@@ -47,24 +47,19 @@ class GraphCompiler:
     def compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
         """Compile graphs together, whose first has this kind and weights; NotLowered, or LoweringError as `lower`."""
         with outside_tracing():
-            try:
-                functions = self._compile(kind, modules, weights)
-                return {name: _also_for_fakes(function, modules[name]) for name, function in functions.items()}
-            except (UnboundedSizes, BackendFailure):
-                if len(modules) > 1 or not any(map(has_symbolic_sizes, modules.values())):
-                    raise
-            ((name, module),) = modules.items()
-            return {name: _also_for_fakes(self._specialize(kind, name, module, weights), module)}
-
-    def _compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
-        compiled, marks, report = self._lower(kind, modules, weights)
-        if self._attempt.must_take and not (report and takes_any(report.methods)):
-            raise NotLowered("it took no operator")
-        functions = dict(compiled)
-        if marks is not None:
             first, module = next(iter(modules.items()))
-            functions[first] = self._watch(kind, first, module, marks, functions[first])
-        return functions
+            try:
+                compiled, marks, report = self._lower(kind, modules, weights)
+                if self._attempt.must_take and not (report and takes_any(report.methods)):
+                    raise NotLowered("it took no operator")
+            except (UnboundedSizes, BackendFailure):
+                if len(modules) > 1 or not has_symbolic_sizes(module):
+                    raise
+                compiled, marks = {}, None
+            functions = dict(compiled) or {first: self._specialize(kind, first, module, weights)}
+            if marks is not None:
+                functions[first] = self._watch(kind, first, module, marks, functions[first])
+            return {name: _also_for_fakes(function, modules[name]) for name, function in functions.items()}
 
     def _lower(
         self, kind: Kind, modules: Modules, weights: Weights
