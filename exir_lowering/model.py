@@ -280,8 +280,6 @@ class CallSite:
     owner: str  # the method whose program holds the call
     graph_path: tuple[str, ...]  # of attributes, to the nested graph module with the call; () for the top graph
     target: str  # the attribute under which that graph module holds the delegate
-    consumed_inputs: tuple[str, ...]  # the owner's lifted inputs that the partition owns, by name
-    consumed_outputs: tuple[str, ...]  # the buffers whose mutation it took over from the owner
 
     def __str__(self) -> str:
         return ".".join((self.owner, *self.graph_path, self.target))

@@ -232,7 +232,7 @@ def lower_whole_program(
     arguments.check_destination("lower_whole_program", backend_id, compile_specs)
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
-    site = CallSite("forward", (), "", (), ())
+    site = CallSite("forward", (), "")
     with locks.conversion(), converting([program], gradients=True):
         copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)

@@ -74,7 +74,9 @@ def allow(
     to: str | None = None,
     required: bool = True,
 ) -> Rule:
-    """Give operators to the backend even if the partitioner leaves them, and exempt them from the rules that follow.
+    """Return a rule that gives operators to the backend even if the partitioner leaves them.
+
+    They are exempt from the rules that follow.
 
     Args:
         op: Operator names; if there are several criteria, all of them must be met.
@@ -83,9 +85,6 @@ def allow(
         module_class: Module classes, or their names.
         to: The backend, if the partitioner has several.
         required: Whether it is an error if a name, path or class does not occur in a program.
-
-    Returns:
-        The rule, for `RuledPartitioner`.
 
     Raises:
         InputError: No criterion is given, or an operator does not exist.
@@ -101,7 +100,7 @@ def deny(
     module_class: Any = None,
     required: bool = True,
 ) -> Rule:
-    """Keep operators on the host.
+    """Return a rule that keeps operators on the host.
 
     Args:
         op: As for `allow`.
@@ -109,9 +108,6 @@ def deny(
         module: As for `allow`.
         module_class: As for `allow`.
         required: As for `allow`.
-
-    Returns:
-        The rule.
 
     Raises:
         InputError: As for `allow`.
@@ -129,7 +125,7 @@ def pin(
     compile_specs: Sequence[CompileSpec] = (),
     required: bool = True,
 ) -> Rule:
-    """Fix where operators go.
+    """Return a rule that fixes where operators go.
 
     Args:
         to: The backend, by id, or "host".
@@ -139,9 +135,6 @@ def pin(
         module_class: As for `allow`.
         compile_specs: Their compile specs for the backend.
         required: As for `allow`.
-
-    Returns:
-        The rule.
 
     Raises:
         InputError: As for `allow`.

@@ -57,9 +57,7 @@ def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def boxed_code() -> Any:
-    """Return what makes a graph's code take its inputs in a list, which it empties, so that they end early."""
-    return _BoxedCodeGen()
+boxed_code = _BoxedCodeGen  # makes a graph's code take its inputs in a list, which it empties, so that they end early
 
 
 def registered_backends() -> Mapping[str, Any]:

@@ -30,10 +30,11 @@ _LOG = logging.getLogger(__name__)
 class _Locks:
     """The current locks; a forked child has others."""
 
-    conversions: Lock = threading.RLock()
-    engine: Lock = threading.RLock()
-    epoch = 0  # how often the engines' lock was renewed
-    holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
+    def __init__(self) -> None:
+        self.conversions: Lock = threading.RLock()
+        self.engine: Lock = threading.RLock()
+        self.epoch = 0  # how often the engines' lock was renewed
+        self.holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
 
 
 _locks = _Locks()

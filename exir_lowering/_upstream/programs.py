@@ -60,8 +60,12 @@ def assemble_program(
     program._graph_signature = signature
     program._state_dict = state_dict
     program._range_constraints = range_constraints
-    called = module_call_graph
-    program._module_call_graph = [_flat_call_signature(signature)] if called is None else called
+    if module_call_graph is None:
+        in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
+        out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
+        called = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+        module_call_graph = [ModuleCallEntry("", called)]
+    program._module_call_graph = module_call_graph
     program._example_inputs = example_inputs
     program._constants = constants
     program._verifiers = list(verifiers)
@@ -96,14 +100,13 @@ class DelegatedProgram(ExportedProgram):
     def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
         """Return the program as a module, with fake weights inside a fake tensor mode."""
         module = super().module(check_guards=check_guards)
-        mode = detect_fake_mode(None)
-        if mode is not None:
-            for part in module.modules():
-                tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]
-                for table in tables:
-                    for name, value in list(table.items()):
-                        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-                            table[name] = mode.from_tensor(value, static_shapes=True)
+        mode: Any = detect_fake_mode(None)
+        for part in module.modules() if mode is not None else ():
+            tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]
+            for table in tables:
+                for name, value in list(table.items()):
+                    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+                        table[name] = mode.from_tensor(value, static_shapes=True)
         return module
 
 
@@ -115,13 +118,6 @@ def bounds_of(expression: Any, ranges: Mapping[Any, Any]) -> Any:
 def guards_code_of(program: ExportedProgram) -> list[str]:
     """Return the input guards that export recorded."""
     return list(program._guards_code)
-
-
-def _flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
-    """Return the specs of a call that takes and returns flat lists of values."""
-    in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
-    out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
-    return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))
 
 
 def find_registered_type(name: str) -> Any:

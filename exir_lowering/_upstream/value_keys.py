@@ -28,7 +28,6 @@ import torch
 from torch._dispatch.python import (
     enable_python_dispatcher as enable_python_dispatcher,  # runs torch's kernels in Python on fake tensors
 )
-from torch._export.utils import _get_decomp_for_cia  # what a composite operator consists of
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -196,7 +195,11 @@ def without_program(value: Any) -> Any:
 
 def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
     """Return what a call returns with an operator; without gradients, composite ones are decomposed, as torch does."""
-    run = target if gradients or not is_composite(target) else _get_decomp_for_cia(target)
+    run = target
+    if not gradients and is_composite(target):
+        from torch._export.utils import _get_decomp_for_cia  # what it consists of
+
+        run = _get_decomp_for_cia(target)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     # The example's sizes decide nothing: a guard would narrow what export said.
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients), without_guards(mode.shape_env):

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean
+from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean, exception_text
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
@@ -91,7 +91,7 @@ def _call(text: str, factory: Any) -> Any:
         raise
     except Exception as error:
         name = getattr(factory, "__qualname__", repr(factory))
-        raise PluginLoadError(f"-p {text!r}: calling {name} raised {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"-p {text!r}: calling {name} raised {exception_text(error)}") from error
 
 
 def _import(text: str, place: str, function: str) -> Any:
@@ -104,7 +104,7 @@ def _import(text: str, place: str, function: str) -> Any:
         raise
     except Exception as error:
         raise PluginLoadError(
-            f"-p {text!r}: the module {place!r} cannot be imported: {type(error).__name__}: {error}"
+            f"-p {text!r}: the module {place!r} cannot be imported: {exception_text(error)}"
         ) from error
     finally:
         # The last one: there may have been another one in front.

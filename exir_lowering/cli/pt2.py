@@ -131,8 +131,8 @@ def _check_pickle(name: str, content: bytes, droppable: bool = False) -> bool:
     known = {f"{one.__module__}.{one.__qualname__}" for one in classes if isinstance(one, type)}
     if droppable and known.issuperset(set(unsafe) - {_FAKE_TENSOR_READER}):
         return False
-    told = ", ".join(repr(one) for one in unsafe[:5] if one not in known)
-    raise UnsafeFileError(f"its member {name[:200]!r} is a pickle that calls {told} when it is read")
+    named = ", ".join(repr(one) for one in unsafe[:5] if one not in known)
+    raise UnsafeFileError(f"its member {name[:200]!r} is a pickle that calls {named} when it is read")
 
 
 def _walk(tree: Any, rules: Rules) -> None:

@@ -31,14 +31,7 @@ _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
-    """Copy a graph and the graphs nested in it. Tensors, lowered modules and metadata values are shared.
-
-    Args:
-        graph_module: The graph. It is not changed.
-
-    Returns:
-        The copy.
-    """
+    """Return a copy of a graph and of those nested in it; tensors, lowered modules and metadata values are shared."""
     graph = Graph()
     root: dict[str, Any] = {}
     env: dict[Node, Node] = {}
@@ -55,15 +48,12 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
 def copy_program(
     program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
 ) -> ExportedProgram:
-    """Copy a program's graph (or use another one), signature and tables; the tensors are shared.
+    """Return a copy of a program's graph (or another one), signature and tables; the tensors are shared.
 
     Args:
         program: The program. It is not changed.
         graph_module: The graph to use, which is not copied; None for a copy of the program's.
         kind: The class of the result.
-
-    Returns:
-        The copy.
     """
     return assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
@@ -80,11 +70,7 @@ def copy_program(
 
 
 def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
-    """Copy a program's signature, including its names: torch renames them in place when a node is replaced.
-
-    Returns:
-        The copy.
-    """
+    """Return a copy of a program's signature, with its names: torch renames in place when a node is replaced."""
     signature = program.graph_signature
     inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs]
     outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]
@@ -107,14 +93,11 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
 
 
 def lifted_value(program: ExportedProgram, name: str | None) -> Any:
-    """Return the parameter, buffer or constant that a program keeps under a name.
+    """Return the parameter, buffer or constant that a program keeps under a name; None if there is none.
 
     Args:
         program: The program.
         name: The `target` of its spec.
-
-    Returns:
-        The tensor, or other constant; None if there is none.
     """
     return program.state_dict.get(name, program.constants.get(name))
 

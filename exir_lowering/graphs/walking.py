@@ -66,9 +66,6 @@ def qualified_name(path: tuple[str, ...], node: Node) -> str:
     Args:
         path: The path of the graph, as `walk` yields it.
         node: The node.
-
-    Returns:
-        Both, joined by dots.
     """
     return ".".join((*path, node.name))
 
@@ -79,9 +76,6 @@ def attribute(module: torch.nn.Module, target: str) -> Any:
     Args:
         module: The graph module.
         target: The node's target, with dots.
-
-    Returns:
-        The value.
     """
     value: Any = module
     for atom in target.split("."):
@@ -171,11 +165,7 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def every_node(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """Yield the nodes of a graph and of every graph nested in it, each with the path of its graph.
-
-    Args:
-        graph_module: The outermost graph, whose nodes come first.
-    """
+    """Yield the nodes of a graph and of every graph nested in it, outermost first, each with the path of its graph."""
     for path, module in walk(graph_module):
         for node in module.graph.nodes:
             yield path, node

@@ -47,17 +47,7 @@ class WeightRef:
 
     @classmethod
     def from_json(cls, fields: Any) -> WeightRef:
-        """Make a reference from what `to_json` returned.
-
-        Args:
-            fields: The list, as it was read from the payload.
-
-        Returns:
-            The reference.
-
-        Raises:
-            InputError: It is something else.
-        """
+        """Make a reference from what `to_json` returned; InputError if it is something else."""
         try:
             key, offset, dtype, shape, strides = fields
             kind = DTYPES[dtype]

@@ -82,17 +82,17 @@ class _Contracted:
         self.edges = {(number[source], number[user]): size for (source, user), size in crossing.items()}
 
 
-def _regions(apart: _Contracted) -> dict[str, str]:
+def _regions(contracted: _Contracted) -> dict[str, str]:
     """Contract host operators that are connected, within one graph and one epoch of the schedule, which stays acyclic.
 
     Nested graphs divide an epoch into stages: the more often a path changes graphs, the later. Returned are the keys of
     the vertices, by node.
     """
-    predecessors: list[list[int]] = [[] for _ in apart.keys]
-    for source, target in apart.edges:
+    predecessors: list[list[int]] = [[] for _ in contracted.keys]
+    for source, target in contracted.edges:
         predecessors[target].append(source)
-    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in apart.keys]))
-    graphs = list(map(_graph_of, apart.members))
+    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in contracted.keys]))
+    graphs = list(map(_graph_of, contracted.members))
     joined = nx.Graph()
     joined.add_nodes_from(range(len(graphs)))
     stages = [0] * len(graphs)
@@ -102,8 +102,8 @@ def _regions(apart: _Contracted) -> dict[str, str]:
         joined.add_edges_from(
             (other, vertex) for other in near if stages[other] == stages[vertex] and graphs[other] == graphs[vertex]
         )
-    parts = ((apart.keys[min(part)], i) for part in nx.connected_components(joined) for i in part)
-    return {node.name: key for key, i in parts for node in apart.members[i]}
+    parts = ((contracted.keys[min(part)], i) for part in nx.connected_components(joined) for i in part)
+    return {node.name: key for key, i in parts for node in contracted.members[i]}
 
 
 def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:

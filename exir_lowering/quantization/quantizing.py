@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Interpreter, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
-from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
@@ -120,11 +119,19 @@ def quantize(
             if hasattr(observer, "calculate_qparams"):
                 observer.calculate_qparams = functools.cache(observer.calculate_qparams)
         module = _call_torchao("convert_pt2e", module)
-        outputs = _measure_outputs(program, expected, _run(module, measured, state, lambda *seen: seen[-1]))
+        got = _run(module, measured, state, lambda *seen: seen[-1])
+        called, outputs = convention.of_program("forward", program), list[OutputError]()
+        for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
+            if called.outputs[index] is None:  # export fixed it otherwise
+                of_tensors = isinstance(values[0][0], torch.Tensor)  # over all calls
+                joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
+                found = _measure(*joined)
+                name = called.output_label(len(called.written) + index).removeprefix("its output ")
+                outputs.append(OutputError(name, found.largest, found.sqnr, found.cosine, found.problem))
         _run(module, measured[:LAYER_CALLS], state, compare_layers)
         lost = [dataclasses.replace(one, sqnr=least.get(name, math.nan)) for name, one in layers.items()]
         lost.sort(key=lambda one: one.sqnr)
-        errors = Errors(len(measured), check is None and not dynamic, outputs, tuple(lost))
+        errors = Errors(len(measured), check is None and not dynamic, tuple(outputs), tuple(lost))
         _tidy(module, names)
         return Quantized(_export(module, program), how, errors, kept)
 
@@ -160,12 +167,6 @@ def _check_program(program: object) -> None:
             f"quantize: program: got a {type(program).__name__}{dialect}, expected a program of torch.export.export, "
             "before it is converted: quantise first."
         )
-    for node in graphs.user_inputs(program):
-        if isinstance(node.meta.get("val"), SYMBOLS):
-            raise InputError(
-                f"quantize: program: its input {node.name} is a number that may differ in each call, and PyTorch "
-                "cannot export that again. Export the model with a fixed number, or with a tensor in its place."
-            )
     names = map(graphs.operator_name, filter(graphs.is_operator, program.graph.nodes))
     already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
     if already:
@@ -326,20 +327,6 @@ def _run(
     return results
 
 
-def _measure_outputs(program: ExportedProgram, expected: list[Any], got: list[Any]) -> tuple[OutputError, ...]:
-    """Return the error of each output, over all calls."""
-    called = convention.of_program("forward", program)
-    first, found = len(called.written), []
-    for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
-        if called.outputs[index] is None:  # export fixed it otherwise
-            of_tensors = isinstance(values[0][0], torch.Tensor)
-            joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
-            each = _measure(*joined)
-            name = called.output_label(first + index).removeprefix("its output ")
-            found.append(OutputError(name, each.largest, each.sqnr, each.cosine, each.problem))
-    return tuple(found)
-
-
 def _measure(expected: Any, got: Any) -> Difference:
     found = measure(expected, got, Tolerance(None, True, torch.float32), 0.0, None)
     return dataclasses.replace(found, sqnr=-math.inf, cosine=math.nan) if found.problem else found
@@ -347,8 +334,10 @@ def _measure(expected: Any, got: Any) -> Difference:
 
 def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:
     """Return a program as a module whose state is its own, and the state that it begins with."""
-    if any(map(_writes_elsewhere, program.graph.nodes)):
-        # What is in int8 is a copy: it would miss what is written later, and so would others what is written into it.
+    written = [node.all_input_nodes[0] for node in filter(graphs.is_mutating, program.graph.nodes)]
+    if any(len(one.users) > 1 or graphs.is_getitem(one) or operators.is_view(one.target) for one in written):
+        # Others read it by another name. What is in int8 is a copy: it would miss what is written later, and so would
+        # others what is written into it.
         try:
             program = program.run_decompositions({})
         except MemoryError:
@@ -365,8 +354,8 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
     for node in module.graph.find_nodes(op="get_attr"):
         value = graphs.attribute(module, node.target)
         if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-            written = any(graphs.is_mutating(user) and user.all_input_nodes[0] is node for user in node.users)
-            memories.setdefault(value.untyped_storage().data_ptr(), {})[node.target] = written
+            writes = any(graphs.is_mutating(user) and user.all_input_nodes[0] is node for user in node.users)
+            memories.setdefault(value.untyped_storage().data_ptr(), {})[node.target] = writes
             state[node.target] = value
     for address, names in memories.items():
         if address and len(names) > 1 and any(names.values()):
@@ -378,14 +367,6 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
         path, _, last = name.rpartition(".")
         setattr(module.get_submodule(path), last, value.clone())
     return module, state
-
-
-def _writes_elsewhere(node: Node) -> bool:
-    """Return whether a node writes into a tensor that others read by another name."""
-    if node.op != "call_function" or not graphs.is_mutating(node):
-        return False
-    written = node.all_input_nodes[0]
-    return len(written.users) > 1 or graphs.is_getitem(written) or operators.is_view(written.target)
 
 
 def _tidy(module: GraphModule, names: Mapping[tuple[str, int], str]) -> None:

@@ -51,17 +51,8 @@ locks.restore_in_child(_restore_in_child)
 
 def settings(programs: Iterable[ExportedProgram], *, gradients: bool) -> AbstractContextManager[None]:
     """Set the same aside as `converting`, for what needs no lock."""
-    return set_aside(_exported_dtype(programs), gradients=gradients)
-
-
-def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
-    """Return the default dtype with which programs were exported, float32 if no operator shows it."""
-    for program in programs:
-        for _, node in graphs.every_node(program.graph_module):
-            dtype = _find_default_dtype(node)
-            if dtype is not None:
-                return dtype
-    return torch.float32
+    nodes = (node for program in programs for _, node in graphs.every_node(program.graph_module))
+    return set_aside(next(filter(None, map(_find_default_dtype, nodes)), torch.float32), gradients=gradients)
 
 
 def _find_default_dtype(node: Node) -> torch.dtype | None:
@@ -71,12 +62,8 @@ def _find_default_dtype(node: Node) -> torch.dtype | None:
         return None
     if not graphs.operator_name(node).startswith("aten."):
         return None
-    given = [*node.args, *node.kwargs.values()]
-    if any(isinstance(argument, torch.dtype) for argument in given):
+    if any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values())):
         return None
     sources = [source.meta.get("val") for source in node.all_input_nodes]
-    if any(
-        isinstance(source, torch.Tensor) and (source.is_floating_point() or source.is_complex()) for source in sources
-    ):
-        return None
-    return value.dtype
+    floating = any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in sources)
+    return None if floating else value.dtype

@@ -74,7 +74,7 @@ SEALERS = (
     Row("numbers", sealing.check_numbers, "originals are found by the number of a delegate, which passes may change"),
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
-    Row("manifest", sealing.write_manifest, "it names values, and counts results, as the emitter numbered them"),
+    Row("provenance", sealing.write_provenance, "it names values, and counts results, as the emitter numbered them"),
     Row("stored data", placement.list_stored, "an artifact says what takes its bytes"),
     Row("debug records", sealing.record_debug, "profiles and errors find lines by the numbers of instructions"),
 )

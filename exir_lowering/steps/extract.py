@@ -301,13 +301,7 @@ class _GraphSweep:
         builder = PartitionBuilder(self.method.program, self.module, self.path, self.lifted, unit, owned)
         program = builder.build(mutations, results)
         target = self._new_target()
-        site = CallSite(
-            owner=self.method.tagged.name,
-            graph_path=self.path,
-            target=target,
-            consumed_inputs=tuple(node.name for node in owned),
-            consumed_outputs=tuple(str(spec.target) for _, spec in mutations),
-        )
+        site = CallSite(self.method.tagged.name, self.path, target)
         spec = self.method.tagged.destinations[piece[0]]
         partition = Partition(
             id=self.method.new_partition_id(self.path, piece, pieces),

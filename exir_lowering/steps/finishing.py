@@ -127,7 +127,7 @@ def attach_originals(file: File) -> None:
     partitions = []
     for key, (method, path, module, name) in sites.items():
         original = graphs.copy_program(getattr(module, name).original_module)
-        site = CallSite(method, path, name, (), ())
+        site = CallSite(method, path, name)
         partitions.append(Partition(key, method, "", ORIGINALS, (), original, site))
     if not partitions:
         return

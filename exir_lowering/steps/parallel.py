@@ -279,7 +279,7 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
         program = transport.loads(*sent)
         program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
         given = tuple(CompileSpec(*spec) for spec in specs)
-        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), "", (), ()))
+        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), ""))
         if digest(describe_partition(partition, None)) != described:
             return "its program would be another one in another process"
     except MemoryError:

@@ -76,9 +76,22 @@ def place_weights(file: File) -> None:
             "places the weights of delegates."
         )
 
+    if not isinstance(policy, str) and not callable(policy):
+        raise InputError(
+            f"external_weights: got {policy!r}, expected the name of a data file, or a function from a weight's key "
+            "and bytes to the name of its file."
+        )
+
     @cache  # an answer may change, and the file and its report have to agree
     def decide(key: str, size: int) -> str | None:
-        name = policy if isinstance(policy, str) else _ask(policy, key, size)
+        try:
+            name: Any = policy if isinstance(policy, str) else policy(key, size)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"external_weights: {policy!r} raised {exception_text(error)} for {key!r} of {size} bytes."
+            ) from error
         if name is None:
             return None
         if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
@@ -104,22 +117,6 @@ def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tens
             yield node, str(spec.target), value
 
 
-def _ask(policy: Any, key: str, size: int) -> Any:
-    if not callable(policy):
-        raise InputError(
-            f"external_weights: got {policy!r}, expected the name of a data file, or a function from a weight's key "
-            "and bytes to the name of its file."
-        )
-    try:
-        return policy(key, size)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"external_weights: {policy!r} raised {exception_text(error)} for {key!r} of {size} bytes."
-        ) from error
-
-
 def list_stored(file: File) -> None:
     """List what a file and its data files store, the largest first; equal contents are stored once in each."""
     named, theirs = named_data_pieces(file.manager), file.config.external_constants
@@ -129,7 +126,7 @@ def list_stored(file: File) -> None:
     def add(where: str, content: Any, kind: str, key: str, method: str) -> None:
         start = bytes(content[:_START]) if isinstance(content, (bytes, np.ndarray)) else None
         alike = found[kind == "payload", where, len(content), start]
-        equal = (names for other, names in alike if other is content or (start is not None and same(other, content)))
+        equal = (names for other, names in alike if other is content or (start is not None and _same(other, content)))
         names = next(equal, None)
         if names is None:
             alike.append((content, names := {}))
@@ -164,7 +161,7 @@ def _memory(value: torch.Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
-def same(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any) -> bool:
     """Return whether contents of one size are equal, a block at a time."""
     one, other = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
     return all(np.array_equal(one[at : at + _BLOCK], other[at : at + _BLOCK]) for at in range(0, len(one), _BLOCK))

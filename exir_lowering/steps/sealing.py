@@ -93,7 +93,7 @@ def share_weights(file: File) -> None:
         emission.set_cord_pieces(cord, pieces)
 
 
-def write_manifest(file: File) -> None:
+def write_provenance(file: File) -> None:
     """Write how the file was made into the space that was reserved for it."""
     if not file.options.provenance:
         return

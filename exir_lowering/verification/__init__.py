@@ -1,8 +1,7 @@
 """Whether a file computes what its programs do: the runtime against eager PyTorch, on inputs that find errors.
 
-`subjects` says what is compared, `sizes` and `cases` make inputs, `eager` runs the programs, `measure`
-compares, `local_errors` finds where an error arises, `checking` has `verify`.
-`bisecting` has `bisect`; `repro` is what it saves. `results` has what both find.
+`subjects` says what is compared, `sizes` and `cases` make inputs, `eager` runs the programs, `measure` compares,
+`checking` has `verify`, `bisecting` has `bisect`. `results` has what both find.
 """
 
 from exir_lowering.public_names import from_stub

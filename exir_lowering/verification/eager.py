@@ -96,12 +96,12 @@ class Eager:
             interpreter = Interpreter(method.program.graph_module)
             interpreter.extra_traceback = False
             results = interpreter.run(*ordered, enable_io_processing=False)
-            outputs = self._settle(method, results)
+            outputs = self._write_state(method, results)
             touched = [value for value, count in zip(given, before, strict=True) if _version(value) != count]
             method.stateful |= written != [*map(version, method.own.values())]
             return copied([*touched, *outputs])
 
-    def _settle(self, method: Method, results: Sequence[Any]) -> list[Any]:
+    def _write_state(self, method: Method, results: Sequence[Any]) -> list[Any]:
         """Write the new state, all at once, and return what is left: the outputs."""
         specs = method.program.graph_signature.output_specs
         targets = {str(spec.target): node for node, spec in graphs.lifted_inputs(method.program).items()}
@@ -147,11 +147,11 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
     memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
     shared = [name for name in programs if name in sharing]
 
-    def is_elsewhere(name: str, tensor: torch.Tensor) -> bool:
+    def is_in_others(name: str, tensor: torch.Tensor) -> bool:
         return any(memory_key(tensor) in memories[other] for other in shared if other != name)
 
     by_name = len(shared) > 1 and not any(
-        is_elsewhere(name, tensors[name][node]) for name in shared for node in written[name]
+        is_in_others(name, tensors[name][node]) for name in shared for node in written[name]
     )
     keys: dict[tuple[str, str], Hashable] = {}
     state: set[Hashable] = set()
@@ -161,7 +161,7 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
             if tensor is not None:
                 known = sharing.get(name, {}).get(str(spec.target))  # None if the file does not say it
                 one = name in sharing if known is None else known
-                named = one and (by_name or (known is not None and not is_elsewhere(name, tensor)))
+                named = one and (by_name or (known is not None and not is_in_others(name, tensor)))
                 own = (str(spec.target), tensor.dtype, tuple(tensor.shape)) if named else memory_key(tensor)
                 keys[name, node.name] = key = ("" if one else name, own)
                 if node in written[name]:

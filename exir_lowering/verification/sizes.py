@@ -49,7 +49,12 @@ class Sizing:
             # A size that a symbol is part of is at least a quarter of it, as far as models go.
             high = 4 * max(bound for size, bound, _ in self._dimensions if symbol in size.free_symbols)
             self._ends[symbol] = max(low, 1), max(low, 1, high if most is None else min(high, most))
-        self._example = _example_sizes(subject)
+        self._example: dict[Any, int] = {}  # the sizes at export of the symbols that are sizes themselves
+        for node in subject.inputs:
+            for size in getattr(node.meta.get("val"), "shape", ()):
+                known = None if isinstance(size, int) else known_size(size)
+                if known is not None:
+                    self._example.setdefault(expression(size), known)
 
     @property
     def base(self) -> Sizes:
@@ -100,22 +105,6 @@ def _walk(low: int, high: int, end: str) -> Sequence[int]:
         return range(low, high + 1)
     middle = (low + high) // 2
     return range(high, low - 1, -1) if end == "greatest" else [*range(middle, low - 1, -1), *range(middle, high + 1)]
-
-
-def _example_sizes(subject: Subject) -> dict[Any, int]:
-    """Return the sizes at export, of the symbols that are sizes themselves or a number of times one."""
-    found: dict[Any, int] = {}
-    for node in subject.inputs:
-        fake = node.meta.get("val")
-        for size in fake.shape if isinstance(fake, torch.Tensor) else ():
-            known = known_size(size)
-            if known is not None and not isinstance(size, int):
-                expr = expression(size)
-                for symbol in expr.free_symbols if len(expr.free_symbols) == 1 else ():
-                    factor = expr.coeff(symbol)
-                    if factor.is_Integer and factor > 0 and expr == factor * symbol:
-                        found.setdefault(symbol, known // int(factor))
-    return found
 
 
 def shape_of(fake: torch.Tensor, sizes: Sizes) -> list[int]:

@@ -14,7 +14,7 @@ from exir_lowering.partitioners.supports.support import GraphScope, ReasonedChec
 
 
 def ops(*operators: Any) -> Support:
-    """Support operators.
+    """Return a support of operators.
 
     Args:
         operators: Names such as "aten.add.Tensor", or "aten.add" for every overload, or operators themselves,
@@ -58,13 +58,10 @@ def check_operator(name: str) -> None:
 
 
 def dtypes(*allowed: torch.dtype) -> Support:
-    """Support nodes whose inputs and results all have one of these dtypes.
+    """Return a support of nodes whose inputs and results all have one of these dtypes.
 
     Args:
         allowed: The dtypes.
-
-    Returns:
-        The support.
     """
     supported = _join(map(_shorten, allowed))
 
@@ -75,14 +72,11 @@ def dtypes(*allowed: torch.dtype) -> Support:
 
 
 def ranks(least: int, most: int) -> Support:
-    """Support nodes whose inputs and results all have between `least` and `most` dimensions.
+    """Return a support of nodes whose inputs and results all have between `least` and `most` dimensions.
 
     Args:
         least: The fewest dimensions.
         most: The most dimensions.
-
-    Returns:
-        The support.
     """
 
     def fault(tensor: torch.Tensor) -> str:
@@ -92,11 +86,7 @@ def ranks(least: int, most: int) -> Support:
 
 
 def static_shapes() -> Support:
-    """Support nodes whose inputs and results all have sizes that are known ahead of time.
-
-    Returns:
-        The support.
-    """
+    """Return a support of nodes whose inputs and results all have sizes that are known ahead of time."""
 
     def fault(tensor: torch.Tensor) -> str:
         static = all(isinstance(size, int) for size in tensor.shape)
@@ -107,13 +97,10 @@ def static_shapes() -> Support:
 
 
 def memory_format(*formats: torch.memory_format) -> Support:
-    """Support nodes whose inputs and results all have one of these memory formats.
+    """Return a support of nodes whose inputs and results all have one of these memory formats.
 
     Args:
         formats: The memory formats; `torch.channels_last` fits four dimensions only, `torch.channels_last_3d` five.
-
-    Returns:
-        The support.
     """
 
     def fault(tensor: torch.Tensor) -> str:
@@ -144,13 +131,10 @@ def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
 
 
 def constant_arguments(*names: str) -> Support:
-    """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time.
+    """Return a support of nodes whose arguments with these names, if it has them, are numbers known ahead of time.
 
     Args:
         names: The names in the operators' schemas.
-
-    Returns:
-        The support.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
@@ -162,14 +146,11 @@ def constant_arguments(*names: str) -> Support:
 
 
 def argument_values(**allowed: Any) -> Support:
-    """Support nodes whose arguments with these names have an allowed value.
+    """Return a support of nodes whose arguments with these names have an allowed value.
 
     Args:
         allowed: For each argument, a value, a collection of values, or a function from the value to a bool. An
             argument that a node leaves out, or that its operator does not have, is not checked.
-
-    Returns:
-        The support.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
@@ -185,13 +166,10 @@ def argument_values(**allowed: Any) -> Support:
 
 
 def constant_weights(*names: str) -> Support:
-    """Support nodes whose arguments with these names, if the operator has them, are parameters, buffers or constants.
+    """Return a support of nodes whose arguments with these names, if it has them, are parameters, buffers or constants.
 
     Args:
         names: Names of arguments such as "weight"; by default weight, bias, running_mean, running_var.
-
-    Returns:
-        The support.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
@@ -215,11 +193,7 @@ def _check_arguments(
 
 
 def everything() -> Support:
-    """Support every operator.
-
-    Returns:
-        The support.
-    """
+    """Return a support of every operator."""
     return ReasonedCheck("everything()", "op", lambda node, scope: "")
 
 

@@ -277,15 +277,12 @@ class ReasonedCheck(Support):
 
 
 def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "custom") -> Support:
-    """Support nodes for which a function of your own returns True.
+    """Return a support of nodes for which a function of your own returns True.
 
     Args:
         predicate: The function.
         reason: The reason to give if it returns False.
         code: The reason's code.
-
-    Returns:
-        The support.
     """
     name = getattr(predicate, "__qualname__", type(predicate).__name__)
     text = reason or f"{name} returned False"

@@ -10,7 +10,6 @@ import copy
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -76,19 +75,8 @@ def chains(sizes: list[int], repeat: int) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(megabytes: int, methods: int) -> dict[str, Any]:
-    """Measure the extra peak memory of lowering methods that share one weight, each engine in its own process."""
-    row: dict[str, Any] = {"weight_mb": megabytes, "methods": methods}
-    for engine in ("ours", "upstream"):
-        command = [sys.executable, str(Path(__file__).parent / "memory.py"), engine, str(megabytes), str(methods)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        row[f"{engine}_extra_mb"] = float(done.stdout.split()[-1])
-        row[f"{engine}_share"] = row[f"{engine}_extra_mb"] / megabytes
-    return row
-
-
-def show(console: Console, rows: list[dict[str, Any]], memory_row: dict[str, Any]) -> None:
-    """Print the tables."""
+def show(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
     table = Table(title="A chain of T partitions, no-op backend, no proposal algorithm")
     for column in (
         "T",
@@ -114,16 +102,6 @@ def show(console: Console, rows: list[dict[str, Any]], memory_row: dict[str, Any
             steps,
         )
     console.print(table)
-    table = Table(title="Extra peak memory, one weight shared by all methods, no-op backend")
-    for column in ("weight", "methods", "upstream", "ours"):
-        table.add_column(column, justify="right")
-    table.add_row(
-        f"{memory_row['weight_mb']} MB",
-        str(memory_row["methods"]),
-        f"{memory_row['upstream_extra_mb']:.1f} MB ({memory_row['upstream_share']:.1%})",
-        f"{memory_row['ours_extra_mb']:.1f} MB ({memory_row['ours_share']:.1%})",
-    )
-    console.print(table)
 
 
 def main() -> None:
@@ -140,8 +118,7 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.only in (None, "lowering"):
         rows = figures["chains"] = chains(sizes, repeat=5)
-        figures["memory"] = memory(40 if arguments.quick else 400, 4)
-        show(console, rows, figures["memory"])
+        show(console, rows)
         growths = [row["growth"] for row in rows if "growth" in row]
         print(f"largest time(2T)/time(T): {max(growths):.2f}, median {statistics.median(growths):.2f}")
     if arguments.only in (None, "startup"):

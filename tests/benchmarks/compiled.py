@@ -1,10 +1,7 @@
 """What torch.compile costs with this project: `python tests/benchmarks/compiled.py`.
 
-CPU time on one pinned core, all backends of torch.compile in turns in one process:
-    calls   what a call of a graph with one partition costs beyond the work, on a delegate that does nothing
-    models  how long models take to compile, and per call, with XNNPACK in inference
-    loops   a step of training loops in which weights change every few calls
-The exit status is 1 if a graph with one partition costs more than `LIMIT` beside "aot_eager".
+How long models take to compile, and per call, with XNNPACK in inference: CPU time on one pinned core, all backends of
+torch.compile in turns in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,21 +29,12 @@ from latency_models import MODELS as LATENCY_MODELS
 from lowering_engines import FakeResults, forget
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 from torch._inductor import config as inductor_config
-from torch.export import ExportedProgram
-from torch.fx import Node
 
-from exir_lowering import Backend, CompileSpec, Delegate, LoweringOptions, PreprocessResult
+from exir_lowering import LoweringOptions
 from exir_lowering.dynamo import backend, reports
-from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner, everything
-from exir_lowering.partitioners.supports.support import Check
 
-LIMIT = 40.0
-"""Microseconds that a graph with one partition may cost beside "aot_eager"."""
-
-WEIGHTS, FLOATS = 20, 256
-BASE, OURS = "aot_eager", "exir_lowering"
+BASE = "aot_eager"
 CHECKS = ("sample", "content", "frozen")
 MODELS = ("resnet18", "vit_tiny", "bert_mini", "llama_decode")
 _FAKES = FakeResults()
@@ -56,128 +43,10 @@ Run = Callable[[], Any]
 Row = dict[str, Any]
 
 
-class EmptyBackend(Backend):
-    """Lowers to nothing."""
-
-    backend_id = "empty"
-
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Return no bytes."""
-        return PreprocessResult(b"")
-
-
-class EmptyDelegate(Delegate):
-    """Returns its last input."""
-
-    delegate_id = "empty"
-
-    def execute(self, handle: Any, inputs: list[Any]) -> Sequence[Any]:
-        """Return the input."""
-        return inputs[-1:]
-
-
-class Unary(nn.Module):
-    """A graph of one operator."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return its value."""
-        return x.sin()
-
-
-class Weighted(nn.Module):
-    """A graph of two operators, however many weights there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(FLOATS) for _ in range(WEIGHTS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a value of all weights."""
-        return torch.cat(list(self.weights)) + x
-
-
-class OfConstants(Support):
-    """Takes `cat` only of constants, as XNNPACK's partitioner takes a convolution, and all else."""
-
-    def bind(self, scope: GraphScope) -> Check:
-        """Return what checks a node."""
-
-        def check(node: Node) -> No | None:
-            computed = "cat" in str(node.target) and not scope.constants.issuperset(node.all_input_nodes)
-            return No("weight", "not of constants", "OfConstants") if computed else None
-
-        return check
-
-
-@dataclass(frozen=True)
-class Case:
-    """A graph with one partition.
-
-    Attributes:
-        name: What is measured.
-        model: What is compiled.
-        support: What the partitioner takes.
-        check_weights: The option.
-        training: Whether a call is a step of forward and backward.
-    """
-
-    name: str
-    model: nn.Module
-    support: Support = field(default_factory=everything)
-    check_weights: str = "sample"
-    training: bool = False
-
-
-CASES = (
-    Case("1 operator", Unary()),
-    Case(f"{WEIGHTS} parameters, inputs of the partition", Weighted()),
-    *(Case(f'{WEIGHTS} parameters, baked in, "{how}"', Weighted(), OfConstants(), check_weights=how) for how in CHECKS),
-    Case("1 operator, forward and backward", Unary(), training=True),
-)
-
-
 def compiled(model: Any, how: Any, **options: Any) -> Any:
     """Return a function as torch.compile compiles it; options are for our backend."""
     settings = {} if isinstance(how, str) else {"options": {"fallback": None, **options}}
     return torch.compile(model, backend=how, fullgraph=True, dynamic=False, **settings)
-
-
-def measure_calls(case: Case, runs: int, rounds: int) -> Row:
-    """Measure a call of a graph in microseconds, with each backend in turns."""
-    torch._dynamo.reset()
-    x = torch.randn((WEIGHTS * FLOATS,) if isinstance(case.model, Weighted) else (4,), requires_grad=case.training)
-    options = {
-        "partitioners": SupportPartitioner({"empty": case.support}),
-        "backends": {"empty": EmptyBackend()},
-        "delegates": {"empty": EmptyDelegate()},
-        "check_weights": case.check_weights,
-    }
-    engines = {"eager": "eager", BASE: BASE, OURS: backend}
-    called = {name: compiled(case.model, how, **options) for name, how in engines.items()}
-    batches = {name: partial(_batch, one, x, case.training, runs) for name, one in called.items()}
-    with torch.set_grad_enabled(case.training):
-        for batch in batches.values():
-            batch()
-        assert torch.equal(called[OURS](x), x), "the delegate was not called"
-        found = in_turns(batches, rounds)
-    (report,) = reports()
-    parts = [len(method.partitions) for _, one in report.reports for method in one.methods]
-    assert parts == [1] * (1 + case.training), f"{case.name}: {parts} partitions"
-    row: Row = {"case": case.name, "us": {name: min(seconds) / runs * 1e6 for name, seconds in found.items()}}
-    pairs = zip(found[OURS], found[BASE], strict=True)
-    row["median_difference_us"] = statistics.median(ours - base for ours, base in pairs) / runs * 1e6
-    row["difference_us"] = row["us"][OURS] - row["us"][BASE]
-    return row
-
-
-def _batch(called: Any, x: torch.Tensor, training: bool, runs: int) -> None:
-    if training:
-        ones = torch.ones_like(x)
-        for _ in range(runs):
-            torch.autograd.grad(called(x), x, ones)
-    else:
-        for _ in range(runs):
-            called(x)
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
@@ -279,18 +148,6 @@ def _cpu_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def show_calls(console: Console, rows: Sequence[Row]) -> None:
-    """Print the table of calls."""
-    table = Table(title="One call of a graph with one partition on an empty delegate, CPU us, least of the rounds")
-    table.add_column("graph")
-    for column in ("eager", BASE, OURS, "beside aot_eager", "median of rounds"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        values = (*(row["us"][name] for name in ("eager", BASE, OURS)), row["difference_us"])
-        table.add_row(row["case"], *(f"{value:.1f}" for value in (*values, row["median_difference_us"])))
-    console.print(table)
-
-
 def show_models(console: Console, rows: Sequence[Row]) -> None:
     """Print the tables of models."""
     table = Table(title="Time to compile: the first call, CPU s")
@@ -321,33 +178,22 @@ def show_models(console: Console, rows: Sequence[Row]) -> None:
             console.print(f"{row['model']}, inductor: {row['inductor_failed']}")
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="fewer runs, and one model")
-    parser.add_argument("--only", choices=("calls", "models"), help="one part")
     arguments = parser.parse_args()
     use_cores(1)
     console = Console(width=None if sys.stdout.isatty() else 140)
     figures: dict[str, list[Row]] = {}
-    status = 0
-    if arguments.only in (None, "calls"):
-        runs, rounds = (200, 5) if arguments.quick else (1000, 10)
-        rows = figures["calls"] = [measure_calls(case, runs, rounds) for case in CASES]
-        show_calls(console, rows)
-        beside = rows[0]["difference_us"]
-        print(f"{rows[0]['case']}: {beside:.1f} us beside {BASE}, at most {LIMIT:.0f} are allowed")
-        status = int(beside > LIMIT)
-    if arguments.only in (None, "models"):
-        with torch.no_grad():
-            names = MODELS[-1:] if arguments.quick else MODELS
-            figures["models"] = [measure_model(name, 5 if arguments.quick else 20) for name in names]
-        show_models(console, figures["models"])
+    with torch.no_grad():
+        names = MODELS[-1:] if arguments.quick else MODELS
+        figures["models"] = [measure_model(name, 5 if arguments.quick else 20) for name in names]
+    show_models(console, figures["models"])
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
-    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -357,18 +357,7 @@ class Halves(torch.nn.Module):
         return self.part * 1
 
 
-class Times(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        return self.layer(x) * times
-
-
 def test_what_would_become_another_program_is_refused() -> None:
     x = torch.randn(4, 4)
     with pytest.raises(InputError, match="the buffers all, part share memory that the program writes"):
         quantize(export(Halves().eval(), (x,)), [(x,)])
-    with pytest.raises(InputError, match="its input times is a number that may differ in each call"):
-        quantize(export(Times().eval(), (x, 3), dynamic_shapes=(None, Dim.DYNAMIC)), [(x, 3)])

@@ -47,12 +47,16 @@ def _names(path: Path) -> set[str]:
     """Return what a module keeps in variables that change, and its functions that remember their results."""
     tree = ast.parse(path.read_text())
     makers = MAKERS | _changing_classes(tree)
+    # Objects of a module of which its functions store attributes.
+    changed = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    stored = {node.value.id for node in changed if isinstance(node.value, ast.Name)}
     found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {ast.unparse(target) for target in targets} & stored
             if any(_is_empty(value) or _called(value) in makers for value in values):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 found |= {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
         elif isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(each) for each in node.decorator_list):
             found.add(node.name)

@@ -236,27 +236,6 @@ def test_what_cannot_be_shared(models: Any, share: Any, parts: tuple[str, ...]) 
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-def test_configurations_that_cannot_share() -> None:
-    one = Counter()
-    lowered = lower(named(one, one))
-    with pytest.raises(InputError, match="share_mutable_buffers=True"):
-        lowered.emit(
-            ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)),
-            share_state=False,
-        )
-    with pytest.raises(InputError, match="function"):
-        lowered.emit(ExecutorchBackendConfig(memory_planning_pass=lambda graph: graph))
-
-    class Two(MemoryPlanningPass):
-        def run(self, graph_module: Any, signature: Any = None) -> Any:
-            result = super().run(graph_module, signature)
-            result.graph_module.meta["non_const_buffer_sizes"].append(16)
-            return result
-
-    with pytest.raises(InputError, match="more than one memory is planned"):
-        lowered.emit(ExecutorchBackendConfig(memory_planning_pass=Two()))
-
-
 def test_delegates_do_not_keep_what_is_shared() -> None:
     """By memory, lowering knows it; what is shared by name later may be inside of a delegate, which is an error."""
     one = Counter()

@@ -41,14 +41,6 @@ from exir_lowering.runtime.native import shim
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
 
 
-class Both(nn.Module):
-    """Two outputs of one partition, of different shapes."""
-
-    def forward(self, x, y):
-        total = x + y
-        return total * y, total.sum(-1) * 2.0
-
-
 class Count(nn.Module):
     """State on the host, read and written around a delegate."""
 
@@ -367,35 +359,6 @@ class TestFailures:
             assert part in message
         good = load(adds, delegates=[ScriptDelegate])
         torch.testing.assert_close(good.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
-
-    def test_damage_never_ends_the_process(self, tmp_path):
-        both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
-        path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
-        done = run(DAMAGE, path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        refused, total = map(int, done.stdout.split()[-1].split("/"))
-        assert total / 2 <= refused <= total
-
-
-DAMAGE = """
-import random, sys, torch
-from scripted import ScriptDelegate
-from exir_lowering import LoweringError, load
-content = open(sys.argv[1], "rb").read()
-chance = random.Random(0)
-refused = 0
-for _ in range(300):
-    damaged = bytearray(content)
-    for _ in range(chance.choice([1, 1, 2, 8])):
-        damaged[chance.randrange(int.from_bytes(content[16:24], "little"))] ^= chance.randrange(1, 256)
-    try:
-        program = load(bytes(damaged), delegates=[ScriptDelegate], verify=False)
-        for batch in (2, 5):
-            program.run("forward", torch.ones(batch, 3), torch.ones(batch, 3))
-    except LoweringError:
-        refused += 1
-print(f"{refused}/300")
-"""
 
 
 class TestLookUp:

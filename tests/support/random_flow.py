@@ -79,9 +79,9 @@ class RandomFlow(torch.nn.Module):
         self.weight = torch.nn.Parameter((torch.randn(4) * 0.5).to(dtype))
         self.register_buffer("state", torch.zeros(4, dtype=dtype))
         self.layers = torch.nn.ModuleList(make().to(dtype) for make in _LAYERS if steps)
-        self.block = self._block(1, self._r.choice([0, 0, 0, 1] if steps else [1, 2, 2]), most=12 if steps else 6)
+        self.block = self._block(1, self._r.choice([0, 0, 0, 0, 0, 1] if steps else [1, 2, 2]), most=8 if steps else 6)
         self.results = [self._r.random() for _ in range(self._r.randint(1, 4))]
-        self.reads, self.writes = self._r.random() < 0.6, self._r.random() < 0.6
+        self.reads, self.writes = self._r.random() < 0.6, self._r.random() < (0.15 if steps else 0.6)
 
     def forward(self, x: torch.Tensor) -> Any:
         values = self.block(self, [x + self.state if self.reads else x])
@@ -93,7 +93,10 @@ class RandomFlow(torch.nn.Module):
     def _block(self, count: int, depth: int, most: int = 3) -> Callable[..., list[Any]]:
         """Make a function that takes some values, and returns them with those that it computes."""
         makers = [self._unary, self._binary, self._made, self._weighted, *[self._unary] * 4 * bool(self._functions)]
-        makers += [self._layer, self._cast, self._written] * self._steps
+        if self._steps:  # constants with a content that is known leave a step of the conversion to ExecuTorch
+            makers += [self._layer, self._cast, self._written]
+            if self._r.random() < 0.7:
+                makers.remove(self._made)
         nested = (self._cond, self._cond, self._cond, self._map, self._scan, self._while)
         steps = []
         for _ in range(self._r.randint(2, most)):

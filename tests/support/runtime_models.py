@@ -52,16 +52,6 @@ class AddSin(nn.Module):
         return torch.sin(x + y)
 
 
-class Viewed(nn.Module):
-    """Views of a fixed shape go into delegates; in the file they look like outputs of these."""
-
-    def forward(self, x, y):
-        once = torch.sin(x).reshape(3, 2)
-        first = once * 2.0, once + y
-        again = torch.cos(first[0] + torch.sin(first[1])).reshape(2, 3)
-        return again * again + again, torch.sin(again)
-
-
 class Apart(nn.Module):
     def forward(self, x, y):
         return torch.sin(torch.sin(x + y) + y)

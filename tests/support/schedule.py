@@ -16,7 +16,6 @@ BY_FUNCTION = frozenset({"test_docs", "test_growth", "test_threads", "test_upstr
 BY_CLASS = frozenset({"test_delegates", "test_lowered_module", "test_runtime"})
 BY_PARAMETER = {
     "test_generation": "file",
-    "test_side_by_side": "name",
     "test_models": "case",
     "test_random_programs": "part",
     "test_random_state": "part",
@@ -171,8 +170,6 @@ rewriting/random_programs: rewritten_programs_give_the_same_results(ops)
 runtime/delegates: ten_thousand_calls_leak_nothing
 runtime/lean: a_wheel_that_looks_different_is_used_by_its_own_wrapper
 runtime/run_limits: a_signal_handler_cannot_call_what_is_running
-runtime/runtime: damage_never_ends_the_process(-O)
-runtime/side_by_side: models random_programs
 fast/on_and_off: files_are_the_same(mobilenet_v2)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
 steps/edge_errors: a_static_cache_of_transformers_needs_a_strict_export the_command_line_names_its_own_options

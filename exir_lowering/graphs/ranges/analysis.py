@@ -66,7 +66,7 @@ class ValueRanges:
         self._constants = Constants(program, volatile)
         self.volatile = frozenset(volatile)
         self._ranges: dict[Node, Range] = {}
-        self._relied: frozenset[str] = frozenset()  # volatile buffers that every program keeps bounded
+        self.relied: frozenset[str] = frozenset()  # volatile buffers that every program keeps bounded
         self._kept: frozenset[str] | None = None  # all buffers that stay bounded, if that was asked already
         self._rows = masks.Rows(self)
 
@@ -90,8 +90,8 @@ class ValueRanges:
         True is 1.0. The number has the precision of the elements' type.
         """
         dtype = dtype_of(node)
-        while name_of(node) in MOVEMENTS and dtype_of(node.args[0]) is dtype and isinstance(node.args[0], Node):
-            node = node.args[0]
+        while name_of(node) in MOVEMENTS and node.all_input_nodes and dtype_of(node.all_input_nodes[0]) is dtype:
+            node = node.all_input_nodes[0]
         number, shape = filling(node, dtype), shape_of(node)
         if number is None and shape is not None and product(shape) <= _SMALL:
             tensor = self._constants.value(node)
@@ -164,9 +164,9 @@ class ValueRanges:
 
     def _prove_state(self) -> None:
         """Find the buffers of its own that are bounded at first, and after each run that finds them so."""
-        self._kept = self._relied
+        self._kept = self.relied
         own = [[(self, state)] for state in self._written() if state not in self.volatile]
-        _prove(own, lambda ranges, states: ranges._rely_on(ranges._relied, ranges._relied | states))
+        _prove(own, lambda ranges, states: ranges.rely_on(ranges.relied, ranges.relied | states))
 
     def _written(self) -> dict[str, Node]:
         signature, output = self._program.graph_signature, self._program.graph.output_node()
@@ -176,7 +176,7 @@ class ValueRanges:
             if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
         }
 
-    def _initially_bounded(self) -> set[str]:
+    def initially_bounded(self) -> set[str]:
         """Return the names of the mutated buffers that are bounded at first."""
         found = set()
         for node in self._program.graph.find_nodes(op="placeholder"):
@@ -187,14 +187,14 @@ class ValueRanges:
                 found.add(state)
         return found
 
-    def _keeps_bounded(self, state: str) -> bool:
+    def keeps_bounded(self, state: str) -> bool:
         """Return whether the program keeps a buffer bounded that is, or does not write to it."""
         value = self._written().get(state)
         return value is None or self.of(value).magnitude <= _STATE_BOUND
 
-    def _rely_on(self, relied: frozenset[str], kept: frozenset[str] | None) -> None:
+    def rely_on(self, relied: frozenset[str], kept: frozenset[str] | None) -> None:
         """Begin again, with what is known about buffers."""
-        self._relied, self._kept, self._ranges = relied, kept, {}
+        self.relied, self._kept, self._ranges = relied, kept, {}
 
 
 _Shared = Sequence[Collection[tuple[ValueRanges, str]]]
@@ -207,18 +207,18 @@ def bound_together(shared: _Shared) -> None:
         shared: For each buffer, the analyses of all programs that have it, which were not asked anything yet, with its
             name, which is volatile in them.
     """
-    _prove(shared, lambda ranges, states: ranges._rely_on(states, None))
+    _prove(shared, lambda ranges, states: ranges.rely_on(states, None))
 
 
 def _prove(shared: _Shared, rely: Callable[[ValueRanges, frozenset[str]], None]) -> None:
     """Rely on it that buffers which are bounded at first stay so; on fewer, until every program keeps them so."""
-    first = {ranges: ranges._initially_bounded() for each in shared for ranges, _ in each}
+    first = {ranges: ranges.initially_bounded() for each in shared for ranges, _ in each}
     kept = [each for each in shared if all(name in first[ranges] for ranges, name in each)]
     for attempt in range(4):
         kept = kept if attempt < 3 else []
         for ranges in first:
             rely(ranges, frozenset(name for each in kept for other, name in each if other is ranges))
-        still = [each for each in kept if all(ranges._keeps_bounded(name) for ranges, name in each)]
+        still = [each for each in kept if all(ranges.keeps_bounded(name) for ranges, name in each)]
         if len(still) == len(kept):
             return
         kept = still

@@ -43,8 +43,11 @@ def unbounded(ranges: ValueRanges, node: Node) -> Doubt:
     return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", NOTHING)
 
 
-def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
-    """Say that a row of a value may be masked entirely: be nothing but `what`, such as "-inf"."""
+def masked(ranges: ValueRanges, node: Node, what: str, *, known: bool = False) -> Doubt:
+    """Say that a row of a value may be masked entirely, or of a `known` one is: nothing but `what`, such as "-inf"."""
+    if known:
+        reason = f"a row of {_call(node)}, whose content is known, is entirely {what}{_at(node)}"
+        return Doubt(node, reason, "nothing: the softmax of that row has to be 0")
     if ranges.is_input(node):
         return Doubt(
             node,
@@ -55,15 +58,6 @@ def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
     if state is not None:
         return Doubt(node, f"the model writes its buffer {state}, and a row of it may be entirely {what}", NOTHING)
     return Doubt(node, f"a row of what {_call(node)} computes may be entirely {what}{_at(node)}", NOTHING)
-
-
-def constant_row(node: Node, what: str) -> Doubt:
-    """Say that a row of a known value is masked entirely."""
-    return Doubt(
-        node,
-        f"a row of {_call(node)}, whose content is known, is entirely {what}{_at(node)}",
-        "nothing: the softmax of that row has to be 0",
-    )
 
 
 def _call(node: Node) -> str:

@@ -36,23 +36,29 @@ class Constants:
     def __init__(self, program: ExportedProgram, volatile: Collection[str]) -> None:
         self._program, self._volatile = program, frozenset(volatile)
         self._specs = -1
-        self._targets: dict[str, str] = {}
-        self._mutated: dict[str, str] = {}
+        self._targets: dict[str, str | None] = {}
+        self._written: frozenset[str] = frozenset()
         self._values: dict[Node, Any] = {}
         self._extremes: dict[Any, tuple[torch.Tensor, Range]] = {}
         self._left = _BUDGET
 
     def stored(self, node: Node) -> torch.Tensor | None:
         """Return the tensor of a placeholder, also if the program mutates it; None if it is an input."""
-        self._read_signature()
-        target = self._targets.get(node.name) if node.op == "placeholder" else None
+        target = self._target(node)
         found = lifted_value(self._program, target) if target is not None else None
         return found if is_dense(found) else None
 
     def mutated(self, node: Node) -> str | None:
         """Return the name of the state that a placeholder stands for, if the program, or someone else, mutates it."""
-        self._read_signature()
-        return self._mutated.get(node.name) if node.op == "placeholder" else None
+        target = self._target(node)
+        return target if target in self._written else None  # a parameter, too: another method may write it
+
+    def _target(self, node: Node) -> str | None:
+        specs = self._program.graph_signature.input_specs
+        if len(specs) != self._specs:
+            self._specs, self._written = len(specs), self._volatile | written_state(self._program)
+            self._targets = {spec.arg.name: spec.target for spec in specs if spec.kind in LIFTED_ORDER}
+        return self._targets.get(node.name) if node.op == "placeholder" else None
 
     def value(self, node: Node) -> torch.Tensor | None:
         """Return the content of a value, None if it is not known, or large and not stored."""
@@ -66,19 +72,6 @@ class Constants:
         if found is None:
             found = self._extremes[key] = (tensor, _extremes(tensor))  # the tensor keeps its address
         return found[1]
-
-    def _read_signature(self) -> None:
-        specs = self._program.graph_signature.input_specs
-        if len(specs) == self._specs:
-            return
-        self._specs = len(specs)
-        mutated = self._volatile | written_state(self._program)
-        for spec in specs:
-            name, target = getattr(spec.arg, "name", None), spec.target
-            if spec.kind in LIFTED_ORDER and isinstance(name, str) and target is not None:
-                self._targets[name] = target
-                if target in mutated:  # a parameter, too: another method may write it
-                    self._mutated[name] = target
 
     def _evaluate(self, node: Node) -> Any:
         """Compute a value from those of its operands; None if it is not known."""

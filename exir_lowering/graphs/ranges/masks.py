@@ -71,7 +71,10 @@ class Rows:
             return -limits(dtype)[0]
         content = self._ranges.constant(node)
         if content is not None:
-            return _floor_of(node, content, dim)
+            with neutral():  # the smallest of the largest elements of the rows; NaN counts as large
+                rows = content.nan_to_num(INF, INF, -INF)
+                least = float(rows.amax(dim).min()) if content.numel() else 0.0
+            return least if least > -INF else doubts.masked(self._ranges, node, "-inf", known=True)
         name = name_of(node)
         if name in ("aten.add.Tensor", "aten.add.Scalar") and argument(node, "alpha") in (None, 1):
             return self._floor_of_sum(node, dim)
@@ -148,7 +151,7 @@ class Rows:
         if content is not None:
             with neutral():
                 held = content.numel() == 0 or bool(((content != 0) if truth else (content == 0)).any(dim).all())
-            return None if held else doubts.constant_row(node, str(not truth))
+            return None if held else doubts.masked(self._ranges, node, str(not truth), known=True)
         name = name_of(node).removeprefix("aten.")
         if name in ("eq.Scalar", "ne.Scalar") and node.args[1] == 0:
             return self._truth(node.args[0], dim, truth if name == "ne.Scalar" else not truth)
@@ -224,15 +227,6 @@ def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None
         if str(origin[place]) == str(shape[dim]) and behind(origin, place) == behind(shape, dim):
             return place
     return None
-
-
-def _floor_of(node: Node, content: torch.Tensor, dim: int) -> float | Doubt:
-    """Return the smallest of the largest elements of each row of a tensor; NaN counts as large."""
-    if content.numel() == 0:
-        return 0.0
-    with neutral():
-        found = float(content.nan_to_num(INF, INF, -INF).amax(dim).min())
-    return found if found > -INF else doubts.constant_row(node, "-inf")
 
 
 def _rounded_sum(floor: float, low: float, dtype: torch.dtype | None) -> float:
