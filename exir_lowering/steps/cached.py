@@ -25,9 +25,9 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
     cache, store, partitions = session.cache, session.cache.store, group.partitions
     if store is None:
         return preprocess_parallel(group, backend, session)
-    # Each partition has an entry, or all of a backend that lowers them together have one.
-    alone = backend.one_by_one or backend.independent
-    entries: list[tuple[Partition, ...]] = [(one,) for one in partitions] if alone else [partitions]
+    entries: list[tuple[Partition, ...]] = [(one,) for one in partitions]
+    if not (backend.one_by_one or backend.independent):
+        entries = [partitions]  # which it lowers together
     keys = _make_keys(entries, group, backend, session)
     found: list[Any] = []
     done: dict[str, Any] = {}
@@ -86,8 +86,8 @@ def _identify(backend: Backend, *, declared: bool) -> list[str]:
     details = backend.details if isinstance(backend, ExecutorchBackend) else None
     kind = details or type(backend)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    settings = Forms({}, named=True).form(vars(backend)) if details is None else ""
-    lines = [backend.backend_id, str(backend.version), name, settings]
+    settings = {} if details is not None else vars(backend)
+    lines = [backend.backend_id, str(backend.version), name, Forms({}, named=True).form(settings)]
     if declared or name.startswith("exir_lowering."):
         return lines
     if backend.version == Backend.version:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
@@ -68,7 +69,7 @@ class Forms:
         kind = type(value)
         if kind is float:
             return "nan" if value != value else value.hex()
-        if kind in _LITERAL:
+        if kind in (type(None), bool, int, str, bytes, complex):
             return repr(value)
         if isinstance(value, Node):
             if value not in self.nodes:
@@ -152,15 +153,12 @@ class Forms:
         texts = []
         for source in sources or ():
             if id(source) not in self._sources:
-                passes = f"{source.pass_name!r},{[str(action) for action in source.action]!r}"
-                text = f"{self.name(source.name)},{self.name(str(source.target))},{passes}"
+                text = f"{self.name(source.name)},{self.name(str(source.target))},{source.pass_name!r}"
+                text += f",{[str(action) for action in source.action]!r}"
                 graph = self._graphs.setdefault(source.graph_id, len(self._graphs))
                 self._sources[id(source)] = source, f"({text},{graph},{self._history(source.from_node)})"
             texts.append(self._sources[id(source)][1])
         return ";".join(texts)
-
-
-_LITERAL = (type(None), bool, int, str, bytes, complex)
 
 
 def _class_form(kind: type) -> str:
@@ -174,15 +172,14 @@ def describe_partition(
     program = partition.program
     named, left_out = NAMES not in unread, {*unread, *UNIMPORTANT, *_SHAPES}
     forms = Forms(storages, named=named)
-    weights: list[str] = []
     modules: dict[int, int] = {}
-    lines: dict[str, list[str]] = {part: [] for part in ("graph", "shapes", "signature", "metadata", "names")}
+    lines = defaultdict[str, list[str]](list)
 
     def weight(value: Any) -> str:
         if not isinstance(value, torch.Tensor):
             raise NoKeyError(f"a weight or constant is a {type(value).__name__}")
-        weights.append(forms.tensor(value))
-        return f"weight {len(weights) - 1}"
+        lines["weights"].append(forms.tensor(value))
+        return f"weight {len(lines['weights']) - 1}"
 
     def metadata(owner: str, meta: Mapping[str, Any]) -> list[str]:
         read = sorted(((str(key), meta[key]) for key in meta if key not in left_out), key=itemgetter(0))
@@ -222,8 +219,8 @@ def describe_partition(
     for name, value in found.items():
         weight(value)
         lines["signature"].append(f"weight {forms.name(name)} {name in program.state_dict:d}")
-    parts = sorted(name.replace(".", "_").split("_") for name in found)
-    if named or any(second[: len(first)] == first for first, second in pairwise(parts)):
+    pairs = pairwise(sorted(name.replace(".", "_").split("_") for name in found))
+    if named or any(second[: len(first)] == first for first, second in pairs):
         lines["names"] += found  # a backend could make one name of two: "conv_weight_fused" of "conv.weight"
     graph(program.graph_module)
     for spec in (*signature.input_specs, *signature.output_specs):
@@ -240,8 +237,8 @@ def describe_partition(
     for option in partition.compile_specs:
         if type(option) is not CompileSpec or not isinstance(option.value, (bytes, bytearray)):
             raise NoKeyError(f"the compile spec {option.key!r} has a value of type {type(option.value).__name__}")
-    specs = [f"{option.key!r} {bytes(option.value)!r}" for option in partition.compile_specs]
-    return {**lines, "weights": weights, "specs": specs}
+        lines["specs"].append(f"{option.key!r} {bytes(option.value)!r}")
+    return lines
 
 
 def describe_neighbours(programs: Iterable[ExportedProgram]) -> dict[int, list[str]]:
