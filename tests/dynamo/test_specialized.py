@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import forked
@@ -9,8 +12,11 @@ import pytest
 import torch
 from compile_support import assert_near, clean, compiled, delegated, reasons
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.export import export
+from torch.fx import _lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from exir_lowering import lower
 from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import FallbackWarning, backend, reports
 from exir_lowering.dynamo.graph import MOST
@@ -113,6 +119,61 @@ def test_the_sizes_that_were_not_used_for_longest_are_compiled_again() -> None:
     assert static.lowered == before
     called(torch.ones(sizes[0], 4))
     assert static.lowered == before + 1
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("partitioner", ["xnnpack", "reference"])
+def test_threads_with_sizes_of_their_own(partitioner: str, warm: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    called = torch.compile(
+        model, backend="exir_lowering", options={"partitioners": partitioner, "partitions": "all"}, dynamic=True
+    )
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        start.wait()
+        with torch.no_grad():
+            for count in torch.randint(2, 10, (20,), generator=random).tolist():
+                x = torch.randn(count, 4, generator=random)
+                assert_near(called(x), model(x))
+
+    with torch.no_grad():
+        for count in range(2, 10) if warm else ():
+            called(torch.ones(count, 4))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert reasons() == []
+
+
+def test_a_graph_is_compiled_while_another_thread_lowers() -> None:
+    programs = [export(torch.nn.Linear(4, n).eval(), (torch.ones(n, 4),)) for n in range(2, 6)]
+    done = threading.Event()
+
+    def keep_lowering() -> int:
+        for count in itertools.count():
+            if done.is_set():
+                return count
+            lower(programs[count % len(programs)], "xnnpack").emit()
+        raise AssertionError
+
+    with ThreadPoolExecutor(1) as pool:
+        lowering = pool.submit(keep_lowering)
+        try:
+            for size in range(3, 9):
+                model = torch.nn.Sequential(torch.nn.Linear(4, size), torch.nn.GELU()).eval()
+                called = torch.compile(
+                    model, backend="exir_lowering", options={"partitioners": "xnnpack", "partitions": "all"}
+                )
+                with torch.no_grad():
+                    for count in (2, 5):
+                        assert_near(called(torch.ones(count, 4)), model(torch.ones(count, 4)))
+        finally:
+            done.set()
+    assert lowering.result() > 0
+    assert reasons() == []
+    # What Dynamo had switched while the other thread began to lower is not switched again when that has ended.
+    assert not _lazy_graph_module._use_lazy_graph_module_flag
 
 
 @pytest.mark.parametrize("dynamic", [True, None])

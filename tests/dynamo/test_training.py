@@ -248,6 +248,43 @@ def test_dropout_draws_what_eager_draws() -> None:
     assert_near(results[1], results[0])
 
 
+def test_gradients_accumulate() -> None:
+    eager, model = _pair()
+    called = compiled(model, partitioners="reference")
+    inputs = [torch.randn(5, 6) for _ in range(3)]
+    for function in (eager, called):
+        for x in inputs:
+            function(x).square().sum().backward()
+    assert_near(gradients(model), gradients(eager))
+
+
+def test_backward_twice_through_a_retained_graph() -> None:
+    eager, model = _pair()
+    called = compiled(model, partitioners="reference")
+    x = torch.randn(5, 6)
+    results = []
+    for each, function in ((eager, eager), (model, called)):
+        loss = function(x).square().sum()
+        loss.backward(retain_graph=True)
+        once = {name: parameter.grad.clone() for name, parameter in each.named_parameters()}
+        loss.backward()
+        twice = gradients(each)
+        assert_near({name: 2 * value for name, value in once.items()}, twice)
+        results.append(twice)
+    assert_near(results[1], results[0])
+
+
+def test_two_forwards_before_their_backwards() -> None:
+    eager, model = _pair()
+    called = compiled(model, partitioners="reference")
+    one, other = torch.randn(5, 6), torch.randn(5, 6)
+    for function in (eager, called):
+        losses = [function(x).square().sum() for x in (one, other)]
+        losses[0].backward()
+        losses[1].backward()
+    assert_near(gradients(model), gradients(eager))
+
+
 def test_gradients_of_inputs_and_of_part_of_the_results() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         return x * y.sin(), y.exp(), 3
