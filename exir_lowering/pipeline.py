@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -46,12 +45,12 @@ from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
 from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
-from exir_lowering.steps.recovery import Recovery
+from exir_lowering.steps.recovery import Partitioned, lower_groups
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import make_fake_state, retag, tag
+from exir_lowering.steps.tag import Treatment, make_fake_state, retag, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
@@ -116,7 +115,7 @@ def lower_in(
     transform_passes: TransformPasses = None,
     variants: Mapping[str, PartitionerLike] | None = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
-    recovery: Recovery | None = None,
+    treatment: Treatment | None = None,
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
@@ -124,7 +123,7 @@ def lower_in(
     registry.check_backends(backends)
     with session.progress:
         given = to_edge(request.methods, session)
-        return _lower(given, chosen, request, backends, session, preprocess_group, recovery)
+        return _lower(given, chosen, request, backends, session, preprocess_group, treatment)
 
 
 def plan(
@@ -248,32 +247,38 @@ def _lower(
     backends: Backends | None,
     session: Session,
     preprocess_group: PreprocessGroup = preprocess_cached,
-    recovery: Recovery | None = None,
+    treatment: Treatment | None = None,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
-    options, recovery = session.options, recovery or Recovery(session.options.on_backend_error)
-    results: list[LoweredPartition] | None = None
+    options = session.options
     with collector.heap_frozen() as set_aside:
-        with _conversion(given, session.options.fast):
+        with _conversion(given, options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
-        while results is None:  # again only where a backend fails, and that is no error
+
+        def partition(methods: Sequence[EdgeMethod], treatment: Treatment | None) -> Partitioned:
             with _conversion(methods, options.fast):
-                methods, extracted, planned = _partition_all(methods, states, session, recovery)
+                methods, extracted, planned = _partition_all(methods, states, session, treatment)
                 if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
                         planned = plan_memory(methods, extracted, planned, options)
-                constants = describe_families({one.name: one.program for one in extracted}, request.buckets)
+                families = describe_families({one.name: one.program for one in extracted}, request.buckets)
                 programs = ((method.program, *(one.program for one in method.partitions)) for method in extracted)
                 own_state(itertools.chain.from_iterable(programs))
             set_aside()
             groups = _group(extracted)
             called = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
-            lower_group = partial(_lower_group, called, preprocess_group, session)
+            return Partitioned(methods, tuple(extracted), planned, tuple(groups), called, families)
+
+        def lower_group(group: BackendGroup, backend: Backend) -> list[LoweredPartition]:
             with session.timed("preprocess"):
-                results = recovery.lower(groups, lower_group)
+                return preprocess_group(group, backend, session)
+
+        found = partition(methods, treatment)
+        found, results, refused = lower_groups(options.on_backend_error, found, partition, lower_group)
+        methods, planned = found.methods, found.planned
         with session.timed("splice"), locks.conversion():
-            lowered = splice(extracted, {one.partition.id: one for one in results})
-            made_by, narrowed = describe(methods, called, planned, options), list_narrowed(methods)
+            lowered = splice(found.extracted, {one.partition.id: one for one in results})
+            made_by, narrowed = describe(methods, found.backends, planned, options), list_narrowed(methods)
     report = Report(
         planned.methods,
         {one.partition.id: len(one.result.processed_bytes) for one in results},
@@ -284,14 +289,14 @@ def _lower(
         units=list_units(results),
         states=planned.states,
         versions=planned.versions,
-        refused=tuple(recovery.refused),
+        refused=refused,
         narrowed=narrowed,
     )
     return LoweredMethods(
         lowered,
         report,
         {method.name: method.program for method in methods},
-        {**request.constant_methods, **constants},
+        {**request.constant_methods, **found.families},
         options.fast,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
@@ -308,17 +313,11 @@ def _conversion(methods: Iterable[EdgeMethod], fast: bool) -> Iterator[None]:
         yield
 
 
-def _lower_group(
-    backends: Mapping[str, Backend], preprocess_group: PreprocessGroup, session: Session, group: BackendGroup
-) -> list[LoweredPartition]:
-    return preprocess_group(group, backends[group.backend_id], session)
-
-
 def _partition_all(
     methods: Sequence[EdgeMethod],
     states: Sequence[State],
     session: Session,
-    recovery: Recovery | None = None,
+    treatment: Treatment | None = None,
     *,
     required: bool = True,
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
@@ -327,7 +326,7 @@ def _partition_all(
     for method in session.progress.each("partition", methods):
         shared = elsewhere(states, method.name)
         for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators for what does not run
-            tagged, partitioned = _partition(method, shared, session, recovery)
+            tagged, partitioned = _partition(method, shared, session, treatment)
             found = list_refused(partitioned.program, session.target)
             legalized = legalize(method, found, session.target) if left else None
             if legalized is None:
@@ -350,7 +349,7 @@ def _partition_all(
 
 
 def _partition(
-    edge: EdgeMethod, shared: frozenset[str], session: Session, recovery: Recovery | None
+    edge: EdgeMethod, shared: frozenset[str], session: Session, treatment: Treatment | None
 ) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once per partitioner: what an earlier one claimed is a delegate call for the later ones."""
     tagged: list[TaggedMethod] = []
@@ -362,8 +361,8 @@ def _partition(
     for partitioner in edge.partitioners:
         with session.timed("tag"):
             claimed = tag(edge.name, method.program, partitioner, state)
-            if recovery is not None and recovery.knows:
-                claimed, non_convex = retag(claimed, recovery.treatment), "split"  # around what was taken away
+            if treatment is not None:
+                claimed, non_convex = retag(claimed, treatment), "split"  # around what was taken away
             tagged.append(claimed)
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,11 +22,25 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure, PartitionTooLargeError
 from exir_lowering.graphs.measures import value_bytes
-from exir_lowering.model import BackendGroup, LoweredPartition, Partition, RefusedPartition
+from exir_lowering.model import (
+    BackendGroup,
+    EdgeMethod,
+    ExtractedMethod,
+    LoweredPartition,
+    Partition,
+    RefusedPartition,
+)
+from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plugins.backend import Backend
+from exir_lowering.steps.tag import Treatment
 
+Mode = Literal["raise", "fallback", "split"]
 _Place = tuple[str, str, str]
 _Places = tuple[_Place, ...]  # a method, a backend, and an operator of the method
 _Lower = Callable[[BackendGroup], list[LoweredPartition]]  # lowers a group, or raises a BackendFailure
+_Recovered = tuple["Partitioned", list[LoweredPartition], tuple[RefusedPartition, ...]]
+_LowerBy = Callable[[BackendGroup, Backend], list[LoweredPartition]]
+_Partition = Callable[[Sequence[EdgeMethod], Treatment], "Partitioned"]
 _Weights = Sequence[dict[Node, int]]  # the weights that each operator of a partition reads, with their bytes
 
 
@@ -49,10 +63,44 @@ class _Limits:
         return len(weights)
 
 
-class Recovery:
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """Methods after their last extraction."""
+
+    methods: tuple[EdgeMethod, ...]  # whose host operators run
+    extracted: tuple[ExtractedMethod, ...]
+    planned: LoweringPlan
+    groups: tuple[BackendGroup, ...]
+    backends: Mapping[str, Backend]  # of the groups, by id
+    families: Mapping[str, str]  # the constant method that says which methods are one in several sizes or variants
+
+
+def lower_groups(mode: Mode, found: Partitioned, partition: _Partition, lower: _LowerBy) -> _Recovered:
+    """Lower each group in one call; where a backend fails and that is no error, partition again without that.
+
+    Args:
+        mode: `LoweringOptions.on_backend_error`.
+        found: What is to be lowered.
+        partition: Partitions methods, treating operators as a function says: see `retag`.
+        lower: Lowers a group by its backend, or raises a BackendFailure.
+
+    Returns:
+        What was lowered in the end, the results for its groups, and what was refused on the way.
+    """
+    recovery = _Recovery(mode)
+
+    def lower_group(group: BackendGroup) -> list[LoweredPartition]:
+        return lower(group, found.backends[group.backend_id])
+
+    while (results := recovery.lower(found.groups, lower_group)) is None:
+        found = partition(found.methods, recovery.treatment)
+    return found, results, tuple(recovery.refused)
+
+
+class _Recovery:
     """What was learned from the failures of one lowering, and what is done about them."""
 
-    def __init__(self, mode: Literal["raise", "fallback", "split"]) -> None:
+    def __init__(self, mode: Mode) -> None:
         self.refused: list[RefusedPartition] = []
         self._mode = mode
         self._begun = False
@@ -88,11 +136,6 @@ class Recovery:
         if not begun and self._learn(groups, lower):
             return None
         return [replace(self._fine[_places(one)], partition=one) for one in group.partitions]
-
-    @property
-    def knows(self) -> bool:
-        """Whether anything was learned that tags have to say."""
-        return bool(self._reasons or self._pieces)
 
     def treatment(self, method: str, backend_id: str, node: str) -> str | int | None:
         """Return what is done with an operator that the backend is to get: see `retag`."""

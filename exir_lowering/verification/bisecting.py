@@ -31,7 +31,6 @@ from exir_lowering.runtime.isolated.process import Process
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
-from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
@@ -89,21 +88,6 @@ def bisect(
         finally:
             if search.starter is not None:
                 search.starter.abandon()
-
-
-class _Only(Recovery):
-    """Leaves to the host all operators but some."""
-
-    knows = True
-
-    def __init__(self, kept: set[tuple[str, str, str]], known: set[tuple[str, str]]) -> None:
-        super().__init__("raise")
-        self._kept, self._known = kept, known
-
-    def treatment(self, method: str, backend_id: str, node: str) -> str | None:
-        """Return why an operator stays on the host, None for one that does not, and for a getitem."""
-        left = (method, node) in self._known and (method, backend_id, node) not in self._kept
-        return "bisect leaves it out" if left else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,11 +237,16 @@ class _Search:
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
         options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0)
         session = Session(replace(options, on_backend_error="raise", progress=False))
-        edge, recovery = self.lowered.edge_programs, _Only(kept, known)
+
+        def leave_out(method: str, backend_id: str, node: str) -> str | None:  # not a getitem, which is not known
+            left = (method, node) in known and (method, backend_id, node) not in kept
+            return "bisect leaves it out" if left else None
+
         self.lowerings += 1
         self.advance()
         try:
-            lowered = lower_in(session, edge, self.partitioners, backends=self.backends, recovery=recovery)
+            edge = self.lowered.edge_programs
+            lowered = lower_in(session, edge, self.partitioners, backends=self.backends, treatment=leave_out)
             lowered = replace(lowered, in_place=self.lowered.in_place)  # as the rewrites had it
             file = read(lowered.emit(share_state=self.share_state), None)
             if _lacks_kernels(file):  # for what is left out: that it fails says nothing of the rest

@@ -101,18 +101,3 @@ def test_state_is_refused() -> None:
     program = edge_program(Counter(), (torch.ones(2),))
     with pytest.raises(BackendFailure, match="Writing to count is not supported in this compiler"):
         exir_lowering.lower(program, TagPartitioner(backend="compiler_demo"))
-
-
-def test_dynamic_sizes() -> None:
-    batch = torch.export.Dim("batch", min=1, max=8)
-    dynamic_shapes = {"x": {0: batch}, "y": {0: batch}}
-
-    class Plain(torch.nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x * y + x
-
-    found = lowered(Plain(), torch.ones(4, 2), torch.ones(4, 2), dynamic_shapes=dynamic_shapes)
-    run = runner(found, compiler_demo=CompilerDemoDelegate())
-    for size in (1, 5, 8):
-        inputs = (torch.randn(size, 2), torch.randn(size, 2))
-        torch.testing.assert_close(run(*inputs)[0], Plain()(*inputs))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import json
 import os
 import re
 import resource
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -569,9 +567,6 @@ def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatc
 
 # ---- where nothing can be written
 
-FULL = Path("/dev/full")
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
-
 
 def on_a_full_disk(*argv: object, room: int = 100) -> tuple[int, str]:
     """Run a command in a child whose files may have so many bytes; return its exit code and what it said."""
@@ -605,64 +600,6 @@ def test_lower_and_run_on_a_full_disk_keep_what_was_there(models: Path, pte: Pat
         assert code == 2 and "Cannot" in told and "File too large" in told, told
         assert "defect" not in told and "Traceback" not in told
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
-
-
-def test_what_is_no_file_is_written_and_not_replaced(main: Main, pte: Path, tmp_path: Path) -> None:
-    link, target = tmp_path / "link.pt", tmp_path / "target.pt"
-    target.write_bytes(b"old")
-    link.symlink_to(target)
-    argv = ("run", pte, "--method", "small", "--save")
-    assert main(*argv, link)[0] == 0
-    assert link.is_symlink() and len(torch.load(target)) == 1
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert main(*argv, pipe)[0] == 0
-        assert stat.S_ISFIFO(pipe.stat().st_mode)
-        assert len(torch.load(io.BytesIO(os.read(reading, 1 << 20)))) == 1
-    finally:
-        os.close(reading)
-
-
-@needs_full
-def test_a_full_standard_output_is_told(models: Path, pte: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.pte"
-    for argv in (
-        ("plan", models / "mixed.pt2", "-p", "xnnpack", "--json"),
-        ("plan", models / "mixed.pt2", "-p", "xnnpack"),
-        ("lower", models / "net.pt2", "-o", out, "--json"),
-        ("run", pte, "--method", "small"),
-        ("run", pte, "--method", "small", "--profile", "--json"),
-        ("plugins", "--json"),
-    ):
-        code, told = with_a_full_output(*argv)
-        assert code == 1, told
-        assert told.endswith("exir-lower: the output cannot be written: No space left on device.\n"), told
-        assert "defect" not in told and "Traceback" not in told and "Exception ignored" not in told
-    assert out.stat().st_size > 1000
-
-
-def with_a_full_output(*argv: object) -> tuple[int, str]:
-    """Run a command in a child whose standard output is full, to the end of the child; return its code and stderr."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.close(reading)
-            os.dup2(writing, 2)
-            os.dup2(os.open(FULL, os.O_WRONLY), 1)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            code = cli.main([str(argument) for argument in argv])
-            sys.stdout.flush()  # as Python does when it exits
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        text = told.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
 
 def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,13 +413,6 @@ def test_nested_patches() -> None:
     assert not _is_ours(_by_function)
 
 
-def test_a_patch_can_be_used_again() -> None:
-    for _ in range(2):
-        with compat.patch_executorch():
-            assert _is_ours(_by_function)
-        assert not _is_ours(_by_function)
-
-
 class Attention(torch.nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)

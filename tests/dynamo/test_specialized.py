@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import forked
@@ -115,31 +113,6 @@ def test_the_sizes_that_were_not_used_for_longest_are_compiled_again() -> None:
     assert static.lowered == before
     called(torch.ones(sizes[0], 4))
     assert static.lowered == before + 1
-
-
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("partitioner", ["xnnpack", "reference"])
-def test_threads_with_sizes_of_their_own(partitioner: str, warm: bool) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
-    called = torch.compile(
-        model, backend="exir_lowering", options={"partitioners": partitioner, "partitions": "all"}, dynamic=True
-    )
-    start = threading.Barrier(4)
-
-    def work(seed: int) -> None:
-        random = torch.Generator().manual_seed(seed)
-        start.wait()
-        with torch.no_grad():
-            for count in torch.randint(2, 10, (20,), generator=random).tolist():
-                x = torch.randn(count, 4, generator=random)
-                assert_near(called(x), model(x))
-
-    with torch.no_grad():
-        for count in range(2, 10) if warm else ():
-            called(torch.ones(count, 4))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert reasons() == []
 
 
 @pytest.mark.parametrize("dynamic", [True, None])

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 import exir_lowering
-from exir_lowering import CompileSpec, ExplainedResult, InputError, PartitionerContractError, graphs
+from exir_lowering import CompileSpec, InputError, PartitionerContractError, graphs
 from exir_lowering.graphs import quotient
 from exir_lowering.partitioners import (
     ANY,
@@ -603,24 +603,6 @@ def test_quantised_operators_match_with_what_quantises_around_them(dynamic: bool
     assert computing == [1] * (2 if dynamic else 3)
     (found,) = exir_lowering.load(lowered.emit().buffer).run("forward", *quantized_models.INPUTS)
     torch.testing.assert_close(found, program.module()(*quantized_models.INPUTS))
-
-
-def test_every_operator_that_is_left_has_a_reason() -> None:
-    program = edge_program(InCond(), (X,))
-    result = PatternPartitioner("echo", Pattern(torch_swish, (X,)), compile_specs=[CompileSpec("a", b"b")])(program)
-    assert isinstance(result, ExplainedResult)
-    assert list(result.partition_tags) == ["echo_0", "echo_1"]
-    assert all(spec.backend_id == "echo" for spec in result.partition_tags.values())
-    assert [spec.compile_specs for spec in result.partition_tags.values()] == [[CompileSpec("a", b"b")]] * 2
-    left = {
-        ".".join((*path, node.name))
-        for path, module in graphs.walk(program.graph_module)
-        for node in list_computing(module)
-        if not graphs.is_getitem(node) and "delegation_tag" not in node.meta
-    }
-    assert {rejection.node for rejection in result.rejections} == left
-    assert {rejection.code for rejection in result.rejections} == {"pattern"}
-    assert any("." in name for name in left), "nested graphs too"
 
 
 def test_supports_compose_with_patterns(layers: ExportedProgram) -> None:

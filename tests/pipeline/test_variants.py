@@ -21,7 +21,6 @@ from exir_lowering import (
     lower,
     plan,
     quantize,
-    to_backend,
     verify,
 )
 from exir_lowering.backends.xnnpack import xnnpack
@@ -61,26 +60,6 @@ def test_each_method_is_lowered_for_each_variant(program):
     assert loaded.choose("first", torch.ones(2)).method == "first@cpu"
     assert loaded.choose("second", torch.ones(2)).method == "second@npu"
     assert loaded.run("get_manifest") == [lowered.constant_methods["get_manifest"]]
-
-
-def test_names_with_tags_are_families_too(program):
-    seen = []
-    lowered = lower(
-        {"forward@a": program, "forward@b": program, "other": program},
-        {"forward": "xnnpack", "forward@b": None},
-        transform_passes={"forward": [seen.append], "other": []},
-    )
-    assert lowered.constant_methods["get_manifest"].splitlines()[1:] == [
-        "forward@a\tXnnpackBackend\t\t",
-        "forward@b\t\t\t",
-    ]
-    assert len(seen) == 2
-    again = lower({"forward@a": program}, variants={"x": {"forward@a": "xnnpack"}, "y": None})
-    assert list(again) == ["forward@a@x", "forward@a@y"]
-    assert load(again.emit().buffer, choose="y").choose("forward").method == "forward@a@y"
-    edge = to_backend(lower({"forward@a": program}).edge_programs, "xnnpack")
-    assert edge.constant_methods["get_manifest"].endswith("\nforward@a\tXnnpackBackend\t\t\n")
-    assert not lower(program, "xnnpack").constant_methods
 
 
 def test_a_module_has_the_methods(program):
