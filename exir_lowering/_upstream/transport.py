@@ -32,7 +32,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exir_lowering._upstream.fakes import DECISIONS, FakeTensor, FakeTensorMode
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, pytree
-from exir_lowering.errors import exception_text
 
 _DIALECTS: dict[Any, str] = {EdgeOpOverload: "edge", BackendOpOverload: "backend"}
 
@@ -43,12 +42,11 @@ _ALIGNMENT = 64
 """Where pieces of memory may start in a storage: the elements of a tensor stay aligned when it is stored elsewhere."""
 
 
-class NotTransportableError(Exception):
-    """A program has something that cannot be sent; the message says what."""
-
-
 def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, list[bytes]]:
-    """Write a copy of a program, which is changed, without some metadata; return it, and the memory of its tensors."""
+    """Write a copy of a program, which is changed, without some metadata; any error if that is not possible.
+
+    Return it, and the memory of its tensors.
+    """
     dialects = [_DIALECTS.get(type(node.target), "") for node in _calls(program.graph_module)]
     for node, dialect in zip(_calls(program.graph_module), dialects, strict=True):
         if dialect:
@@ -63,16 +61,11 @@ def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, l
         "guards_code": guards_code_of(program),
         "kind": type(program),
     }
-    try:
-        with io.BytesIO() as stream:
-            pickler = _Pickler(stream, left_out)
-            pickler.dump((dialects, list(map(_verifier_facts, program.verifiers)), parts))
-            described, pieces = pickler.finish()
-            return pickle.dumps((pickler.mode, described, stream.getvalue())), pieces
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise NotTransportableError(exception_text(error)[:500]) from error
+    with io.BytesIO() as stream:
+        pickler = _Pickler(stream, left_out)
+        pickler.dump((dialects, list(map(_verifier_facts, program.verifiers)), parts))
+        described, pieces = pickler.finish()
+        return pickle.dumps((pickler.mode, described, stream.getvalue())), pieces
 
 
 def loads(content: bytes, pieces: Sequence[bytes]) -> ExportedProgram:

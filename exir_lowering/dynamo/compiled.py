@@ -65,16 +65,16 @@ def compile_graph(
     values, graph = builder.values, builder.graph
     graph.set_codegen(boxed_code())
     builder.add_inputs(source)
-    users = iter(captured.inputs)
-    for node, spec in graphs.placeholders(lowered).items() if lowered is not None else ():
-        target = str(spec.target)
-        if spec.kind is InputKind.USER_INPUT:
-            values[node] = values[next(users)]
-        elif target in captured.baked:
-            values[node] = values[captured.baked[target]]
-        else:
-            values[node] = builder.hold(target.replace(".", "_"), graphs.lifted_value(lowered, target))
     if lowered is not None:
+        users = iter(captured.inputs)
+        for node, spec in graphs.placeholders(lowered).items():
+            target = str(spec.target)
+            if spec.kind is InputKind.USER_INPUT:
+                values[node] = values[next(users)]
+            elif target in captured.baked:
+                values[node] = values[captured.baked[target]]
+            else:
+                values[node] = builder.hold(target.replace(".", "_"), graphs.lifted_value(lowered, target))
         builder.add(lowered.graph_module)
         made = results_of(lowered.graph)
         for root, value, owned in zip(captured.roots, made, _owned(made), strict=True):

@@ -21,7 +21,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks, transport
+from exir_lowering._upstream import locks
 from exir_lowering.errors import LoweringError, exception_text
 from exir_lowering.graphs.copies import list_tensors
 from exir_lowering.model import BackendGroup, CallSite, LoweredPartition, Partition
@@ -262,10 +262,15 @@ def _forget(jobs: int) -> None:
 def _make_task(partition: Partition, address: str, options: LoweringOptions) -> tuple[Any, ...]:
     """Return what a worker needs to lower a partition; RefusedError if that cannot be written."""
     try:
+        from exir_lowering._upstream import transport  # by names of torch that may be gone
+
         described = digest(describe_partition(partition, None))
         sent = transport.dumps(graphs.copy_program(partition.program, kind=type(partition.program)), UNIMPORTANT)
-    except (NoKeyError, transport.NotTransportableError) as error:
-        raise RefusedError(f"its program cannot be sent: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = error if isinstance(error, NoKeyError) else exception_text(error)[:500]
+        raise RefusedError(f"its program cannot be sent: {reason}") from error
     specs = [(spec.key, bytes(spec.value)) for spec in partition.compile_specs]
     settings = options.check_weights, options.fast, torch.get_num_threads()
     return address, partition.id, partition.method, partition.backend_id, specs, sent, described, settings
@@ -275,6 +280,8 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
     """Lower a partition in a worker: return the result as a pickle, why it is refused, or an error as a header."""
     address, name, method, backend_id, specs, sent, described, (check_weights, fast, threads) = task
     try:
+        from exir_lowering._upstream import transport
+
         backend = registry.as_backend(backend_id, load_class(address))
         program = transport.loads(*sent)
         program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
