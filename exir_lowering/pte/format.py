@@ -171,6 +171,8 @@ def _check_calls(code: Code) -> tuple[set[int], set[int]]:
                 read.add(index)  # nobody can give it, so the method never runs
             else:
                 raise CorruptError(f"{name} is called with {KINDS[given.kind]} for its {type_}")
+            listed = (item for item in code.items(index) if item != index and item not in made)
+            read.update(item for item in listed if item in code.inputs and code.values[item].kind == K.NULL)
             for item in code.items(index) if place in known.written else ():
                 if isinstance(content := code.values[item].content, Tensor) and content.constant:
                     raise CorruptError(f"{name} writes into value {item}, which is a constant")

@@ -360,11 +360,11 @@ def test_an_interrupt_while_torch_replaces_kernels_leaves_none(small: Job, monke
     """torch puts them back only if it got as far as having replaced all of them."""
     from torch.export import exported_program
 
-    from exir_lowering._upstream import tracing
     from exir_lowering._upstream.value_keys import MEMORY
+    from exir_lowering.fast import lookups
 
     MEMORY.clear()  # what is known is not converted again
-    tracing._put_before.clear()
+    lookups._KERNELS.clear()
     find = exported_program._get_decomp_for_cia
     asked = []
 
