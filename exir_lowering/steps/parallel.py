@@ -231,6 +231,16 @@ _pools: dict[tuple[int, int], Any] = {}  # our processes, kept for later calls, 
 _lock = threading.Lock()
 
 
+def _begin_child() -> None:
+    """Have a lock of its own: another thread may have held it when this process was forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
+
+
 def _pool(jobs: int) -> Any:
     with _lock:
         key = os.getpid(), jobs

@@ -29,7 +29,7 @@ ROOMS = {
     "exir_lowering/rewrites": (1096, 1150),
     "exir_lowering/runtime": (2745, 2500),
     "exir_lowering/shape_buckets.py": (271, 220),
-    "exir_lowering/steps": (6639, 5500),
+    "exir_lowering/steps": (6649, 5500),
     "exir_lowering/steps/legalizing": (1998, 1200),
     "exir_lowering/testing": (1649, 1400),
     "exir_lowering/verification": (2011, 2000),
