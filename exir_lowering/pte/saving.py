@@ -142,5 +142,6 @@ def pte_path(path: str | os.PathLike[str]) -> Path:
     except TypeError as error:
         raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
     if target.suffix != ".pte" or "\0" in str(target):
-        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+        null = ", without a null character" if "\0" in str(target) else ""
+        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte{null}.")
     return target

@@ -24,7 +24,7 @@ ROOMS = {
     "exir_lowering/lowered_module": (927, 950),
     "exir_lowering/plans": (1570, 1600),
     "exir_lowering/plugins": (1493, 1400),
-    "exir_lowering/pte": (3227, 3000),
+    "exir_lowering/pte": (3228, 3000),
     "exir_lowering/quantization": (568, 450),
     "exir_lowering/rewrites": (1096, 1150),
     "exir_lowering/runtime": (2745, 2500),

@@ -690,6 +690,7 @@ PATHS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "no-folder": (lambda folder: folder / "none" / "model.pte", ("none/model.pte", "No such file")),
     "no-suffix": (lambda folder: folder / "model", ("model'", "ends in .pte")),
     "other-suffix": (lambda folder: folder / "model.pt2", ("model.pt2", "ends in .pte")),
+    "null": (lambda folder: str(folder / "a\0b.pte"), ("b.pte", "without a null character")),
     "folder": (_directory_in_the_way, ("model.pte", "Cannot save", "irectory")),
     "below-a-file": (_file_in_the_way, ("file/model.pte", "Cannot save")),
     "number": (lambda folder: 5, ("Cannot save", "5", "path")),
