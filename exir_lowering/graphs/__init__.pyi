@@ -8,7 +8,6 @@ from . import (
     ranges as ranges,
     schedule as schedule,
     sources as sources,
-    together as together,
     weights as weights,
 )
 from .copies import (

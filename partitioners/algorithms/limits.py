@@ -10,9 +10,15 @@ import networkx as nx
 from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
-from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.together import Together
-from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
+from exir_lowering.graphs import collector, measures
+from exir_lowering.partitioners.algorithms.convex import (
+    Proposal,
+    contract,
+    find_knots,
+    join_results,
+    list_computing,
+    order_units,
+)
 from exir_lowering.partitioners.supports.support import GraphScope
 
 
@@ -249,11 +255,12 @@ def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Gr
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
 
 
-def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[tuple[Node, ...]]:
+def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[list[Node]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
-    together = Together(nodes)
-    joined = [together.join(group) for node in nodes for group in groups_of.get(node, ())]
-    if any(joined):
-        together.close()
-    tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
-    return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
+    sets, inside = join_results(nodes), frozenset(nodes)
+    groups = {id(group): group for node in nodes for group in groups_of.get(node, ())}
+    for group in groups.values():
+        sets.union(*inside.intersection(group))
+    for knot in find_knots(nodes, sets) if groups else ():
+        sets.union(*knot)
+    return order_units(nodes, sets)[0]

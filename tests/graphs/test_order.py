@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 
 import networkx as nx
-import torch
 from hypothesis import given, settings, strategies as st
-from torch.fx import Graph
 
 from exir_lowering.graphs.order import reach, topological
-from exir_lowering.graphs.together import Sets, Together
 
 
 @st.composite
@@ -77,28 +73,3 @@ def test_the_search_ends_at_its_goal() -> None:
 
     found = reach([(0, 1)], successors, lambda vertex: True, goal=5)
     assert 5 in found and looked_at == [1, 2, 3, 4]
-
-
-def test_sets_are_named_by_their_least_member() -> None:
-    sets = Sets(6)
-    for one, other in ((4, 5), (5, 2), (1, 3)):
-        sets.join(one, other)
-    assert [sets.find(item) for item in range(6)] == [0, 1, 2, 1, 2, 2]
-
-
-def test_getitems_groups_and_what_a_group_encloses_stay_together() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    split = graph.call_function(torch.split, (x, 1))
-    first = graph.call_function(operator.getitem, (split, 0))
-    middle = graph.call_function(torch.relu, (first,))
-    last = graph.call_function(torch.add, (middle, first))
-    other = graph.call_function(torch.neg, (x,))
-    graph.output((last, other))
-    together = Together([split, first, middle, last, other])
-    assert together.members() == {0: [split, first], 2: [middle], 3: [last], 4: [other]}
-    assert not together.join([x, other]) and together.join([split, last])
-    assert list(together.knots()) == [[0, 2]]  # the way over the middle leaves the group and comes back
-    together.close()
-    assert together.members() == {0: [split, first, middle, last], 4: [other]}
-    assert together.successors() == {0: {}, 4: {}}

@@ -137,7 +137,7 @@ def require_valid(scope: GraphScope, kept: Sequence[Proposal]) -> None:
     nodes = list_computing(scope.graph_module)
     tag_of = {node: str(i) for i, proposal in enumerate(kept) for node in proposal.nodes}
     assert sum(len(proposal.nodes) for proposal in kept) == len(tag_of), "a node has two places"
-    assert quotient.order(nodes, tag_of)[1] == [], "contracted, the proposals are on a cycle"
+    assert quotient.order(nodes, tag_of)[1] is None, "contracted, the proposals are on a cycle"
     contracted = nx.DiGraph([(str(i), str(i + 1)) for i in range(len(kept) - 1)])
     for node in nodes:
         for user in node.users:
