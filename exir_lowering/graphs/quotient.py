@@ -8,7 +8,6 @@ these strongly connected components are split.
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -124,27 +123,9 @@ def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
         nodes: Every node of a graph, in graph order.
     """
     number = {node: i for i, node in enumerate(nodes)}
-    ordered = topological([[number[user] for user in node.users] for node in nodes], _FirstReady(nodes))
+    urgent = [node.target in _SORTED_FIRST and bool(node.all_input_nodes) for node in nodes]
+    ordered = topological([[number[user] for user in node.users] for node in nodes], urgent.__getitem__)
     return {nodes[vertex]: place for place, vertex in enumerate(ordered)}
-
-
-class _FirstReady:
-    """Takes nodes in the order in which they become ready, except that those of `_SORTED_FIRST` come first."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._queue: deque[int] = deque()
-
-    def push(self, vertex: int) -> None:
-        node = self._nodes[vertex]
-        first = node.target in _SORTED_FIRST and bool(node.all_input_nodes)
-        (self._queue.appendleft if first else self._queue.append)(vertex)
-
-    def pop(self) -> int:
-        return self._queue.popleft()
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
 
 def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[Unit], list[Node]]:
