@@ -114,10 +114,7 @@ class _Work:
         pieces = [proposal] if len(left) == len(proposal.nodes) else contract(proposal.nodes, left, groups=units)
         pieces = [smaller for piece in pieces for smaller in self._cut_whole(piece, units)]
         if len(pieces) > 1:
-            crossing = _count_crossing(proposal.nodes, pieces, self.scope)
-            self._adjust(
-                "cut", proposal.nodes, f"{over}: cut into {len(pieces):,}, {_format_count(crossing, 'byte')} cross"
-            )
+            self._adjust("cut", proposal.nodes, f"{over}: cut into {len(pieces):,}")
         return pieces
 
     def _describe_excess(self, nodes: Sequence[Node]) -> str:
@@ -238,18 +235,6 @@ def _count_flops(proposal: Proposal) -> int:
 
 def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
-    """Return the bytes that cross, of values from outside from the second piece on; each piece has its constants."""
-    piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
-    inside, touched = set(nodes), dict[Node, set[int]]()
-    for node, piece in piece_of.items():
-        for source in node.all_input_nodes:
-            if source not in scope.constants:
-                made = {piece_of.get(source, len(pieces))} if source in inside else set[int]()
-                touched.setdefault(source, made).add(piece)
-    return sum(measures.value_bytes(source) * (len(found) - 1) for source, found in touched.items())
 
 
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
