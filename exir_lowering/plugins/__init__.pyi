@@ -11,7 +11,6 @@ from .backend import (
     Partitioner as Partitioner,
     PartitionerLike as PartitionerLike,
     PartitionResult as PartitionResult,
-    PlacedResult as PlacedResult,
     PreprocessResult as PreprocessResult,
     conversion_lock as conversion_lock,
 )
