@@ -153,12 +153,13 @@ what it names is not there."""
 
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend for the rest; InputError for a wrong option."""
-    if not options.backends or isinstance(options.backends, Mapping):
-        attempt = Attempt(NAME, list_partitioners(options.partitioners, METHODS), options.backends or {}, options)
+    backends = options.backends or {}
+    if isinstance(backends, Mapping):
+        attempt = Attempt(NAME, list_partitioners(options.partitioners, METHODS), backends, options)
         return [(NAME, lambda: attempt)], options.fallback
     own = {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
     others = {*_list_others()} - own
-    given = list(options.backends)
+    given = list(backends)
     fallback = given.pop() if isinstance(given[-1], str) and given[-1] in others else options.fallback
     found: list[Candidate] = []
     for candidate in given:
@@ -175,7 +176,8 @@ def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | Non
                 "must be the last one."
             )
         elif candidate not in own and (close := difflib.get_close_matches(name, {*own, *others}, 1, 0.85)):
-            raise UnknownPluginError(f"options['backends']: there is no {name!r} here; did you mean {close[0]!r}?")
+            text = f"options['backends']: there is no {name!r} here; did you mean {close[0]!r}?"
+            raise UnknownPluginError(text, plugin_id=name)
         found.append((name, partial(_make, candidate, name, options)))
     return found, fallback
 

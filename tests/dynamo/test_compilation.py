@@ -405,6 +405,7 @@ WRONG = [
     ({"partitioners": {"bakward": "reference"}}, r"options\['partitioners'\].*'bakward'"),
     ({"backends": "reference"}, r"options\['backends'\]"),
     ({"backends": []}, r"options\['backends'\]"),
+    ({"backends": ["xnnpak", "eager"]}, "no 'xnnpak' here; did you mean 'xnnpack'"),
     ({"backends": {"reference": 3}, "partitioners": "reference"}, r"options\['backends'\]={'reference': 3}"),
     ({"delegates": {"reference": 3}, "partitioners": "reference"}, r"options\['delegates'\]={'reference': 3}"),
     ({"training": "foward"}, r"options\['training'\]='foward'"),
