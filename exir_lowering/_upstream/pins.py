@@ -36,7 +36,6 @@ _VENDORS = "executorch.backends."  # what is in these modules counts only if som
 _OFF: set[str] = set()  # the features that were found off in this process
 _LOGGED: set[str] = set()  # what the log has said
 _SEEN: dict[str, tuple[tuple[Any, ...], str]] = {}  # what was looked at: what it consists of, and its digest
-_CHANGING = (dict, list, set)  # their content is looked at each time
 _STDLIB = sysconfig.get_path("stdlib")
 _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
 
@@ -142,19 +141,21 @@ def _find_digest(place: str) -> str:
     if seen is not None and len(seen[0]) == len(parts) and all(map(operator.is_, seen[0], parts)):
         return seen[1]
     found = digest_of(value)
-    if not any(isinstance(part, _CHANGING) for part in parts):
-        _SEEN[place] = parts, found
+    _SEEN[place] = parts, found
     return found
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what is another object when a function, or something in a class, is replaced."""
+    """Yield what is another object when a function, or something in a class or a table, is replaced."""
     yield value
     yield getattr(value, "__code__", None)
     if isinstance(value, type):
         for name, item in vars(value).items():
             if not name.startswith("__") or callable(item):
                 yield from _parts(item)
+    elif isinstance(value, (dict, list, set)):
+        yield from value
+        yield from value.values() if isinstance(value, dict) else ()
 
 
 def find(place: str) -> Any:
@@ -179,19 +180,7 @@ def _read_file(path: str) -> str:
 
 def digest_of(value: Any) -> str:
     """Return the first digits of the SHA-256 of a function, class or table; UnknownCodeError if there is no source."""
-    return _short(_describe(value, 0))
-
-
-def digest_of_functions(functions: Iterable[Any]) -> str:
-    """Return the same of several functions, "" if one of them has no source."""
-    try:
-        return _short(line for function in functions for line in _describe_function(function))
-    except UnknownCodeError:
-        return ""
-
-
-def _short(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(_describe(value, 0)).encode()).hexdigest()[:16]
 
 
 def _describe(value: Any, depth: int) -> Iterator[str]:
