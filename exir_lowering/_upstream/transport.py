@@ -118,6 +118,9 @@ class _Pickler(GraphPickler):
             data = _ShapeEnvPickleData(value)
             data.data.pop(DECISIONS, None)  # of copies of it in this process
             return _ShapeEnvPickleData.unpickle, (data, state)
+        if isinstance(value, (torch.memory_format, torch.qscheme)):
+            # They name no module: pickle takes the first one that has such a name, which may be a script's.
+            return _find_constant, (str(value).removeprefix("torch."),)
         if isinstance(value, pytree.TreeSpec):
             return pytree.treespec_loads, (pytree.treespec_dumps(value),)
         if isinstance(value, (type, FunctionType)):
@@ -140,6 +143,10 @@ def _make_fake(state: Any, layout: Any, device: Any, gradient: bool, parameter: 
     if constant is not None:
         state.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
     return made
+
+
+def _find_constant(name: str) -> Any:
+    return getattr(torch, name)
 
 
 def _make_number(kind: Any, data: Any, state: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import types
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -135,6 +138,20 @@ def test_a_function_of_a_script_is_only_its_name_elsewhere() -> None:
     program = linear()
     next(iter(program.graph.nodes)).meta["mine"] = lambda: 1
     assert isinstance(next(iter(sent(program).graph.nodes)).meta["mine"], str)
+
+
+@pytest.mark.parametrize("value", [torch.channels_last, torch.per_channel_affine])
+def test_no_module_of_a_user_is_named(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickle looks for what has no module in the first that has its name: who imports torch comes before torch."""
+    program, first = linear(), types.ModuleType("mine")
+    next(iter(program.graph.nodes)).meta["mine"] = [value]
+    first.__dict__.update(vars(torch), torch=torch)
+    monkeypatch.setattr(sys, "modules", {"mine": first, **sys.modules})
+    with pytest.raises(pickle.PicklingError, match="mine"):
+        pickle.dumps(value)
+    content, pieces = transport.dumps(graphs.copy_program(program), UNIMPORTANT)
+    monkeypatch.undo()
+    assert next(iter(transport.loads(content, pieces).graph.nodes)).meta["mine"] == [value]
 
 
 def test_a_program_is_not_changed() -> None:
