@@ -116,7 +116,7 @@ def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, giv
     from exir_lowering.runtime.program import open_file, read_file
 
     before = _resident()
-    file = read_file(source, list(data) or None, None, True)
+    file = read_file(source, list(data) or None, True)
     program = open_file(file, None)
     method = method_inputs.choose_method(arguments.method, program, source)
     inputs = method_inputs.make_inputs(given, arguments.seed, program, method)

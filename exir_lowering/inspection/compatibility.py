@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exir_lowering.inspection.reading import find_debug, inspect
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import files, format as file_format, manifest, slots
 from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, Payload, items
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.debug_info import DebugFile, MethodDebug
 from exir_lowering.pte.payloads import check_payload, describe
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.releases import Form, Target, Verdict, join_ranks, known_releases
@@ -134,7 +133,7 @@ class Finding:
     why: str
     advice: str
     calls: int = 0  # how many instructions ask for it
-    where: tuple[str, ...] = ()  # the modules and lines of the model that ask for it, as far as they are known
+    where: tuple[str, ...] = ()  # the lines of the model that ask for it, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,32 +163,27 @@ class _Requirements:
     """What a method asks of a runtime."""
 
     forms: Mapping[Form, list[int]]  # and the instructions that ask for each
-    places: Mapping[int, tuple[str, ...]]  # for these, where in the model they are from
+    lines: Callable[[int], list[str]]  # of the model, that an instruction is from
     memory: int  # bytes of planned memory
 
 
 def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[RuntimeCompatibility]:
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
-    forms, report = file.parse(_read_forms, files.PTE), inspect(source)
-    required, debug = {}, find_debug(file)
-    for method in report.methods:
-        known = debug.get(method.name, MethodDebug({}, (), {}))
-        handles = {**known.kernels, **{one.instruction: one.handles for one in known.delegates}}
-        at = {one.number: (*one.modules, *known.lines(handles.get(one.number, ()))) for one in method.calls}
-        required[method.name] = _Requirements(forms[method.name], at, method.memory.heap["planned memory"])
-    return [_judge(target, required, report.families) for target in targets]
+    debug = DebugFile(file).methods
 
+    def read(content: memoryview) -> tuple[dict[str, _Requirements], Sequence[manifest.Line]]:
+        methods, data = file_format.read_checked(content, find_checks)
+        required: dict[str, _Requirements] = {}
+        for name, (code, _) in methods.items():
+            forms = {form: list[int]() for form in table_forms(content)}
+            for number, form in method_forms(code, data):
+                forms.setdefault(form, []).extend([] if number is None else [number])
+            required[name] = _Requirements(forms, debug.get(name, MethodDebug({}, (), {})).lines_at, sum(code.arenas))
+        return required, manifest.read({name: spec for name, (_, spec) in methods.items()})
 
-def _read_forms(content: memoryview) -> dict[str, dict[Form, list[int]]]:
-    """Return what each method asks of a runtime, with the instructions that do."""
-    methods, data = file_format.read_checked(content, find_checks)
-    required: dict[str, dict[Form, list[int]]] = {}
-    for name, (code, _) in methods.items():
-        forms = required[name] = {form: list[int]() for form in table_forms(content)}
-        for number, form in method_forms(code, data):
-            forms.setdefault(form, []).extend([] if number is None else [number])
-    return required
+    required, families = file.parse(read, files.PTE)
+    return [_judge(target, required, families) for target in targets]
 
 
 def _judge(
@@ -239,7 +233,7 @@ def _find(target: Target, name: str, required: _Requirements) -> Iterator[Findin
         if (missing := _missing(target, form)) is not None:
             verdict, (why, advice) = "does not run", missing
         if verdict != "runs":
-            where = dict.fromkeys(place for number in numbers for place in required.places.get(number, ()))
+            where = dict.fromkeys(line for number in numbers for line in required.lines(number))
             yield Finding(name, verdict, form.name, why, advice, len(numbers), tuple(where))
 
 

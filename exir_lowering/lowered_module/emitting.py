@@ -55,7 +55,7 @@ def emit_source(lowered: Lowered, options: EmitOptions) -> Source:
     for path, content in zip(data, artifact.data_files.values(), strict=True):
         path.write_bytes(content)
     debug = artifact.methods
-    return Source(read_file(artifact.buffer, data or None, None, verify=False), lambda: debug, folder)
+    return Source(read_file(artifact.buffer, data or None, verify=False), lambda: debug, folder)
 
 
 def _prepare(program: ExportedProgram) -> ExportedProgram:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.lowered_module import bundled, record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.source import Source, debug_beside
+from exir_lowering.lowered_module.source import Source
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
@@ -133,8 +132,8 @@ class LoweredModule(nn.Module):
                 "directories; save would write them to one file. Rename one of them."
             )
         given = check_arguments(delegates, unavailable)
-        file = read_file(path, data, None, verify)
-        source = Source(file, cache(partial(debug_beside, Path(path), file.file.content)))
+        file = read_file(path, data, verify)
+        source = Source(file, lambda: file.debug.methods)
         loaded = open_file(file, given, unavailable)
         contents = record.read(file.name, file.methods, open_program(file.file.content)[1].named.get(MODULE))
         return cls(source, loaded, contents)

@@ -43,12 +43,3 @@ class Source:
         saving.replace_files(files, target)
         if not methods:  # an existing one belongs to an earlier file
             beside.unlink(missing_ok=True)
-
-
-def debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
-    """Return what the debug information beside a file says about its methods, if it belongs to this file."""
-    try:
-        info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
-    except (OSError, InputError):
-        return {}
-    return info.methods if info.digest == digests.identity(content) else {}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from exir_lowering.errors import InputError
-from exir_lowering.graphs.sources import Frame
+from exir_lowering.errors import InputError, find_named_handle
+from exir_lowering.graphs.sources import Frame, format_lines
+from exir_lowering.pte import digests
+from exir_lowering.pte.files import MappedFile
 
 VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -56,6 +61,11 @@ class MethodDebug:
         """Return the model's lines that some debug handles stand for, each once."""
         nodes = (node for handle in handles for node in self.nodes.get(handle, ()))
         return list(dict.fromkeys(node.source for node in nodes if node.source))
+
+    def lines_at(self, instruction: int) -> list[str]:
+        """Return the model's lines that an instruction is from, each once."""
+        called = {one.instruction: one.handles for one in self.delegates}
+        return self.lines(called.get(instruction) or self.kernels.get(instruction, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +187,58 @@ def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError(f"{value!r} is not a number")
     return value
+
+
+Lines: TypeAlias = Callable[[int, BaseException], str]
+"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
+
+
+def no_lines(number: int, error: BaseException) -> str:
+    """Return no lines: nothing is known about the model."""
+    return ""
+
+
+@dataclass(eq=False)
+class DebugFile:
+    """The debug information beside a `.pte` file, read when it is first needed."""
+
+    file: MappedFile
+
+    @cached_property
+    def methods(self) -> Mapping[str, MethodDebug]:
+        """What is known about the methods, by name; what cannot be used is ignored with a warning."""
+        source = self.file.source
+        path = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
+        if path is None or not path.is_file():
+            return {}
+        try:
+            info, digest = DebugInfo.from_json(path.read_bytes()), digests.identity(self.file.content)
+            if info.digest != digest:
+                raise InputError(
+                    "it belongs to another .pte file, or to this one before it was made again (digest "
+                    f"{info.digest[:12]}..., the file has {digest[:12]}...)"
+                )
+        except (InputError, OSError, ValueError) as error:
+            warnings.warn(
+                f"The debug information {str(path)!r} cannot be used: {error}. Save the artifact again: it writes "
+                "both. It is not used.",
+                stacklevel=3,
+            )
+            return {}
+        return info.methods
+
+    def lines(self, method: str) -> Lines:
+        """Return a function that returns the model's lines for a failure of a method's delegates."""
+
+        def lines_of(number: int, error: BaseException) -> str:
+            try:
+                known = self.methods.get(method)
+            except Warning as warning:  # that is an error here must not take the failure's place
+                return str(warning)
+            if known is None or number >= len(known.delegates):
+                return ""
+            handle = find_named_handle(error)
+            found = known.lines((handle,)) if handle is not None else []
+            return format_lines(found or known.lines(known.delegates[number].handles))
+
+        return lines_of

@@ -130,7 +130,7 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
     _bound(header["memory"])
     rest = iter(contents)
     source, *data = (next(rest) if path is None else path for path in header["sources"])
-    file = read_file(source, data or None, header["debug"], False)
+    file = read_file(source, data or None, False)
     _engine = open_engine(file, delegates, header["unavailable"])
     return {"missing": {backend: astuple(one) for backend, one in _engine.missing.items()}}, ()
 

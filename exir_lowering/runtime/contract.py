@@ -19,10 +19,10 @@ from exir_lowering.errors import (
     find_named_handle,
 )
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
+from exir_lowering.pte.debug_info import Lines, no_lines
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.inputs import describe, show
-from exir_lowering.runtime.source import Lines, no_lines
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec

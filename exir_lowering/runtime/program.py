@@ -33,6 +33,7 @@ from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import digests
+from exir_lowering.pte.debug_info import DebugFile
 from exir_lowering.pte.digests import Verify
 from exir_lowering.pte.files import Given, read_data_files
 from exir_lowering.pte.format import MethodSpec, program_signatures
@@ -43,14 +44,7 @@ from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.isolated.engine import IsolatedEngine, Limits, open_isolated
 from exir_lowering.runtime.profiling import Profile, profile
-from exir_lowering.runtime.source import (
-    ProgramFile,
-    Unavailable,
-    check_weights,
-    find_debug_file,
-    needed_weights,
-    read_source,
-)
+from exir_lowering.runtime.source import ProgramFile, Unavailable, check_weights, needed_weights, read_source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +126,7 @@ class LoadedProgram:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
         with self._engine.lock:
             events = self._engine.record(found, self._prepare(found, inputs), runs)
-        return profile(found, runs, events, self._file.debug.method(found.name))
+        return profile(found, runs, events, self._file.debug.methods.get(found.name))
 
     def choose(self, method: str, *inputs: Any) -> Choice:
         """Say which method of a family `run` runs with some inputs, and why.
@@ -186,7 +180,6 @@ def load(
     data: Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     unavailable: Unavailable = "error",
-    debug: str | os.PathLike[str] | None = None,
     verify: Verify = True,
     limits: Limits | None = None,
     choose: Preferred = None,
@@ -201,7 +194,6 @@ def load(
         data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
         delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
-        debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
         limits: Limits for the program, which then runs in a separate process and can be interrupted; None for this one.
         choose: Which method of a family runs: a variant's name, a sequence of them in order of preference, or a
@@ -220,7 +212,7 @@ def load(
     given = check_arguments(delegates, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
-    file = read_file(source, data, debug, verify)
+    file = read_file(source, data, verify)
     preferred = choosing.check_preferred(choose, file)
     if limits is not None:
         return LoadedProgram(file, open_isolated(file, given, unavailable, limits), preferred)
@@ -240,7 +232,7 @@ def check_arguments(delegates: Any, unavailable: object) -> Mapping[str, Any]:
     return given
 
 
-def read_file(source: object, data: Given, debug: object, verify: Verify) -> ProgramFile:
+def read_file(source: object, data: Given, verify: Verify) -> ProgramFile:
     """Read and check a file and its data files; the arguments and errors are those of `load`."""
     digests.check_level(verify)
     pte, methods, manifest = read_source(source)
@@ -248,4 +240,4 @@ def read_file(source: object, data: Given, debug: object, verify: Verify) -> Pro
     files = read_data_files(data)
     check_weights(pte, files, methods)
     digests.check_all(pte, seal, files, needed_weights(methods), verify)
-    return ProgramFile(pte, files, methods, find_debug_file(pte.source, debug), manifest)
+    return ProgramFile(pte, files, methods, DebugFile(pte), manifest)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,96 +16,19 @@ from exir_lowering.errors import (
     InputError,
     LoweringError,
     few,
-    find_named_handle,
 )
-from exir_lowering.graphs import sources
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import container, digests, files, format as file_format, payloads
-from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte import container, files, format as file_format, payloads
+from exir_lowering.pte.debug_info import DebugFile
 from exir_lowering.pte.files import DataFiles, MappedFile
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.value_kinds import MemoryLayout
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
-
-
-Lines: TypeAlias = Callable[[int, BaseException], str]
-"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
-
-
-def no_lines(number: int, error: BaseException) -> str:
-    """Return no lines: nothing is known about the model."""
-    return ""
-
-
-@dataclass(eq=False)
-class DebugFile:
-    """The debug information of a `.pte` file, read when it is first needed."""
-
-    source: str | bytes  # the path of the `.pte` file, or its content
-    path: Path | None  # the debug information's; None when there is none
-    # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
-    asked: bool = False
-
-    def method(self, name: str) -> MethodDebug | None:
-        """Return what is known about a method; None when nothing is."""
-        return None if self._info is None else self._info.methods.get(name)
-
-    @cached_property
-    def _info(self) -> DebugInfo | None:
-        if self.path is None:
-            return None
-        try:
-            info = DebugInfo.from_json(self.path.read_bytes())
-            program = files.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
-            digest = digests.identity(program.content)
-            if info.digest != digest:
-                raise InputError(
-                    "it belongs to another .pte file, or to this one before it was made again (digest "
-                    f"{info.digest[:12]}..., the file has {digest[:12]}...)"
-                )
-        except (InputError, OSError, ValueError) as error:
-            who = f"The debug information {str(self.path)!r} cannot be used"
-            text = f"{who}: {error}. Save the artifact again: it writes both."
-            if self.asked:
-                raise InputError(text) from error
-            warnings.warn(f"{text} It is not used.", stacklevel=4)  # from the caller of `method`
-            return None
-        return info
-
-    def lines(self, method: str) -> Lines:
-        """Return a function that returns the model's lines for a failure of a method's delegates."""
-
-        def lines_of(number: int, error: BaseException) -> str:
-            try:
-                known = self.method(method)
-            except MemoryError:
-                raise
-            except Exception as problem:  # a warning that is an error here must not take the failure's place
-                return str(problem)
-            if known is None or number >= len(known.delegates):
-                return ""
-            handle = find_named_handle(error)
-            found = known.lines((handle,)) if handle is not None else []
-            return sources.format_lines(found or known.lines(known.delegates[number].handles))
-
-        return lines_of
-
-
-def find_debug_file(source: str | bytes, given: object) -> DebugFile:
-    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte`."""
-    if given is None:
-        beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
-        return DebugFile(source, beside if beside is not None and beside.is_file() else None)
-    if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
-    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
-    file.method("")  # what was asked for is checked at once
-    return file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
