@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +141,7 @@ class RuntimeCompatibility:
     """Whether a runtime runs a file."""
 
     runtime: str
-    verdict: Verdict  # the worst of the methods that clients run: of a family, those that its manifest chooses there
+    verdict: Verdict  # the worst of what clients run: of a family, for each size, the first method with all backends
     methods: Mapping[str, Verdict]
     findings: tuple[Finding, ...]
     needs: tuple[str, ...]  # libraries of kernels that have to be loaded
@@ -175,12 +175,12 @@ def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[Runtime
     def read(content: memoryview) -> tuple[dict[str, _Requirements], Sequence[manifest.Line]]:
         methods, data = file_format.read_checked(content, find_checks)
         required: dict[str, _Requirements] = {}
-        for name, (code, _) in methods.items():
+        for name, (code, *_) in methods.items():
             forms = {form: list[int]() for form in table_forms(content)}
             for number, form in method_forms(code, data):
                 forms.setdefault(form, []).extend([] if number is None else [number])
             required[name] = _Requirements(forms, debug.get(name, MethodDebug({}, (), {})).lines_at, sum(code.arenas))
-        return required, manifest.read({name: spec for name, (_, spec) in methods.items()})
+        return required, manifest.read({name: spec for name, (_, spec, _) in methods.items()})
 
     required, families = file.parse(read, files.PTE)
     return [_judge(target, required, families) for target in targets]
@@ -194,32 +194,19 @@ def _judge(
     methods = {name: worst(each.verdict for each in found if each.method == name) for name in required}
     libraries = {target.release.kernels.get(form.name, "") for one in required.values() for form in one.forms}
     needs = tuple(text for name, text in _LIBRARIES.items() if name in libraries)
-    chosen = worst(chosen_verdicts(methods, lines, target.available))
-    return RuntimeCompatibility(target.name, chosen, methods, tuple(found), needs)
+    listed = {(manifest.split(line.method)[0], line.bucket): list[Verdict]() for line in lines}
+    for line in lines:
+        if target.available.issuperset(line.backends):
+            listed[manifest.split(line.method)[0], line.bucket].append(methods[line.method])
+    named = {line.method for line in lines}
+    run = [verdict for name, verdict in methods.items() if name not in named]
+    run += [able[0] if able else "does not run" for able in listed.values()]
+    return RuntimeCompatibility(target.name, worst(run), methods, tuple(found), needs)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of some verdicts."""
     return max(verdicts, key=_ORDER.index, default="runs")
-
-
-def chosen_verdicts(
-    methods: Mapping[str, Verdict], lines: Sequence[manifest.Line], backends: Collection[str]
-) -> Iterator[Verdict]:
-    """Yield the verdicts on the methods that clients run: of families those that the manifest's rule chooses."""
-    yield from (verdict for name, verdict in methods.items() if name not in {line.method for line in lines})
-    for wanted in lines:
-        for least in (False, True):  # the largest and the smallest sizes that each method of a family takes
-            given = {one: one.least if least and not one.exact else one.size for one in wanted.bucket.sizes}
-            sizes = {(one.input, one.dimension): size for one, size in given.items()}
-            able = (line for line in lines if {*line.backends} <= {*backends} and _fits(wanted, line, sizes))
-            yield next((methods[line.method] for line in able), "does not run")
-
-
-def _fits(wanted: manifest.Line, line: manifest.Line, sizes: Mapping[tuple[int, int], int]) -> bool:
-    given = ((one, sizes.get((one.input, one.dimension), one.size)) for one in line.bucket.sizes)
-    same = manifest.split(wanted.method)[0] == manifest.split(line.method)[0]
-    return same and all((one.size if one.exact else one.least) <= size <= one.size for one, size in given)
 
 
 def _find(target: Target, name: str, required: _Requirements) -> Iterator[Finding]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,8 +18,8 @@ from exir_lowering.pte import assembling, container, digests, files, format as f
 from exir_lowering.pte.code import KERNEL, Code
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.files import MappedFile
-from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.payloads import PayloadMemory
+from exir_lowering.pte.format import Checked, MethodSpec
+from exir_lowering.pte.payloads import CheckedPayload, describe
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
@@ -92,25 +91,25 @@ class _Reader:
     data: Data
     known: Provenance | None
     parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
-    payloads: PayloadMemory = field(default_factory=partial(PayloadMemory, find_checks))
     # What is stored, by where it is, and who uses it.
     stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     users: dict[tuple[object, ...], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
-    def report(self, name: str, methods: Mapping[str, tuple[Code, MethodSpec]]) -> FileReport:
+    def report(self, name: str, methods: Mapping[str, Checked]) -> FileReport:
         """Return the report."""
         self._add_outline()
         for key, content in self.data.named.items():
             self._add(_OURS.get(key, "named data"), key, self._name(key), content, len(content))
-        shown = file_format.program_signatures({name: spec for name, (_, spec) in methods.items()})
-        made = tuple(self._method(code, spec, shown[name]) for name, (code, spec) in methods.items())
+        specs = {name: spec for name, (_, spec, _) in methods.items()}
+        shown = file_format.program_signatures(specs)
+        made = tuple(self._method(*one, shown[name]) for name, one in methods.items())
         stored = [replace(one, users=tuple(self.users[where])) for where, one in self.stored.items()]
         return FileReport(
             *(name, ".pte", len(self.file), made, _ordered(one for one in stored if one.kind in _CONTENT)),
             _cover(len(self.file), self.parts),
             self.known,
             digests.KEY in self.data.named,
-            families=manifest.read({name: spec for name, (_, spec) in methods.items()}),
+            families=manifest.read(specs),
         )
 
     def _add_outline(self) -> None:
@@ -142,10 +141,12 @@ class _Reader:
         """Return the model's name of named data, "" if that is not known."""
         return self.known.weights.get(key, "") if self.known is not None else ""
 
-    def _method(self, code: Code, spec: MethodSpec, signature: MethodSignature) -> MethodReport:
+    def _method(
+        self, code: Code, spec: MethodSpec, checked: Sequence[CheckedPayload | None], signature: MethodSignature
+    ) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
         self._add_tensors(code, made or MethodProvenance())
-        delegates = tuple(self._delegate(code, number) for number in range(len(code.payloads)))
+        delegates = tuple(self._delegate(code, number, one) for number, one in enumerate(checked))
         names = (code.operators[target] for kind, target, _ in code.instructions() if kind == KERNEL)
         kernels = Counter(".".join(filter(None, name)) for name in names)
         used = memory.measure(code, spec, signature)
@@ -166,11 +167,10 @@ class _Reader:
             elif storage.name is not None:
                 self._add(kind, storage.name, name, None, size, code.name)
 
-    def _delegate(self, code: Code, number: int) -> DelegateReport:
+    def _delegate(self, code: Code, number: int, checked: CheckedPayload | None) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"
         self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
-        checked = self.payloads.check(payload.backend, payload.content)
-        operators = () if checked is None else self.payloads.describe(payload.backend, checked)
+        operators = () if checked is None else describe(payload.backend, checked)
         weights = {} if checked is None else checked.weights
         for key, size in weights.items():
             content = self.data.named.get(key)
@@ -196,26 +196,16 @@ def _cover(size: int, parts: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
     given = [part for part in parts if part.size]
     end = max((part.start + part.size for part in given), default=0)
     outside = [ByteRange(0, end, "padding"), ByteRange(end, size - end, "rest")]
+    layers = [one for one in outside if one.size] + given
+    edges = np.unique([edge for one in layers for edge in (one.start, one.start + one.size)])
+    top = np.zeros(max(len(edges) - 1, 0), dtype=np.int64)
+    for number, one in enumerate(layers):
+        first, last = np.searchsorted(edges, (one.start, one.start + one.size))
+        top[first:last] = number
     found: list[ByteRange] = []
-    for start, stop, part in _pieces([one for one in outside if one.size] + given):
-        last = found[-1] if found else None
-        if last is not None and (last.kind, last.what) == (part.kind, part.what):
-            found[-1] = ByteRange(last.start, stop - last.start, last.kind, last.what)
-        else:
-            found.append(ByteRange(start, stop - start, part.kind, part.what))
+    for (start, stop), number in zip(itertools.pairwise(edges.tolist()), top.tolist(), strict=True):
+        part, before = layers[number], found[-1] if found else None
+        if before is not None and (before.kind, before.what) == (part.kind, part.what):
+            start = found.pop().start
+        found.append(ByteRange(start, stop - start, part.kind, part.what))
     return tuple(found)
-
-
-def _pieces(parts: list[ByteRange]) -> Iterator[tuple[int, int, ByteRange]]:
-    """Yield, in order, from where to where which of the parts is on top: the last of those that are there."""
-    starts = sorted(range(len(parts)), key=lambda number: parts[number].start)
-    edges = sorted({edge for part in parts for edge in (part.start, part.start + part.size)})
-    on_top: list[int] = []
-    begun = 0
-    for start, stop in itertools.pairwise(edges):
-        while begun < len(starts) and parts[starts[begun]].start <= start:
-            heapq.heappush(on_top, -starts[begun])
-            begun += 1
-        while parts[-on_top[0]].start + parts[-on_top[0]].size <= start:
-            heapq.heappop(on_top)
-        yield start, stop, parts[-on_top[0]]

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from exir_lowering.pte import payloads, provenance, signatures
 from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import FindChecks, PayloadMemory
+from exir_lowering.pte.payloads import CheckedPayload, FindChecks, check_payload
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
@@ -61,17 +62,26 @@ class MethodSpec:
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
-    return {name: spec for name, (_, spec) in read_checked(file, find_checks)[0].items()}
+    return {name: spec for name, (_, spec, _) in read_checked(file, find_checks)[0].items()}
 
 
-def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+Checked: TypeAlias = tuple[Code, MethodSpec, tuple[CheckedPayload | None, ...]]
+"""A method's code, what was found about it, and its payloads as the plug-ins that know their backends read them."""
+
+
+def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, Checked], Data]:
     """Read methods with their code, and the data; a CorruptError if they are damaged."""
-    memory, known = PayloadMemory(find_checks), list[Provenance]()
+    known, seen = list[Provenance](), dict[tuple[str, int], CheckedPayload | None]()  # many delegates may share one
 
-    def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
+    def check(code: Code, data: Data) -> Checked:
         if not known:
             known.append(provenance.read(data.named) or Provenance())
-        return code, _checked_method(memory, code, data, known[0].methods.get(code.name, MethodProvenance()))
+        for payload in code.payloads:
+            key = payload.backend, id(payload.content)
+            if key not in seen:
+                seen[key] = check_payload(payload.backend, payload.content, find_checks)
+        checked = tuple(seen[one.backend, id(one.content)] for one in code.payloads)
+        return code, _checked_method(code, checked, data, known[0].methods.get(code.name, MethodProvenance())), checked
 
     return read_methods(file, check)
 
@@ -98,13 +108,14 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
     return MappingProxyType(found)
 
 
-def _checked_method(memory: PayloadMemory, code: Code, data: Data, known: MethodProvenance) -> MethodSpec:
+def _checked_method(
+    code: Code, checked: Sequence[CheckedPayload | None], data: Data, known: MethodProvenance
+) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is both an input and a constant")
     external: dict[str, MemoryLayout | int] = dict(code.external)
-    checked = [memory.check(payload.backend, payload.content) for payload in code.payloads]
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)

@@ -104,28 +104,6 @@ def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) ->
     return checked
 
 
-class PayloadMemory:
-    """Checks each payload of a file once, as many delegates may share it."""
-
-    def __init__(self, find_checks: FindChecks) -> None:
-        self._find_checks = find_checks
-        self._checked: dict[tuple[str, int], tuple[CheckedPayload | None, memoryview]] = {}  # by where it is kept
-        self._described: dict[int, tuple[PayloadOperator, ...]] = {}
-
-    def check(self, backend: str, payload: memoryview) -> CheckedPayload | None:
-        """Check a payload as `check_payload` does."""
-        key = backend, id(payload)
-        if key not in self._checked:
-            self._checked[key] = check_payload(backend, payload, self._find_checks), payload
-        return self._checked[key][0]
-
-    def describe(self, backend: str, checked: CheckedPayload) -> tuple[PayloadOperator, ...]:
-        """Return the operators in a payload that was checked here."""
-        if id(checked) not in self._described:
-            self._described[id(checked)] = describe(backend, checked)
-        return self._described[id(checked)]
-
-
 def describe(backend: str, payload: CheckedPayload) -> tuple[PayloadOperator, ...]:
     """Return the operators in a payload, as its backend has them; a BackendFailure when what reads it fails."""
     return _guard(backend, payload, lambda: tuple(payload.describe()))
