@@ -113,7 +113,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, given: Path | None) -> Subject:
     """Load a file, and run its method once."""
-    from exir_lowering.runtime.program import open_file, read_file
+    from exir_lowering.runtime.program import open_file
+    from exir_lowering.runtime.source import read_file
 
     before = _resident()
     file = read_file(source, list(data) or None, True)

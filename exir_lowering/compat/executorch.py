@@ -87,22 +87,8 @@ class PatchedLowering:
         return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {what}"
 
 
-class PatchedLowerings(Sequence[PatchedLowering]):
-    """The lowerings done inside `patch_executorch`, in order; the sequence grows until the context ends."""
-
-    def __init__(self, found: Sequence[PatchedLowering] = ()) -> None:
-        """Show what is found, which others add to."""
-        self._found = found
-
-    @overload
-    def __getitem__(self, index: int) -> PatchedLowering: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[PatchedLowering, ...]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self._found[index]) if isinstance(index, slice) else self._found[index]
-
-    def __len__(self) -> int:
-        return len(self._found)
+class PatchedLowerings(list[PatchedLowering]):
+    """The lowerings done inside `patch_executorch`, in order; it grows until the context ends."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "Nothing was lowered."
@@ -143,7 +129,7 @@ def patch_executorch(
     """
     options = LoweringOptions(fast=fast, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
     arguments.choose_rewrites(options, default="none")
-    done: list[PatchedLowering] = []
+    done = PatchedLowerings()
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
     try:
         with ExitStack() as stack:
@@ -153,7 +139,7 @@ def patch_executorch(
                 stack.enter_context(_ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())
-            yield PatchedLowerings(done)
+            yield done
     finally:
         _patched.reset(token)
 
@@ -163,7 +149,7 @@ class _Patch:
     """How ExecuTorch's code lowers in this thread, and where that is noted."""
 
     options: LoweringOptions = field(default_factory=lambda: LoweringOptions(unsupported="allow"))
-    notes: tuple[list[PatchedLowering], ...] = ()
+    notes: tuple[PatchedLowerings, ...] = ()
 
     def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:
         """Note a lowering that is done."""

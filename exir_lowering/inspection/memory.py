@@ -53,7 +53,8 @@ def _begun(code: Code, spec: MethodSpec, instructions: Sequence[PlanInstruction]
     made: dict[Hashable, int] = {place(value): 0 for value in code.inputs}  # what wrote to some memory last
     for number, (kind, target, values) in enumerate(instructions):
         cut = len(values) - (spec.delegations[target].counts[0] if kind == DELEGATE else int(kind == MOVE))
-        written, in_place = range(max(cut, 0), len(values)), False
+        written: Sequence[int] = range(max(cut, 0), len(values))
+        in_place = False
         if kind == KERNEL:
             known, in_place = kernel_signature(*code.operators[target]), code.operators[target][0].endswith("_")
             # An operator that nothing is known of writes to its last value, as a view does.

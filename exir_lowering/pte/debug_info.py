@@ -136,57 +136,33 @@ _TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "fr
 
 
 def _read(tree: Any) -> DebugInfo:
-    texts = ([*map(_text, tree[name])] for name in ("operators", "modules", "files", "functions"))
-    operators, modules, files, functions = texts
-    frames = [
-        Frame(files[_number(file)], _number(line), functions[_number(function)], _text(code))
-        for file, line, function, code in tree["frames"]
-    ]
-    stacks = [tuple(modules[_number(number)] for number in stack) for stack in tree["stacks"]]
+    operators, modules, files, functions = (tree[name] for name in ("operators", "modules", "files", "functions"))
+    frames = [Frame(files[file], line, functions[function], code) for file, line, function, code in tree["frames"]]
+    stacks = [tuple(modules[number] for number in stack) for stack in tree["stacks"]]
     traces: list[tuple[int | None, tuple[Frame, ...]]] = []
     for line, *numbers in tree["traces"]:
-        found = tuple(frames[_number(number)] for number in numbers)
-        if line != -1 and _number(line) >= len(found):
-            raise IndexError(f"line {line} of {len(found)}")
+        found = tuple(frames[number] for number in numbers)
+        if line != -1:
+            found[line]  # which has to be there
         traces.append((None if line == -1 else line, found))
 
     def method(part: Any) -> MethodDebug:
         nodes: dict[int, list[DebugNode]] = {}
         for handle, name, operator, stack, trace in part["nodes"]:
-            line, lines = traces[_number(trace)]
-            node = DebugNode(_text(name), operators[_number(operator)], stacks[_number(stack)], lines, line)
-            nodes.setdefault(_number(handle), []).append(node)
+            line, lines = traces[trace]
+            nodes.setdefault(handle, []).append(DebugNode(name, operators[operator], stacks[stack], lines, line))
         delegates = tuple(
             DebugDelegate(
-                _text(backend),
-                _number(instruction),
-                _numbers(handles),
-                {key if isinstance(key, str) else _number(key): _numbers(values) for key, values in entries},
-                {_number(handle): _text(unit) for handle, unit in units[0]} if units else {},
+                *(backend, instruction, tuple(handles)),
+                {key: tuple(values) for key, values in entries},
+                dict(units[0]) if units else {},
             )
             for backend, instruction, handles, entries, *units in part["delegates"]
         )
-        kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
+        kernels = {instruction: tuple(handles) for instruction, handles in part["kernels"]}
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
-    methods = {_text(name): method(part) for name, part in tree["methods"].items()}
-    return DebugInfo(VERSION, _text(tree["digest"]), methods)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a str")
-    return value
-
-
-def _numbers(values: Any) -> tuple[int, ...]:
-    return tuple(_number(value) for value in values)
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a number")
-    return value
+    return DebugInfo(VERSION, tree["digest"], {name: method(part) for name, part in tree["methods"].items()})
 
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
@@ -200,13 +176,16 @@ def no_lines(number: int, error: BaseException) -> str:
 
 @dataclass(eq=False)
 class DebugFile:
-    """The debug information beside a `.pte` file, read when it is first needed."""
+    """The debug information of a `.pte` file: of one in memory as known, else beside it, read when it is needed."""
 
     file: MappedFile
+    known: Mapping[str, MethodDebug] | None = None
 
     @cached_property
     def methods(self) -> Mapping[str, MethodDebug]:
         """What is known about the methods, by name; what cannot be used is ignored with a warning."""
+        if self.known is not None:
+            return self.known
         source = self.file.source
         path = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
         if path is None or not path.is_file():

@@ -32,7 +32,7 @@ from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.isolated import transfer
 from exir_lowering.runtime.isolated.process import Message, read_message, send_message
-from exir_lowering.runtime.program import read_file
+from exir_lowering.runtime.source import read_file
 
 _engine: Engine | None = None
 """The file that this process has open."""

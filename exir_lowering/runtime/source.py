@@ -21,8 +21,9 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import container, files, format as file_format, payloads
+from exir_lowering.pte import container, digests, files, format as file_format, payloads
 from exir_lowering.pte.debug_info import DebugFile
+from exir_lowering.pte.digests import Verify
 from exir_lowering.pte.files import DataFiles, MappedFile
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.value_kinds import MemoryLayout
@@ -74,11 +75,10 @@ class ProgramFile:
         return found
 
     def families(self) -> dict[str, list[Line]]:
-        """Return the lines of each family in order of preference, without those of methods that were left out."""
+        """Return the lines of each family in order of preference."""
         found: dict[str, list[Line]] = {}
         for line in self.manifest:
-            if line.method in self.methods:
-                found.setdefault(split(line.method)[0], []).append(line)
+            found.setdefault(split(line.method)[0], []).append(line)
         return found
 
     def bucket(self, method: str) -> Bucket:
@@ -99,21 +99,24 @@ class ProgramFile:
         return file_format.sharing(self.methods)
 
 
-def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
-    """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
+def read_file(source: object, data: files.Given, verify: Verify) -> ProgramFile:
+    """Read and check a file and its data files; the arguments and errors are those of `load`."""
+    digests.check_level(verify)
     file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     methods = file.parse(lambda content: file_format.read_program(content, find_checks), files.PTE)
-    return file, methods, file.parse(lambda _: read_manifest(methods), files.PTE)
+    manifest = file.parse(lambda _: read_manifest(methods), files.PTE)
+    seal = digests.check_program(file, verify)
+    given = files.read_data_files(data)
+    needed = frozenset(weight for method in methods.values() for weight in method.external)
+    _check_weights(file, given, methods, needed)
+    digests.check_all(file, seal, given, needed, verify)
+    return ProgramFile(file, given, methods, DebugFile(file), manifest)
 
 
-def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:
-    """Return the names of the weights that are to be in data files."""
-    return frozenset(weight for method in methods.values() for weight in method.external)
-
-
-def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
+def _check_weights(
+    file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec], needed: frozenset[str]
+) -> None:
     """Check that the data files have the weights that a program asks for, as it takes them; else an InputError."""
-    needed = needed_weights(methods)
     missing = sorted(needed - data.named.keys())
     if missing and not data:
         path = file.source

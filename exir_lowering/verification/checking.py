@@ -25,8 +25,8 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.program import check_arguments, open_file, read_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
