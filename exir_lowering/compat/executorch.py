@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, overload
 
 from executorch.exir.backend import backend_api
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec
@@ -158,8 +158,7 @@ class _Patch:
             note.append(one)
 
 
-_UNPATCHED = _Patch()
-_patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_UNPATCHED)
+_patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_Patch())  # noqa: B039  # frozen
 
 
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
@@ -270,30 +269,26 @@ def _refuse_returned_state(program: ExportedProgram) -> None:
 
 @contextmanager
 def _executorch_errors() -> Iterator[None]:
+    """Raise what ExecuTorch raises in the same case, where a plug-in's own exception passes through unwrapped."""
     try:
         yield
-    except LoweringError as error:
-        _raise_executorch_error(error)
-
-
-def _raise_executorch_error(error: LoweringError) -> NoReturn:
-    """Raise what ExecuTorch raises in the same case, where a plug-in's own exception passes through unwrapped."""
-    if isinstance(error, UnknownPluginError):
+    except UnknownPluginError as error:
         raise NotImplementedError(f"Backend {error.plugin_id} was not found.") from error
-    if isinstance(error, BackendFailure) and error.__cause__ is not None:
-        raise error.__cause__
-    if isinstance(error, PartitionerContractError):
-        if error.violation == "raised" and error.__cause__ is not None:
-            cause = error.__cause__
-            while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another one
-                cause = cause.__cause__
-            raise cause
-        if error.violation in _MESSAGES:
-            kind, message = _MESSAGES[error.violation]
-            raise kind(message.format_map(error.details)) from error
-    if isinstance(error, InputError):
+    except InputError as error:
         raise AssertionError(str(error)) from error
-    raise RuntimeError(str(error)) from error
+    except LoweringError as error:
+        cause = error.__cause__
+        if isinstance(error, BackendFailure) and cause is not None:
+            raise cause  # noqa: B904  # the context says more
+        if isinstance(error, PartitionerContractError):
+            if error.violation == "raised" and cause is not None:
+                while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another
+                    cause = cause.__cause__
+                raise cause  # noqa: B904
+            if error.violation in _MESSAGES:
+                kind, message = _MESSAGES[error.violation]
+                raise kind(message.format_map(error.details)) from error
+        raise RuntimeError(str(error)) from error
 
 
 _MESSAGES: Mapping[str, tuple[type[Exception], str]] = {

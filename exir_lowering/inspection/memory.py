@@ -14,8 +14,6 @@ from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
 _Spans = Mapping[int, tuple[int, int]]
-_VALUE, _TENSOR, _DIMENSION, _CALL, _ARGUMENT = 24, 64, 9, 16, 8
-"""Bytes that ExecuTorch's runtime takes for each, about; see `Memory.heap`."""
 
 
 def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
@@ -39,7 +37,7 @@ def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
         by_arena[storage.planned.arena].append(tensors[-1])
     sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
     arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
-    return Memory(arenas, tuple(tensors), _heap(code, instructions))
+    return Memory(arenas, tuple(tensors), sum(code.arenas))
 
 
 def _begun(code: Code, spec: MethodSpec, instructions: Sequence[PlanInstruction]) -> dict[int, int]:
@@ -132,13 +130,3 @@ def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:
     most = [tensor for tensor in tensors if tensor.first <= at <= tensor.last] if peak else []
     most.sort(key=lambda tensor: (-tensor.bytes, tensor.value))
     return Arena(number, size, peak, at, tuple(tensor.value for tensor in most))
-
-
-def _heap(code: Code, instructions: Sequence[PlanInstruction]) -> dict[str, int]:
-    tensors = [value.content for value in code.values if isinstance(value.content, Tensor)]
-    return {
-        "planned memory": sum(code.arenas),
-        "values": _VALUE * len(code.values),
-        "tensors": sum(_TENSOR + _DIMENSION * len(tensor.sizes) for tensor in tensors),
-        "calls": sum(_CALL + _ARGUMENT * len(arguments) for _, _, arguments in instructions),
-    }

@@ -137,14 +137,13 @@ class Memory:
     Attributes:
         arenas: Its planned memories.
         tensors: The tensors in them, by value.
-        heap: An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on
-            64-bit systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not
-            counted: what backends allocate, and weights, which are mapped or read.
+        bytes: The size of all planned memory. What backends allocate is not counted, nor are weights, which are mapped
+            or read.
     """
 
     arenas: tuple[Arena, ...]
     tensors: tuple[PlannedTensor, ...]
-    heap: Mapping[str, int]
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,19 +134,6 @@ def data_key(digest: str = ZEROS) -> str:
     return DATA_KEY + digest
 
 
-def encode_segments(digests: Iterable[bytes]) -> bytes:
-    """Return the digests of a data file's segments as the file keeps them."""
-    return b"".join([*digests, END])
-
-
-def decode_segments(content: bytes | memoryview) -> list[bytes]:
-    """Read the digests of a data file's segments; raise a CorruptError for damaged ones."""
-    body = bytes(content[: -len(END)])
-    if not is_sealed(content) or len(body) % SIZE:
-        raise CorruptError("its digests are damaged, or of another version of exir-lowering")
-    return [body[start : start + SIZE] for start in range(0, len(body), SIZE)]
-
-
 def find_data_digest(keys: Iterable[str]) -> str | None:
     """Return a data file's digest, in hexadecimal, or None; a CorruptError when it has several, or an invalid one."""
     found = [key.removeprefix(DATA_KEY) for key in keys if key.startswith(DATA_KEY)]
@@ -174,12 +161,6 @@ Verify: TypeAlias = "bool | Literal['full']"
 
 LIMIT = 32_000_000
 """How many bytes of a program and its data files are read to verify them by default."""
-
-
-def check_level(verify: object) -> None:
-    """Check what a caller wants to be verified; raise an InputError when it is not a valid level."""
-    if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
-        raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
 
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
@@ -263,7 +244,10 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
             raise _change_error(one.file, "what its tables say")
         if not whole:
             return
-        expected = decode_segments(listed)
+        body = bytes(listed[: -len(END)])
+        if not is_sealed(listed) or len(body) % SIZE:
+            raise CorruptError("its digests are damaged, or of another version of exir-lowering")
+        expected = [body[start : start + SIZE] for start in range(0, len(body), SIZE)]
         tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
         ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
     except CorruptError as error:

@@ -101,7 +101,8 @@ class ProgramFile:
 
 def read_file(source: object, data: files.Given, verify: Verify) -> ProgramFile:
     """Read and check a file and its data files; the arguments and errors are those of `load`."""
-    digests.check_level(verify)
+    if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
+        raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
     file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     methods = file.parse(lambda content: file_format.read_program(content, find_checks), files.PTE)
     manifest = file.parse(lambda _: read_manifest(methods), files.PTE)

@@ -198,7 +198,7 @@ def data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
         one = digests.Hash()
         emission.write_buffer(buffer, one)
         made.append(one.digest())
-    return digests.data_key(), digests.encode_segments(made)
+    return digests.data_key(), b"".join([*made, digests.END])
 
 
 def data_name(name: str) -> str:

@@ -87,7 +87,7 @@ def test_tensors_that_live_at_the_same_time_have_memory_of_their_own() -> None:
                     assert one.offset == two.offset  # a view
             for arena in method.memory.arenas:
                 assert 0 < arena.peak <= arena.bytes and arena.tensors
-            assert method.memory.heap["planned memory"] == sum(arena.bytes for arena in method.memory.arenas)
+            assert method.memory.bytes == sum(arena.bytes for arena in method.memory.arenas)
 
 
 class ViewOfAnInput(torch.nn.Module):
@@ -207,7 +207,7 @@ def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
     old = struct.pack("<Iqq", 2, 0, reported("state").methods[-1].memory.arenas[0].bytes)
     assert content.count(old) == 1
     content = content.replace(old, struct.pack("<Iqq", 2, 0, 1 << 60))
-    assert inspect(content).methods[0].memory.heap["planned memory"] == 1 << 60
+    assert inspect(content).methods[0].memory.bytes == 1 << 60
     with pytest.raises(InputError, match="plans more memory than"):
         load(content, verify=False)
 
