@@ -13,13 +13,12 @@ import numpy as np
 
 from exir_lowering.inspection import memory
 from exir_lowering.inspection.report import ByteRange, DelegateReport, FileReport, Kind, MethodReport, Stored
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling, container, digests, files, format as file_format, manifest, provenance
 from exir_lowering.pte.code import KERNEL, Code
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.files import MappedFile
 from exir_lowering.pte.format import Checked, MethodSpec
-from exir_lowering.pte.payloads import CheckedPayload, describe
+from exir_lowering.pte.payloads import PayloadContent
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
@@ -32,8 +31,7 @@ _OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "prove
 def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None) -> FileReport:
     """Report what is in a file, without running any of it.
 
-    It reads the file's tables and those of payloads that an installed plug-in can read, never weights. It may be called
-    from any thread.
+    It reads the file's tables and those of XNNPACK's payloads, never weights. It may be called from any thread.
 
     Args:
         source: The path of a `.pte` or `.ptd` file, or its content: of this package, or of ExecuTorch.
@@ -44,8 +42,6 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
 
     Raises:
         InputError: It is something else, or is damaged.
-        BackendFailure: A plug-in failed to read a payload.
-        PluginLoadError: A plug-in that reads payloads cannot be loaded, or is provided twice.
     """
     file = files.open_file(source, "inspect", _EXPECTED, ".pte")
     given = files.read_data_files(data, "inspect")
@@ -58,7 +54,7 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
 
 def _read_program(name: str, content: memoryview) -> FileReport:
     """Make the report of a `.pte` file; raise a CorruptError when it is damaged."""
-    methods, data = file_format.read_checked(content, find_checks)
+    methods, data = file_format.read_checked(content)
     return _Reader(content, data, provenance.read(data.named)).report(name, methods)
 
 
@@ -142,7 +138,7 @@ class _Reader:
         return self.known.weights.get(key, "") if self.known is not None else ""
 
     def _method(
-        self, code: Code, spec: MethodSpec, checked: Sequence[CheckedPayload | None], signature: MethodSignature
+        self, code: Code, spec: MethodSpec, checked: Sequence[PayloadContent | None], signature: MethodSignature
     ) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
         self._add_tensors(code, made or MethodProvenance())
@@ -167,11 +163,10 @@ class _Reader:
             elif storage.name is not None:
                 self._add(kind, storage.name, name, None, size, code.name)
 
-    def _delegate(self, code: Code, number: int, checked: CheckedPayload | None) -> DelegateReport:
+    def _delegate(self, code: Code, number: int, checked: PayloadContent | None) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"
         self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
-        operators = () if checked is None else describe(payload.backend, checked)
-        weights = {} if checked is None else checked.weights
+        operators, weights = ((), {}) if checked is None else (checked.operators, checked.weights)
         for key, size in weights.items():
             content = self.data.named.get(key)
             self._add("named data", key, self._name(key), content, size if content is None else len(content), user)

@@ -18,7 +18,7 @@ from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Cod
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import CheckedPayload, FindChecks, check_payload
+from exir_lowering.pte.payloads import PayloadContent, read_payload
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
@@ -61,18 +61,18 @@ class MethodSpec:
     places: tuple[Allocation, ...]  # of these
 
 
-def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
+def read_program(file: memoryview) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
-    return {name: spec for name, (_, spec, _) in read_checked(file, find_checks)[0].items()}
+    return {name: spec for name, (_, spec, _) in read_checked(file)[0].items()}
 
 
-Checked: TypeAlias = tuple[Code, MethodSpec, tuple[CheckedPayload | None, ...]]
-"""A method's code, what was found about it, and its payloads as the plug-ins that know their backends read them."""
+Checked: TypeAlias = tuple[Code, MethodSpec, tuple[PayloadContent | None, ...]]
+"""A method's code, what was found about it, and what is in its payloads where that is known."""
 
 
-def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, Checked], Data]:
+def read_checked(file: memoryview) -> tuple[dict[str, Checked], Data]:
     """Read methods with their code, and the data; a CorruptError if they are damaged."""
-    known, seen = list[Provenance](), dict[tuple[str, int], CheckedPayload | None]()  # many delegates may share one
+    known, seen = list[Provenance](), dict[tuple[str, int], PayloadContent | None]()  # many delegates may share one
 
     def check(code: Code, data: Data) -> Checked:
         if not known:
@@ -80,7 +80,7 @@ def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, C
         for payload in code.payloads:
             key = payload.backend, id(payload.content)
             if key not in seen:
-                seen[key] = check_payload(payload.backend, payload.content, find_checks)
+                seen[key] = read_payload(payload.backend, payload.content)
         checked = tuple(seen[one.backend, id(one.content)] for one in code.payloads)
         return code, _checked_method(code, checked, data, known[0].methods.get(code.name, MethodProvenance())), checked
 
@@ -110,7 +110,7 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
 
 
 def _checked_method(
-    code: Code, checked: Sequence[CheckedPayload | None], data: Data, known: MethodProvenance
+    code: Code, checked: Sequence[PayloadContent | None], data: Data, known: MethodProvenance
 ) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:

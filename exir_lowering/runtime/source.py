@@ -20,7 +20,6 @@ from exir_lowering.errors import (
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import container, digests, files, format as file_format, payloads
 from exir_lowering.pte.debug_info import DebugFile
 from exir_lowering.pte.digests import Verify
@@ -104,7 +103,7 @@ def read_file(source: object, data: files.Given, verify: Verify) -> ProgramFile:
     if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
     file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
-    methods = file.parse(lambda content: file_format.read_program(content, find_checks), files.PTE)
+    methods = file.parse(file_format.read_program, files.PTE)
     manifest = file.parse(lambda _: read_manifest(methods), files.PTE)
     seal = digests.check_program(file, verify)
     given = files.read_data_files(data)
@@ -199,7 +198,7 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
         while (found := content.find(wanted, found + 1, end)) >= 0:
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
     made = bytes(content)
-    methods = file_format.read_program(memoryview(made), find_checks)
+    methods = file_format.read_program(memoryview(made))
     return replace(file, file=files.in_memory(file.name, made), methods=methods), names
 
 
