@@ -27,7 +27,7 @@ BY_PARAMETER = {
 MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
 
-READERS = frozenset({"test_inspect", "test_method_graph", "test_provenance", "test_signatures"})
+READERS = frozenset({"test_inspect", "test_provenance", "test_signatures"})
 """Files whose tests read the files that pte_files.py makes: they are one group, whose worker makes them once."""
 
 EVERY = """
