@@ -163,11 +163,7 @@ def plan(
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
-            planned = plan_memory(methods, extracted, planned, session.options)
-            if any(method.rewritings for method in methods):
-                _, _, unchanged = _partition_all(given, states, session, required=False)
-                planned = planned.beside(unchanged)
-    return planned
+            return plan_memory(methods, extracted, planned, session.options)
 
 
 def to_backend(
@@ -318,8 +314,6 @@ def _partition_all(
     states: Sequence[State],
     session: Session,
     treatment: Treatment | None = None,
-    *,
-    required: bool = True,
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     legal, extracted, plans, refused = [], [], [], []
@@ -342,9 +336,8 @@ def _partition_all(
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
-    if required:
-        require_legal(zip(extracted, refused, strict=True), session)
-        require_coverage(planned, session.options)
+    require_legal(zip(extracted, refused, strict=True), session)
+    require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
 
 
