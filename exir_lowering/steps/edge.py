@@ -22,7 +22,6 @@ from exir_lowering.errors import InputError, LoweringError, PartitionerContractE
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
-from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
@@ -90,7 +89,9 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
             except (LoweringError, MemoryError):
                 raise
             except Exception as error:
-                raise edge_errors.explain_conversion(method.name, method.program, error) from error
+                raise InputError(
+                    f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+                ) from error
             _recover_sources(method.program, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
