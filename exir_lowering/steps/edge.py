@@ -62,13 +62,12 @@ def to_edge(
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
     """Accept programs in Edge dialect as they are; InputError if one is not, or fails `check_written`."""
-    methods = tuple(methods)
+    accepted = []
     for method in methods:
         require_edge(method.name, method.program)
         check_written(method.name, method.program)
-    return tuple(
-        EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners) for method in methods
-    )
+        accepted.append(EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners))
+    return tuple(accepted)
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
@@ -78,21 +77,17 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
     options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
     with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
-        origin, edge = None, method.program
-        left: tuple[str, ...] = ()
-        if is_edge(method.program):
-            edge = private_copy(method.program)
-        else:
-            origin = method.program
-            try:
-                edge, left = _convert(method, options, decomposed)
-            except (LoweringError, MemoryError):
-                raise
-            except Exception as error:
-                raise InputError(
-                    f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
-                ) from error
-            _recover_sources(method.program, edge)
+        origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
+        try:
+            edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
+        except (LoweringError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(
+                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+            ) from error
+        if origin:
+            _recover_sources(origin, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left)
