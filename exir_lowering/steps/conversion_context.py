@@ -15,6 +15,7 @@ from exir_lowering._upstream.ambient import set_aside
 from exir_lowering._upstream.guards import evaluating
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 from exir_lowering.fast import accelerated
+from exir_lowering.graphs.measures import tensors
 
 
 @contextmanager
@@ -62,8 +63,6 @@ def _find_default_dtype(node: Node) -> torch.dtype | None:
         return None
     if not graphs.operator_name(node).startswith("aten."):
         return None
-    if any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values())):
-        return None
-    sources = [source.meta.get("val") for source in node.all_input_nodes]
-    floating = any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in sources)
-    return None if floating else value.dtype
+    said = any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
+    read = tensors([source.meta.get("val") for source in node.all_input_nodes])
+    return None if said or any(one.is_floating_point() or one.is_complex() for one in read) else value.dtype

@@ -53,11 +53,7 @@ def find_owners(
     *,
     nested: bool,
 ) -> tuple[Owned, Mutations]:
-    """Decide what the partitions of a graph own: nobody what is `shared` with other methods.
-
-    In the top graph that is what partitioners tag; in nested ones, which have no constants of their own to tag, each
-    partition owns what it reads.
-    """
+    """Decide what partitions own: of what they read, all in nested graphs, what is tagged and not `shared` in others."""
     mutated = graphs.written_state(program)
     readers: dict[Node, dict[Piece | None, str]] = {}
     state: dict[str, Piece] = {}  # the piece of each buffer that is written, and that it alone reads
@@ -218,10 +214,8 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
 def argument_of(node: Node) -> ArgumentSpec:
     """Return how a signature names a node's value."""
     value = node.meta.get("val")
-    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return SymIntArgument(name=node.name)
-    if isinstance(value, (torch.SymFloat, float)):
-        return SymFloatArgument(name=node.name)
-    if isinstance(value, (torch.SymBool, bool)):
-        return SymBoolArgument(name=node.name)
-    return TensorArgument(name=node.name)
+    if isinstance(value, (torch.SymBool, bool)):  # before int, which bool is
+        return SymBoolArgument(node.name)
+    if isinstance(value, (torch.SymInt, int)):
+        return SymIntArgument(node.name)
+    return SymFloatArgument(node.name) if isinstance(value, (torch.SymFloat, float)) else TensorArgument(node.name)

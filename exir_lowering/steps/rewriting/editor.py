@@ -142,7 +142,7 @@ class Editor:
         """
         if self.is_returned(node) and new.op in ("placeholder", "get_attr"):
             return False
-        return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _same_layout(node, new)
+        return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _layout(node) == _layout(new)
 
     def _returned_parts(self, node: Node) -> set[Any]:
         """Return which results of a node the method returns: None for its only one."""
@@ -193,24 +193,14 @@ def _content(tensor: torch.Tensor) -> Any:
     """Return what identifies a constant: its content if it is small."""
     if tensor.nbytes > _SHARED_BYTES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return id(tensor)
-    return (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
-    )
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), content
 
 
-def _same_layout(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, dtype and memory order; sizes of 1 have no order."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return type(first) is type(second) and str(first) == str(second)
-    if first.dtype is not second.dtype or not measures.same_sizes(first.shape, second.shape):
-        return False
-    return measures.same_sizes(_strides(first), _strides(second))
-
-
-def _strides(value: torch.Tensor) -> list[Any]:
-    pairs = zip(value.shape, value.stride(), strict=True)
-    return [stride for size, stride in pairs if not (isinstance(size, int) and size == 1)]
+def _layout(node: Node) -> Any:
+    """Return the dtype, the shape and the memory order of a value; sizes of 1 have no order."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return type(value), str(value)
+    sizes, strides = (list(map(measures.expression, numbers)) for numbers in (value.shape, value.stride()))
+    return value.dtype, sizes, [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
