@@ -53,7 +53,7 @@ def find_owners(
     *,
     nested: bool,
 ) -> tuple[Owned, Mutations]:
-    """Decide what partitions own: of what they read, all in nested graphs, what is tagged and not `shared` in others."""
+    """Decide what partitions own of what they read: all in nested graphs, else what is tagged and not `shared`."""
     mutated = graphs.written_state(program)
     readers: dict[Node, dict[Piece | None, str]] = {}
     state: dict[str, Piece] = {}  # the piece of each buffer that is written, and that it alone reads
