@@ -39,7 +39,7 @@ from exir_lowering.steps.arguments import Request, TransformPasses, describe_fam
 from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
+from exir_lowering.steps.edge import as_edge, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
@@ -335,7 +335,6 @@ def _partition_all(
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned))
     for method, partitioned in zip(legal, extracted, strict=True):
-        check_preserved(method, partitioned.program)
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())

@@ -15,10 +15,10 @@ from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.edge import SpecViolationError, check_left_over, gen_edge_manager, transform
+from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
+from exir_lowering.errors import InputError, LoweringError, exception_text
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -213,18 +213,6 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
             "constants instead."
         )
     return result
-
-
-def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
-    """Check that what partitioners kept from decomposition was delegated."""
-    if method.converted_from is None:
-        return
-    try:
-        check_left_over(method.name, owner, list(method.partitioners))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:
