@@ -61,12 +61,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="convert with this package's code and reuse results; without, ExecuTorch does all, to the same bytes",
     )
     command.add_argument(
-        "--non-convex",
-        choices=("split", "raise"),
-        default="split",
-        help="what to do with a partition that a path leaves and re-enters: split it (default), or fail",
-    )
-    command.add_argument(
         "--rewrites",
         metavar="NAME[,NAME]",
         default="safe",
@@ -129,7 +123,6 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         require_memory=arguments.require_memory,
         memory_planner=arguments.memory_planner,
         fast=arguments.fast,
-        non_convex=arguments.non_convex,
         unsupported=arguments.unsupported,
         target=arguments.target,
         **more,

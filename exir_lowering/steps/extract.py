@@ -112,16 +112,14 @@ class _GraphSweep:
         nodes = list(self.module.graph.nodes)
         self.calls = Counter(str(n.target) for n in nodes if n.op == "get_attr" for _ in n.users)
         computing = [node for node in nodes if node.op == "call_function"]
-        refuse = self.method.non_convex == "raise"
-        units, cycles = quotient.order(computing, self._claims(computing), explain=refuse)
-        if refuse and cycles:
-            tag = cycles[0].tag
+        units, cycle = quotient.order(computing, self._claims(computing))
+        if self.method.non_convex == "raise" and cycle is not None:
             raise PartitionerContractError(
-                f"Method {self.method.tagged.name}: the nodes tagged {tag!r} are not convex: the path {cycles[0]} "
+                f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path {cycle} "
                 "leaves the tag and comes back, so the partition would need its own result as an input. Tag the nodes "
                 'on the path too, use two tags, or set LoweringOptions(non_convex="split").',
                 violation="not_convex",
-                details={"tag": tag, "path": cycles[0].path},
+                details={"tag": cycle.tag, "path": cycle.path},
             )
         pieces = Counter(unit.piece[0] for unit in units if unit.piece is not None)
         # The nodes of each unit are ordered as ExecuTorch does: graph order in the first partition, then its sort.

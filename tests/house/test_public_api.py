@@ -41,7 +41,6 @@ PUBLIC = [
     "PartitionTooLargeError",
     "Partitioner",
     "PartitionerContractError",
-    "PlacedResult",
     "PluginLoadError",
     "PreprocessResult",
     "Quantized",
