@@ -78,8 +78,14 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
             RequestedMethod(f"{name}@{tag}" if tag else name, program, tuple(chosen[name]), passes.get(name) or None)
             for name, program in methods.items()
         ]
-    _check_families({method.name for method in requested}, constant_methods)
     buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
+    for name in buckets:
+        family, tags = split(name)
+        if tags and not (family and all(tags)):
+            raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
+        for other in (family, manifest.METHOD) if tags else ():
+            if other in buckets or other in constant_methods:
+                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
     return Request(tuple(requested), constant_methods, buckets)
 
 
@@ -205,17 +211,6 @@ def _read_variants(partitioners: Any, variants: Any) -> dict[str, Any]:
                 'forward@npu. It has no spaces, "@", "=" or "/".'
             )
     return dict(variants)
-
-
-def _check_families(methods: Collection[str], constant_methods: Collection[str]) -> None:
-    """Check the names of methods that belong to families; raise an InputError for one that nothing could choose."""
-    for name in methods:
-        family, tags = split(name)
-        if tags and not (family and all(tags)):
-            raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
-        for other in (family, manifest.METHOD) if tags else ():
-            if other in methods or other in constant_methods:
-                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
 
 
 def describe_families(programs: Mapping[str, ExportedProgram], buckets: Mapping[str, Any]) -> dict[str, str]:

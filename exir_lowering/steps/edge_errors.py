@@ -50,9 +50,7 @@ def list_written(program: ExportedProgram) -> dict[Node, list[Node]]:
         if any(writes(nested.module) for nested in graphs.nested_graphs(program.graph_module, node)):
             operands = node.all_input_nodes
         for base in operands:
-            while isinstance(base, Node) and base.op == "call_function" and is_view(base.target):
-                if not base.all_input_nodes:
-                    break
+            while isinstance(base, Node) and base.all_input_nodes and is_view(base.target):
                 base = base.all_input_nodes[0]
             if base in lifted:
                 found.setdefault(base, []).append(node)

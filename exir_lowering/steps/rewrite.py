@@ -38,9 +38,18 @@ def rewrite(
     if not rewrites:
         return tuple(methods)
     with session.timed("rewrite"), collector.paused():
-        editors = _open(methods, assumed, shareable(states))
-        each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each)
+        shared, editors = shareable(states), dict[str, Editor]()
+        for method in methods:  # except where values are not known, or depend on the order of writes
+            mode = fake_mode_of(method.program.graph_module)
+            if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
+                program = private_copy(method.program, handles=True)
+                volatile = {name for each in shared for user, name in each if user == method.name}
+                mode = fake_mode_of(program.graph_module) or mode
+                editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
+        known = [each for each in shared if all(user in editors for user, _ in each)]
+        bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
+        each_method = session.progress.each("rewrite", methods)
+        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each_method)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -51,25 +60,6 @@ def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> di
         known = "; ".join(f"{name}: {', '.join(found) or 'no inputs'}" for name, found in inputs.items())
         raise InputError(f"LoweringOptions(assume=...): no method has an input {unknown[0]!r}; they have {known}.")
     return {name: {key: assume[key] for key in found if key in assume} for name, found in inputs.items()}
-
-
-def _open(
-    methods: Sequence[EdgeMethod],
-    assumed: Mapping[str, Mapping[str, str]],
-    shared: Sequence[Collection[tuple[str, str]]],
-) -> dict[str, Editor]:
-    """Make an editor for each method, except where values are not known, or depend on the order of writes."""
-    editors = {}
-    for method in methods:
-        mode = fake_mode_of(method.program.graph_module)
-        if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
-            program = private_copy(method.program, handles=True)
-            volatile = {name for each in shared for user, name in each if user == method.name}
-            mode = fake_mode_of(program.graph_module) or mode
-            editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
-    known = [each for each in shared if all(user in editors for user, _ in each)]
-    bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
-    return editors
 
 
 def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite]) -> EdgeMethod:
