@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -159,7 +159,7 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        with _conversion(given, session.options.fast):
+        with converting((one.program for one in given), gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
@@ -228,7 +228,7 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "")
-    with locks.conversion(), converting([program], gradients=True):
+    with converting([program], gradients=True):
         copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
@@ -248,11 +248,11 @@ def _lower(
     """Lower methods in Edge dialect: the line."""
     options = session.options
     with collector.heap_frozen() as set_aside:
-        with _conversion(given, options.fast):
+        with converting((one.program for one in given), gradients=True, fast=options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
 
         def partition(methods: Sequence[EdgeMethod], treatment: Treatment | None) -> Partitioned:
-            with _conversion(methods, options.fast):
+            with converting((one.program for one in methods), gradients=True, fast=options.fast):
                 methods, extracted, planned = _partition_all(methods, states, session, treatment)
                 if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
@@ -304,13 +304,6 @@ def _lower(
     )
 
 
-@contextmanager
-def _conversion(methods: Iterable[EdgeMethod], fast: bool) -> Iterator[None]:
-    """Take the lock of conversions, and set up for these methods what they need."""
-    with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
-        yield
-
-
 def _partition_all(
     methods: Sequence[EdgeMethod],
     states: Sequence[State],
@@ -328,16 +321,15 @@ def _partition_all(
             if legalized is None:
                 break
             method = legalized
-        refused.append(found)
+        if method.converted_from is not None:
+            check_emitted(method.name, partitioned.program)
+        refused.append((partitioned, found))
         legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned))
-    for method, partitioned in zip(legal, extracted, strict=True):
-        if method.converted_from is not None:
-            check_emitted(method.name, partitioned.program)
+    require_legal(refused, session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
-    require_legal(zip(extracted, refused, strict=True), session)
     require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
 

@@ -20,21 +20,22 @@ from exir_lowering.graphs.measures import tensors
 
 @contextmanager
 def converting(programs: Iterable[ExportedProgram], *, gradients: bool, fast: bool = True) -> Iterator[None]:
-    """Set aside what `neutral` does for a conversion, and leave nothing behind. The lock of conversions must be held.
+    """Take the lock of conversions, set aside what `neutral` does for one, and leave nothing behind.
 
     The default dtype is that of the programs' export: operators without one use it. Without gradients, which are
     enabled by default, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
     """
-    before = ConversionState()
-    _converting.append(before)
-    try:
-        with DECOMPOSITIONS, evaluating(), settings(programs, gradients=gradients), accelerated(fast, "look up"):
-            yield
-    except BaseException:
-        before.restore()
-        raise
-    finally:  # torch has restored everything itself; Dynamo, in another thread, may have switched something meanwhile
-        _converting.remove(before)
+    with locks.conversion():
+        before = ConversionState()
+        _converting.append(before)
+        try:
+            with DECOMPOSITIONS, evaluating(), settings(programs, gradients=gradients), accelerated(fast, "look up"):
+                yield
+        except BaseException:
+            before.restore()
+            raise
+        finally:  # torch has restored everything itself; Dynamo, in another thread, may have switched something too
+            _converting.remove(before)
 
 
 _converting: list[ConversionState] = []

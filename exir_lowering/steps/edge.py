@@ -14,7 +14,6 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
@@ -76,7 +75,7 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         return as_edge([method])[0]
     options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
-    with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
+    with context, mending_passes(), fast.accelerated(options.fast):
         origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
         try:
             edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
