@@ -26,7 +26,7 @@ _COMMANDS: Mapping[str, str] = {
     "verify": "compare a .pte file with eager PyTorch, on inputs that find errors",
     "bisect": "find the operator that goes wrong in a backend",
     "bench": "measure the time and memory of a .pte file, or compare two",
-    "plugins": "list the installed backends, delegates, partitioners and payload checks",
+    "plugins": "list the installed backends, delegates, partitioners and rewrites",
     "cache": "show or clear the cache of lowered partitions",
     "doctor": "show what works here, what is off, and why",
     "demo": "lower a trained sentence-embedding model, run it, compare with PyTorch",

@@ -123,12 +123,9 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: Exporte
             module = call.module.original_module.graph_module
             _describe(module, nodes)
             meta = call.module.meta or {}
-            handle_map, placement = _handle_map(meta.get("debug_handle_map")), _handle_map(meta.get("units"))
-            units = {handle: str(unit) for unit, placed in placement.items() for handle in placed}
+            handle_map = _handle_map(meta.get("debug_handle_map"))
             handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
-            delegates[call.delegate] = DebugDelegate(
-                call.module.backend_id, call.instruction, handles, handle_map, units
-            )
+            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, handle_map)
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
     if unchanged is not None:

@@ -354,7 +354,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
     assert _without_comparison(lowered) == _without_comparison(planned)
-    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused", "units"}
+    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
     told.add("narrowed")
     assert set(lowered) == {"version", "versions", "methods", *told}
 
@@ -517,7 +517,7 @@ def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyP
 def test_plugins_lists_what_is_installed(main: Main) -> None:
     code, out, err = main("plugins")
     assert (code, err) == (0, "")
-    assert "backends, delegates, partitioners and payload checks" in " ".join(main("plugins", "--help")[1].split())
+    assert "backends, delegates, partitioners and rewrites" in " ".join(main("plugins", "--help")[1].split())
     for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
         assert part in out
     assert "--check" in out
