@@ -65,8 +65,8 @@ def _examine() -> dict[str, Any]:
             for plugin in registry.list_installed()
         ],
         "features": [
-            {"name": feature.name, "does": feature.does, "off": pins.why_off(feature.name), "without": feature.without}
-            for feature in pins.FEATURES
+            {"name": name, "does": feature.does, "off": pins.why_off(name), "without": feature.without}
+            for name, feature in pins.FEATURES.items()
         ],
     }
 

@@ -103,9 +103,7 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int]) -> Preprocess
     table = result.debug_handle_map
     if isinstance(table, Mapping):
         table = {identifier: own(named) for identifier, named in table.items()}
-    units = getattr(result, "units", None)
-    placed = {} if units is None else {"units": {unit: own(named) for unit, named in units.items()}}
-    return replace(result, debug_handle_map=table, **placed)
+    return replace(result, debug_handle_map=table)
 
 
 def list_handles(graph_module: GraphModule) -> list[int]:

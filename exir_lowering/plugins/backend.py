@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from torch.export import ExportedProgram
@@ -21,9 +21,12 @@ from exir_lowering._upstream.compiler import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
+from exir_lowering._upstream.locks import conversion
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
+
+conversion_lock = conversion  # a plug-in takes it around tracing of its own
 
 
 class TagsNodes(Protocol):
@@ -53,17 +56,6 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
     adjustments: Sequence[Adjustment] = ()
 
 
-@dataclass
-class PlacedResult(PreprocessResult):  # type: ignore[misc]
-    """ExecuTorch's `PreprocessResult`, with where the compiler put each operator: reports and profiles show it.
-
-    Attributes:
-        units: For each unit, such as "npu" or "dsp", the debug handles of its operators, `node.meta["debug_handle"]`.
-    """
-
-    units: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class BackendContext:
     """What a backend may use while it lowers; one context for all partitions of a call.
@@ -78,6 +70,17 @@ class BackendContext:
 
 PARALLEL = ("none", "thread", "process")
 """The values of `Backend.parallel`."""
+
+NAMES = "names"
+"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
+
+PROVENANCE = frozenset(
+    {
+        NAMES, "desc", "from_node", "nn_module_stack", "original_aten", "seq_nr", "source_fn_stack", "stack_trace",
+        "torch_fn",
+    }
+)  # fmt: skip
+"""For `unread`: the names, and what says which code of the model a node comes from."""
 
 
 class Backend(ABC):

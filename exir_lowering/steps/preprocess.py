@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import list_tensors, private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
-from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, PlacedResult, context_argument
+from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
 
@@ -225,24 +225,15 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
 
     # ExecuTorch accepts any map from its own classes; their handles may be of programs that the backends made.
     if result.debug_handle_map is not None and not isinstance(backend, ExecutorchBackend):
-        _check_handles(backend_id, partition, "debug_handle_map", result.debug_handle_map)
-    if isinstance(result, PlacedResult):
-        _check_handles(backend_id, partition, "units", result.units)
-        for unit in result.units:
-            if not isinstance(unit, str) or not unit.isprintable() or not unit.strip():
-                raise BackendContractError(
-                    f"Backend {backend_id!r} returned, for partition {partition.id}, a placement on {unit!r}, expected "
-                    "names of units such as 'npu', with debug handles for each."
-                )
+        _check_handles(backend_id, partition, result.debug_handle_map)
 
 
-def _check_handles(backend_id: str, partition: Partition, name: str, handle_map: Any) -> None:
-    """Check that what a backend says about its instructions or units refers to operators of the partition."""
-    who = f"Backend {backend_id!r} returned, for partition {partition.id}, a {name}"
+def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> None:
+    """Check that what a backend says about its instructions refers to operators of the partition."""
+    who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
     if not isinstance(handle_map, Mapping):
-        keys = "instructions" if name == "debug_handle_map" else "units"
         raise BackendContractError(
-            f"{who} of type {type(handle_map).__name__}, expected a dict from {keys} to debug handles."
+            f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
         )
     found = debug_handles.find_unknown(handle_map, partition.program.graph_module)
     if found is not None:
@@ -253,22 +244,6 @@ def _check_handles(backend_id: str, partition: Partition, name: str, handle_map:
             f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would show "
             "another operator's time there."
         )
-
-
-def list_units(lowered: Iterable[LoweredPartition]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return, by partition, on which unit a compiler that says so put which operators, by the names of their nodes."""
-    found = {}
-    for one in lowered:
-        if isinstance(one.result, PlacedResult):
-            names: dict[int | None, list[str]] = {}
-            for path, node in graphs.every_node(one.partition.program.graph_module):
-                if graphs.is_operator(node):
-                    names.setdefault(debug_handles.handle(node), []).append(graphs.qualified_name(path, node))
-            found[one.partition.id] = {
-                unit: tuple(name for handle in debug_handles.as_tuple(named) for name in names.get(handle, ()))
-                for unit, named in one.result.units.items()
-            }
-    return found
 
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:

@@ -25,8 +25,8 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.program import check_arguments, open_file, read_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
@@ -42,9 +42,6 @@ _CALLS = 3
 
 _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
-
-Outputs = dict[tuple[str, str, int], list[Any]]
-"""What a file returns, by method, case and number of the call."""
 
 _NOISES = 2
 """How often the inputs are rounded to find out what that causes."""
@@ -109,7 +106,7 @@ def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Veri
 def read(source: object, data: files.Given) -> ProgramFile:
     """Read the file that was given."""
     if files.is_file(source):
-        return read_file(source, data, None, True)
+        return read_file(source, data, True)
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
@@ -117,7 +114,7 @@ def read(source: object, data: files.Given) -> ProgramFile:
         raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
-    return read_file(source.buffer, list(source.data_files.values()) or None, None, True)
+    return read_file(source.buffer, list(source.data_files.values()) or None, True)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,15 +185,10 @@ class Comparison:
         share: float | None,
         *,
         strict: bool = False,
-        beside: Outputs | None = None,
         opened: LoadedProgram | None = None,
     ) -> None:
-        """Open the file; where it fails in a call, the error is noted, and raised if this is strict.
-
-        With the outputs of another file beside, what is like those is right too; what is not in them yet is added.
-        """
+        """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
-        self._beside = beside
         self.program = opened or load()
         self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
         self._fresh = True
@@ -295,18 +287,15 @@ class Comparison:
 
         typical = _SMALL if case.continuous and not tally.subject.quantized else 1.0  # otherwise it can be noise only
 
-        def compare(values: list[Any], noise: Sequence[torch.Tensor | None]) -> list[Difference]:
+        def compare(noise: Sequence[torch.Tensor | None]) -> list[Difference]:
             return [
                 measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0) * typical, moved)
-                for index, (one, other, moved) in enumerate(zip(values, got, noise, strict=True))
+                for index, (one, other, moved) in enumerate(zip(expected, got, noise, strict=True))
             ]
 
-        found = compare(expected, none := [None] * len(expected))
+        found = compare([None] * len(expected))
         if case.continuous and any(each.score > 1 and not each.problem for each in found):
-            found = compare(expected, self._noise(name, *given, expected))
-        if self._beside is not None:
-            also = compare(self._beside.setdefault((name, case.name, call), got), none)
-            found = [min(pair, key=lambda each: each.score) for pair in zip(found, also, strict=True)]
+            found = compare(self._noise(name, *given, expected))
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
         furthest = max((each.score for each in found), default=0.0)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
@@ -332,11 +331,6 @@ def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -
     assert all(node["reasons"] for node in data["methods"][1]["host"])
 
 
-def _without_comparison(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the methods without what only a plan has: what they would be without rewrites."""
-    return [{key: value for key, value in method.items() if key != "unchanged"} for method in data["methods"]]
-
-
 def test_rewrites_and_assumptions_are_chosen_by_name(main: Main, models: Path) -> None:
     def plan(*options: str) -> list[str]:
         (method,) = json.loads(main("plan", models / "mixed.pt2", "--json", *options)[1])["methods"]
@@ -353,8 +347,8 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--json")[1])
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
-    assert _without_comparison(lowered) == _without_comparison(planned)
-    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused", "units"}
+    assert lowered["methods"] == planned["methods"]
+    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
     told.add("narrowed")
     assert set(lowered) == {"version", "versions", "methods", *told}
 
@@ -517,7 +511,7 @@ def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyP
 def test_plugins_lists_what_is_installed(main: Main) -> None:
     code, out, err = main("plugins")
     assert (code, err) == (0, "")
-    assert "backends, delegates, partitioners and payload checks" in " ".join(main("plugins", "--help")[1].split())
+    assert "backends, delegates, partitioners and rewrites" in " ".join(main("plugins", "--help")[1].split())
     for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
         assert part in out
     assert "--check" in out
@@ -548,14 +542,11 @@ def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monk
     assert code == 0 and "not installed" in out and "Not installed: 'openvino' in group" in out and "broken" not in out
 
 
-def test_a_misspelt_option_is_an_error_of_its_command(main: Main) -> None:
+def test_a_misspelt_option_is_an_error(main: Main) -> None:
     code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
-    assert code == 2 and err.startswith("usage: exir-lower lower ")
-    assert "unrecognized arguments: --exernal-weights w; did you mean --external-weights?" in err
+    assert code == 2 and "unrecognized arguments: --exernal-weights w" in err
     code, _, err = main("lowr", "model.pt2")
     assert code == 2 and "invalid choice: 'lowr' (choose from" in err and "lower" in err
-    code, _, err = main("run", "model.pte", "--zzz")
-    assert code == 2 and err.startswith("usage: exir-lower run ") and err.endswith("unrecognized arguments: --zzz\n")
 
 
 def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:

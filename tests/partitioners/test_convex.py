@@ -16,8 +16,7 @@ from torch.fx.passes.operator_support import create_op_support
 
 import exir_lowering
 from exir_lowering import InputError, PartitionerContractError, compat, graphs
-from exir_lowering.graphs.schedule import dag, fewest, schedule
-from exir_lowering.partitioners import ConvexPartitioner, convex_proposals, ops, propose_partitions
+from exir_lowering.partitioners import convex_proposals, ops, propose_partitions
 
 
 def is_a(node: Node) -> bool:
@@ -32,9 +31,19 @@ def test_on_random_graphs_never_more_than_torch_fx_and_acyclic(part: int) -> Non
         module = random_graph(rng, rng.choice([10, 30, 60, 120, 300]) if seed % 10 == 0 else rng.randint(2, 60))
         proposals = propose_partitions(module, is_a)
         assert contracts(module, [p.nodes for p in proposals]), seed
-        assert len(proposals) <= len(upstream_partitions(module)), seed
+        assert len(proposals) == alternations(module) <= len(upstream_partitions(module)), seed
         claimed = {node for p in proposals for node in p.nodes}
         assert {node for node in operators(module) if is_a(node)} == claimed & set(operators(module)), seed
+
+
+def alternations(module: GraphModule) -> int:
+    """Return the most segments of A on a path: no acyclic contraction has fewer partitions."""
+    most, taken = {}, dict[Node, bool]()
+    for node in module.graph.nodes:
+        taken[node] = is_a(node.args[0] if graphs.is_getitem(node) else node)
+        before = [most[source] + (taken[node] and not taken[source]) for source in node.all_input_nodes]
+        most[node] = max(before, default=int(taken[node]))
+    return max(most.values())
 
 
 def test_on_small_graphs_the_minimum() -> None:
@@ -176,30 +185,16 @@ def test_work_grows_linearly() -> None:
         assert len(asked) == length and len(proposals) == length // 2
 
 
-def test_schedule_is_the_fewest_for_one_label() -> None:
-    """The longest alternating path is a bound, and it is met."""
-    for rng in seeds(100):
-        module = random_graph(rng, 80)
-        nodes = operators(module)
-        number = {node: i for i, node in enumerate(nodes)}
-
-        def sources(node: Node, number: dict[Node, int] = number) -> list[int]:
-            found = [n.args[0] if graphs.is_getitem(n) else n for n in node.all_input_nodes]
-            return sorted({number[n] for n in found if n in number})
-
-        graph = dag([sources(node) for node in nodes], [label(node) for node in nodes])
-        assert max(schedule(graph), default=0) == fewest(graph)
-
-
 # -- as torch.fx's partitioner -----------------------------------------------------------------------------------------
 
 
-def test_drop_in_has_torch_fxs_arguments_and_results() -> None:
+def test_torch_fxs_partitioner_proposes_with_it() -> None:
     support = create_op_support(lambda modules, node: is_a(node))
     for rng in seeds(40):
         module = random_graph(rng, 40)
         for alone in (True, False):
-            ours = ConvexPartitioner(module, support, allows_single_node_partition=alone).propose_partitions()
+            with convex_proposals():
+                ours = fx.CapabilityBasedPartitioner(module, support, alone).propose_partitions()
             theirs = fx.CapabilityBasedPartitioner(module, support, alone).propose_partitions()
             assert all(isinstance(partition, fx.Partition) for partition in ours)
             if alone:
@@ -209,7 +204,7 @@ def test_drop_in_has_torch_fxs_arguments_and_results() -> None:
             assert contracts(module, [list(p.nodes) for p in ours])
 
 
-def test_drop_in_fuses_as_torch_fx_does() -> None:
+def test_torch_fxs_partitioner_fuses_with_it() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     a = graph.call_function(torch.relu, (x,))
@@ -218,7 +213,8 @@ def test_drop_in_fuses_as_torch_fx_does() -> None:
     graph.output(c)
     module = GraphModule({}, graph)
     support = create_op_support(lambda modules, node: node.target in (torch.relu, torch.add))
-    fused = ConvexPartitioner(module, support, allows_single_node_partition=True).partition_and_fuse()
+    with convex_proposals():
+        fused = fx.CapabilityBasedPartitioner(module, support, True).partition_and_fuse()
     value = torch.randn(4)
     assert torch.equal(fused(value), torch.relu(value) + torch.sin(torch.relu(value)))
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import models
 import pytest
 import torch
-from debug_models import TWO, Branches, Steps, demo, line, lowered
-from lowering_support import TagPartitioner
-from torch.export import ExportedProgram, export
+from debug_models import TWO, Branches, Steps, line, lowered
+from torch.export import export
 
 import exir_lowering
 from exir_lowering import (
-    BackendContractError,
     BackendFailure,
-    CompileSpec,
     DelegateContext,
     LoadedProgram,
-    LoweringOptions,
-    PlacedResult,
 )
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.cli import main
 from exir_lowering.runtime.native import bridge
 
@@ -62,66 +55,6 @@ def test_each_instruction_has_its_line(steps: Path) -> None:
     assert tree["version"] == 1 and len(tree["rows"]) == len(found.rows)
     text = found.to_text(100)
     assert "delegate 0 (compiler_demo)" in text and max(map(len, text.splitlines())) <= 100
-
-
-class Places(CompilerDemoBackend):
-    """A compiler that says which operators go to which unit."""
-
-    wrong: Any = None
-
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PlacedResult:
-        result = super().preprocess(program, compile_specs)
-        units: dict[str, list[int]] = {}
-        for node in program.graph.nodes:
-            unit = {"mul": "npu", "add": "cpu"}.get(node.name.split("_")[1]) if node.op == "call_function" else None
-            if unit is not None:
-                units.setdefault(unit, []).append(node.meta["debug_handle"])
-        return PlacedResult(**vars(result), units=units if self.wrong is None else self.wrong)
-
-
-class PlacesInMappings(Places):
-    """The same, in a mapping that is no dict, to sets."""
-
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PlacedResult:
-        result = super().preprocess(program, compile_specs)
-        return replace(result, units=MappingProxyType({unit: set(named) for unit, named in result.units.items()}))
-
-
-@pytest.mark.parametrize("backend", [Places, PlacesInMappings])
-def test_a_compiler_says_where_it_put_each_operator(backend: Any, tmp_path: Path) -> None:
-    program, options = export(Steps(), TWO), LoweringOptions(cache=tmp_path / "cache")
-    for found in (False, True):  # the second time from the cache
-        lowered = exir_lowering.lower(
-            program, TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend()}, options=options
-        )
-        assert [use.hit for use in lowered.report.cache] == [found, found]
-        first, second = lowered.report.units.values()
-        assert first == {"npu": ("aten_mul_tensor",), "cpu": ("aten_add_tensor",)} and second == {
-            "npu": ("aten_mul_tensor_1",)
-        }
-        assert "operators by unit: 1 on npu, 1 on cpu" in lowered.report.to_text()
-        file = exir_lowering.load(lowered.emit().save(tmp_path / "placed.pte"))
-        profile = file.profile("forward", *TWO)
-        units = [(row.name, row.unit) for row in profile.rows if row.kind == "instruction"]
-        assert units == [("aten.mul #0", "npu"), ("aten.add #1", "cpu"), ("aten.sub #0", ""), ("aten.mul #1", "npu")]
-        assert "aten.add #1 (cpu)" in profile.to_text()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"npu": (99,)}, "'npu' names the debug handle 99, expected some of"),
-        ({"a\nb": (1,)}, "expected names of units such as 'npu'"),
-        ([1], "units of type list, expected a dict from units to debug handles"),
-    ],
-)
-def test_a_placement_that_is_wrong_is_refused(wrong: Any, message: str) -> None:
-    backend = Places()
-    backend.wrong = wrong
-    with pytest.raises(BackendContractError, match=message):
-        exir_lowering.lower(
-            export(Steps(), TWO), TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend}
-        )
 
 
 def test_without_debug_information_the_rows_still_come(steps: Path) -> None:

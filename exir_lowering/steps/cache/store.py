@@ -20,7 +20,6 @@ from typing import Any
 from exir_lowering._upstream.delegates import dump_results, load_results
 from exir_lowering.errors import CacheWarning, InputError
 from exir_lowering.plans.report import CacheUse
-from exir_lowering.plugins.backend import PlacedResult
 from exir_lowering.steps.cache.keys import Storages, digest
 
 FOLDER = "EXIR_LOWERING_CACHE"  # the environment variable that names a folder, instead of the one in the user's cache
@@ -45,7 +44,7 @@ class Store:
             content = path.read_bytes()
             stored, _, results = content.split(b"\n", 2)
             if hashlib.sha256(memoryview(content)[len(stored) + 1 :]).hexdigest() == stored.decode():
-                found = load_results(results, count, PlacedResult)
+                found = load_results(results, count)
                 os.utime(path)
                 return found
         except MemoryError:
@@ -59,7 +58,7 @@ class Store:
     def write(self, key: Mapping[str, str], results: Sequence[Any]) -> str:
         """Keep results for a key; return why that cannot be, or "". A full disk is an OSError."""
         try:
-            content = b"%b\n%b" % (json.dumps(key).encode(), dump_results(results, PlacedResult))
+            content = b"%b\n%b" % (json.dumps(key).encode(), dump_results(results))
         except PicklingError as error:
             return str(error)
         if len(content) > self.limit // 2:
