@@ -11,14 +11,13 @@ from typing import Any
 from exir_lowering._upstream import installed, stderr
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, exception_text
-from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.case_checks import CHECKS
 from exir_lowering.testing.cases import OPERATOR_CASES, PROGRAM_CASES
-from exir_lowering.testing.samples import Case, Sample, forget, take_sample
+from exir_lowering.testing.samples import Case, forget, take_sample
 from exir_lowering.testing.suite_report import CaseResult, ConformanceReport
 from exir_lowering.testing.trial import (
     Broken,
@@ -82,8 +81,33 @@ def make_suite(
         number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
         if tolerance is not None and not (number and 0 <= tolerance < math.inf):
             raise InputError(f"check_backend: got {name}={tolerance!r}, expected a number of at least 0, or None.")
-    backend_id, given = _find_backend(backend)
-    executor, note = _find_delegate(backend_id, delegate)
+    given: Any = None if isinstance(backend, str) else backend
+    kind = backend if isinstance(backend, type) else type(backend)
+    if isinstance(backend, str):
+        backend_id: Any = backend
+        registry.find_backend(backend)
+    else:
+        details = kind is backend and issubclass(kind, BackendDetails)
+        backend_id = kind.__name__ if details else getattr(backend, "backend_id", None)
+        if not issubclass(kind, (Backend, BackendDetails)) or not isinstance(backend_id, str) or not backend_id:
+            raise InputError(
+                f"check_backend: got {backend!r} as the backend, expected an exir_lowering.Backend with a backend_id "
+                "(object or class), an ExecuTorch BackendDetails class, or the id of an installed backend."
+            )
+        registry.as_backend(backend_id, backend)
+    if delegate is not None and backend_id in installed.own_backends():
+        raise InputError(
+            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
+            "the delegate out, or give the backend another id."
+        )
+    if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
+        raise InputError(
+            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
+            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
+        )
+    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
+    note = found.reason if isinstance(found, availability.Missing) else ""
+    executor: Any = None if note else found if delegate is None else delegate
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
     unavailable = None
@@ -96,63 +120,25 @@ def make_suite(
     return Suite(subject, chosen, note, delegate is not None, unavailable)
 
 
-def _find_backend(backend: Any) -> tuple[str, Any]:
-    if isinstance(backend, str):
-        registry.find_backend(backend)
-        return backend, None
-    if isinstance(backend, type) and issubclass(backend, BackendDetails):
-        return backend.__name__, backend
-    kind = backend if isinstance(backend, type) else type(backend)
-    backend_id = getattr(backend, "backend_id", None)
-    if not issubclass(kind, Backend) or not isinstance(backend_id, str) or not backend_id:
-        raise InputError(
-            f"check_backend: got {backend!r} as the backend, expected an exir_lowering.Backend with a backend_id "
-            "(object or class), an ExecuTorch BackendDetails class, or the id of an installed backend."
-        )
-    registry.as_backend(backend_id, backend)
-    return backend_id, backend
-
-
-def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, str]:
-    """Return the delegate, and why nothing executes the files, "" when something does."""
-    if backend_id in installed.own_backends() and delegate is not None:
-        raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
-            "the delegate out, or give the backend another id."
-        )
-    if getattr(delegate, "delegate_id", backend_id) != backend_id:
-        raise InputError(
-            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
-        )
-    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
-    if isinstance(found, availability.Missing):
-        return None, found.reason
-    return found if delegate is None else delegate, ""
-
-
 def _find_partitioner(
     backend_id: str, partitioner: Any, supports: Any, compile_specs: Sequence[CompileSpec]
 ) -> tuple[Callable[[Case], Partitioner], Callable[[Case], bool]]:
     """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
     if partitioner is not None and supports is not None:
         raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
-    # Whether a backend keeps state is nothing that a support of operators says.
-    refusing: Callable[[Case], bool] = lambda case: case.stateful  # noqa: E731
+    refuses_all = False
     if partitioner is None and supports is None:
         try:
             partitioner = registry.find_partitioner(backend_id)
         except UnknownPluginError:
-            supports, refusing = everything(), lambda case: True
-    if supports is None:
-        if isinstance(partitioner, str):
-            partitioner = registry.find_partitioner(partitioner)
-        if not isinstance(partitioner, Partitioner):
-            raise InputError(
-                f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
-                "installed one."
-            )
-        refusing = lambda case: False  # noqa: E731
+            supports, refuses_all = everything(), True
+    if isinstance(partitioner, str):
+        partitioner = registry.find_partitioner(partitioner)
+    if supports is None and not isinstance(partitioner, Partitioner):
+        raise InputError(
+            f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
+            "installed one."
+        )
 
     def make(case: Case) -> Partitioner:
         made = partitioner
@@ -162,13 +148,12 @@ def _find_partitioner(
         return RuledPartitioner(made, deny(op=list(case.host), required=False)) if case.host else made
 
     make(CASES[0])  # wrong arguments are reported at once
-    return make, refusing
+    # Whether a backend keeps state is nothing that a support of operators says.
+    return make, lambda case: refuses_all or (supports is not None and case.stateful)
 
 
 def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
-    if cases is None:
-        return CASES
-    listed = [cases] if isinstance(cases, (str, Case)) else cases
+    listed = CASES if cases is None else [cases] if isinstance(cases, (str, Case)) else cases
     if not isinstance(listed, Iterable):
         raise InputError(
             f"check_backend: got cases={cases!r}, expected names such as 'ops/add', patterns such as 'ops/*', or cases "
@@ -176,10 +161,8 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         )
     chosen: dict[str, Case] = {}
     for wanted in listed:
-        if isinstance(wanted, Case):
-            found = [wanted]
-        else:
-            found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+        own = isinstance(wanted, Case)
+        found = [wanted] if own else [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
@@ -197,7 +180,9 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
 
 
 def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
-    counts: tuple[int, int] = (0, 0)
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+    counts = 0, 0
     try:
         ready = take_sample(case)
     except MemoryError:
@@ -217,10 +202,29 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         mine = sum(partition.backend_id == subject.backend_id for partition in taken)
         if mine < case.partitions:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
-            why = f"the backend got {mine} partitions, the case needs {case.partitions}"
-            raise Unsupported(why + "".join(reasons[:1]))
-        _check_deterministic(subject, case, ready, lowered)
-        content = _emit(case, lowered)
+            why = f"the backend got {mine} partitions, the case needs {case.partitions}{''.join(reasons[:1])}"
+            raise Unsupported(why)
+        try:
+            again = list_payloads(lower_case(subject, case, ready))
+        except Unsupported as reason:
+            text = f"the backend took the case once, and the second time it did not: {reason}"
+            raise Broken("determinism", text) from reason
+        for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
+            if first != second:
+                what = "payload" if first[0] != second[0] else "named data"
+                raise Broken(
+                    "determinism",
+                    f"the {what} of partition {number} differs when the same program is lowered twice. Equal programs "
+                    "have to give equal bytes, or files cannot be compared and cached: no time, id, counter, random "
+                    "number or order of a set may be in them.",
+                )
+        # State that stays on the host has no initial value in a file unless its names are given.
+        names = {name for method in case.build().values() for name in method.module} if case.stateful else set()
+        passes = [InitializedMutableBufferPass(sorted(names))] if names else []
+        try:
+            content = lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
+        except LoweringError as error:
+            raise Broken("emit", str(error)) from error
         if not note:
             CHECKS[case.check](Trial(subject, ready, lowered, content))
     except Unsupported as reason:
@@ -232,37 +236,3 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     if note:
         return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
     return CaseResult(case.name, "passed", "", "", *counts)
-
-
-def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: LoweredMethods) -> None:
-    try:
-        again = list_payloads(lower_case(subject, case, ready))
-    except Unsupported as reason:
-        raise Broken("determinism", f"the backend took the case once, and the second time it did not: {reason}") from (
-            reason
-        )
-    for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
-        if first != second:
-            what = "payload" if first[0] != second[0] else "named data"
-            one, other = first[0], second[0]
-            at = next(
-                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, (one, other)))
-            )
-            raise Broken(
-                "determinism",
-                f"the {what} of partition {number} differs when the same program is lowered twice: from byte {at} on, "
-                f"{one[at : at + 24]!r} and {other[at : at + 24]!r}. Equal programs have to give equal bytes, or files "
-                "cannot be compared and cached: no time, id, counter, random number or order of a set may be in them.",
-            )
-
-
-def _emit(case: Case, lowered: LoweredMethods) -> bytes:
-    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-
-    # State that stays on the host has no initial value in a file unless its names are given.
-    names = [name for method in case.build().values() for name in method.module] if case.stateful else []
-    passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []
-    try:
-        return lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
-    except LoweringError as error:
-        raise Broken("emit", str(error)) from error
