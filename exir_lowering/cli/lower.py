@@ -18,7 +18,6 @@ from exir_lowering.cli.output import (
     format_size,
     kept_from_stdout,
     make_console,
-    print_table,
     say,
 )
 from exir_lowering.errors import InputError
@@ -91,9 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
     caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
-    parser.add_argument(
-        "--explain-cache", action="store_true", help="show what was in the cache, and why the rest was not"
-    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -198,9 +194,6 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         from exir_lowering.steps import placement
 
         make_console().print(placement.table(artifact.stored, limit=20))
-    if arguments.explain_cache:
-        uses = ((use.method, use.partition, use.explain()) for use in lowered.report.cache)
-        print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many

