@@ -78,7 +78,8 @@ def _instruction(node: Node, names: dict[Node, str]) -> Instruction:
     alpha: Any = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     if isinstance(alpha, Node):
         raise _refusal(node, f"{operator} with a computed alpha")
-    return Instruction(operator, *operands, alpha, int(node.meta.get("debug_handle", -1)))
+    left, right = operands
+    return Instruction(operator, left, right, alpha, int(node.meta.get("debug_handle", -1)))
 
 
 def _refusal(node: Node, what: str) -> InputError:

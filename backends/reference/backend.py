@@ -72,7 +72,7 @@ class _Writer(PlainWriter):
         written = graphs.written_state(self._program)
         mutated = {id(tensor) for target, tensor in lifted.values() if target in written}
         states: dict[int, WeightRef] = {}  # by the id of the tensor
-        slots: dict[str, int] = {}
+        slots: dict[str | None, int] = {}
         for node, (target, tensor) in lifted.items():
             if id(tensor) in mutated:
                 states.setdefault(id(tensor), self._store.ref(tensor))

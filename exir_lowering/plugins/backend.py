@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch.export import ExportedProgram
 
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.compiler import (
     BackendDetails,
     CompileSpec as CompileSpec,
@@ -21,10 +22,12 @@ from exir_lowering._upstream.compiler import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
-from exir_lowering._upstream.locks import conversion as conversion_lock  # noqa: F401  # for plug-ins
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
+
+conversion_lock = locks.conversion
+"""Return the lock that plug-ins hold while torch or ExecuTorch trace, decompose or rewrite graphs."""
 
 
 class TagsNodes(Protocol):

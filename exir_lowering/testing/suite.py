@@ -160,8 +160,10 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         )
     chosen: dict[str, Case] = {}
     for wanted in listed:
-        own = isinstance(wanted, Case)
-        found = [wanted] if own else [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+        if isinstance(wanted, Case):
+            found = [wanted]
+        else:
+            found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
