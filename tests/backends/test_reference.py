@@ -439,7 +439,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.backends.reference",
         "exir_lowering.backends.reference.delegate",
         "exir_lowering.errors",
-        "exir_lowering.errors.wording",
         "exir_lowering.graphs",
         "exir_lowering.graphs.operators",
         "exir_lowering.graphs.operators.functions",
