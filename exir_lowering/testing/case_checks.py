@@ -9,7 +9,7 @@ from functools import partial
 
 from exir_lowering.errors import LoweringError
 from exir_lowering.testing.samples import Call
-from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_event_names
+from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_modules
 
 _LOADS = 2
 _THREADS = 4
@@ -101,7 +101,8 @@ def check_profile(trial: Trial) -> None:
         except Exception as error:
             raise Broken("profile", f"profiling method {call.method!r} failed: {error}") from error
         names = {row.name for row in rows if row.kind == "instruction"}
-        unknown = sorted(names - list_event_names(trial.lowered))
+        maps = (module.meta.get("debug_handle_map") or {} for module in list_modules(trial.lowered))
+        unknown = sorted(names - {key if isinstance(key, str) else f"event {key}" for found in maps for key in found})
         if unknown:
             raise Broken(
                 "profile",

@@ -206,7 +206,13 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        refusal = _describe_refusal(error, sample.edge)
+        # Whoever gets another error, such as a KeyError of a table of operators, cannot tell a gap in the backend from
+        # a defect, nor what to leave on the host.
+        cause, refusal = error.__cause__, ""
+        if isinstance(cause, (NotImplementedError, LoweringError)) and not isinstance(cause, InvariantError):
+            names = {name for program in sample.edge.values() for name in _list_names(program) if name}
+            text = str(cause)
+            refusal = text if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names) else ""
         if refusal and subject.may_refuse(case):
             raise Unsupported(f"refused: {refusal}") from error
         if refusal:
@@ -231,19 +237,6 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     return lowered
 
 
-def _describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
-    """Return how a backend refused a program, with an error that names an operator, value, weight or type; else ""."""
-    # Whoever gets another one, such as a KeyError of a table of operators, cannot tell a gap in the backend from a
-    # defect, nor what to leave on the host.
-    cause = error.__cause__
-    if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):
-        return ""
-    text = str(cause)
-    names = {name for program in programs.values() for name in _list_names(program) if name}
-    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
-    return text if named else ""
-
-
 def _list_names(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
@@ -262,7 +255,7 @@ def _list_names(program: ExportedProgram) -> Iterator[str]:
 def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
     found = []
-    for module in _list_modules(lowered):
+    for module in list_modules(lowered):
         store = module.named_data_store_output
         tables = [] if store is None else [store.pte_data, *getattr(store, "external_data", {}).values()]
         data = {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
@@ -270,13 +263,8 @@ def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]
     return found
 
 
-def list_event_names(lowered: LoweredMethods) -> set[str]:
-    """Return what a profile without debug information calls the events of the backend's debug handle maps."""
-    maps = (module.meta.get("debug_handle_map") or {} for module in _list_modules(lowered))
-    return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
-
-
-def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+def list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+    """Return the delegates, in order."""
     return [
         graphs.attribute(module, target)
         for program in lowered.values()
