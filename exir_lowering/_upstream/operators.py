@@ -174,11 +174,6 @@ def packet_name(target: Any) -> str | None:
     return str(target.overloadpacket.__name__) if is_overload(target) else None
 
 
-def writes(target: Any) -> bool:
-    """Return whether a target is an operator that overwrites an argument."""
-    return is_overload(target) and bool(target._schema.is_mutable)
-
-
 def is_composite(target: Any) -> bool:
     """Return whether an operator is defined by other operators, below autograd too."""
     if not is_overload(target):

@@ -22,12 +22,12 @@ from exir_lowering._upstream.compiler import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
+from exir_lowering._upstream.locks import conversion
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
-conversion_lock = locks.conversion
-"""Return the lock that plug-ins hold while torch or ExecuTorch trace, decompose or rewrite graphs."""
+conversion_lock = conversion  # a plug-in takes it around tracing of its own
 
 
 class TagsNodes(Protocol):
