@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch.export import ExportedProgram
 
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.compiler import (
     BackendDetails,
     CompileSpec as CompileSpec,
