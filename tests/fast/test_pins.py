@@ -107,7 +107,7 @@ def slowly() -> bytes:
 
 
 def test_all_are_known(slowly: bytes) -> None:
-    assert pins.switched_off() == ()
+    assert pins.state() == []
     content, report = files()
     assert content == slowly and report.switched_off == ()
 
@@ -119,7 +119,7 @@ def test_what_was_changed_is_not_known(place: str, monkeypatch: pytest.MonkeyPat
         if place in feature.code:
             assert place in pins.why_off(name) or "differs from the code" in pins.why_off(name)
     monkeypatch.undo()
-    assert pins.switched_off() == ()
+    assert pins.state() == []
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -226,7 +226,7 @@ def _with_class(function: Any, kind: type) -> Callable[..., Any]:
 
 
 def test_what_changes_inside_of_a_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pins.switched_off() == ()
+    assert pins.state() == []
     kind = pass_base._ExportPassBase.ExportInterpreter
     original = kind.call_function
     monkeypatch.setattr(kind, "call_function", lambda self, *given: original(self, *given))
@@ -235,7 +235,7 @@ def test_what_changes_inside_of_a_class_is_seen(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(dim_order_ops_registry.DimOrderOpsMap, None, None)
     assert "DimOrderOpsMap differs from the code" in pins.why_off("Edge operators by name")
     monkeypatch.undo()
-    assert pins.switched_off() == ()
+    assert pins.state() == []
 
 
 def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
