@@ -1,14 +1,12 @@
-"""The proposal algorithm as a replacement for torch.fx's `CapabilityBasedPartitioner`."""
+"""The proposal algorithm in the place of that of torch.fx's `CapabilityBasedPartitioner`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx import Node
+from torch.fx.passes.infra.partitioner import Partition
 
 from exir_lowering import InputError
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing
@@ -18,55 +16,12 @@ _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 """What torch.fx's partitioner never counts as computing when it drops partitions with a single node."""
 
 
-class ConvexPartitioner(CapabilityBasedPartitioner):
-    """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
-
-    It makes no more partitions than torch.fx's where those may have parts that share no edge, and needs no table of all
-    downstream nodes. Its other methods are torch.fx's.
-
-    Args:
-        graph_module: The graph.
-        operator_support: What is supported. Supported placeholders and get_attr nodes go with their first user
-            that is in a partition.
-        allows_single_node_partition: Whether partitions with one computing node are kept.
-        non_compute_ops: Names of operators that do not count as computing.
-        allowed_single_node_partition_ops: Names of operators that may be alone.
-        skip_horizontal_fusion: Whether parts that share no edge are kept apart.
-        node_groups: Nodes that must stay together, as in ExecuTorch's `GroupBasedPartitioner`.
-    """
-
-    def __init__(
-        self,
-        graph_module: GraphModule,
-        operator_support: OperatorSupportBase,
-        allows_single_node_partition: bool = False,
-        non_compute_ops: Sequence[str] | None = None,
-        allowed_single_node_partition_ops: Sequence[str] | None = None,
-        skip_horizontal_fusion: bool = False,
-        node_groups: Sequence[Sequence[Node]] | None = None,
-    ) -> None:
-        self.graph_module = graph_module
-        self.operator_support = operator_support
-        self.allows_single_node_partition = allows_single_node_partition
-        self.non_compute_ops = non_compute_ops or []
-        self.allowed_single_node_partition_ops = allowed_single_node_partition_ops or []
-        self.skip_horizontal_fusion = skip_horizontal_fusion
-        self.node_groups = node_groups
-
-    def propose_partitions(self) -> list[Partition]:
-        """Propose partitions.
-
-        Returns:
-            The partitions, numbered from the end of the graph as torch.fx does, each with its nodes in graph order.
-        """
-        return _propose(self)
-
-
 def convex_proposals() -> AbstractContextManager[None]:
     """Return a context in which torch.fx's and ExecuTorch's partitioners propose with this algorithm, in all threads.
 
     This replaces methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so every
-    partitioner that is based on them gains, including XNNPACK's.
+    partitioner that is based on them gains, including XNNPACK's. It takes linear time, and makes no more partitions
+    than theirs where those may have parts that share no edge.
     """
     return _PROPOSING
 

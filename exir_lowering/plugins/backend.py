@@ -21,10 +21,12 @@ from exir_lowering._upstream.compiler import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
-from exir_lowering._upstream.locks import conversion as conversion_lock  # noqa: F401  # for plug-ins
+from exir_lowering._upstream.locks import conversion
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
+
+conversion_lock = conversion  # a plug-in takes it around tracing of its own
 
 
 class TagsNodes(Protocol):

@@ -52,24 +52,26 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
     if mode is None:
         return None
     drop_checks(program)
-    editor = Editor(program, mode, {}, ())
-    fragments = Fragments(mode, target, relaid=not any(path for path, _ in graphs.every_node(program.graph_module)))
+    editor, nodes = Editor(program, mode, {}, ()), list(graphs.every_node(program.graph_module))
+    fragments = Fragments(mode, target, relaid=not any(path for path, _ in nodes))
     done: list[Legalization] = []
     moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
-    for path, node in list(graphs.every_node(program.graph_module)):
-        if graphs.qualified_name(path, node) not in found or node.op != "call_function":
+    for path, node in nodes:
+        name = graphs.qualified_name(path, node)
+        if name not in found or node.op != "call_function":
             continue
         try:
             fragment = fragments.find(node)
         except Failed:
             continue
         constant = partial(_filled, node, mode) if path else editor.constant
-        name, operator, source = graphs.qualified_name(path, node), graphs.operator_name(node), graphs.source_line(node)
+        operator, source = graphs.operator_name(node), graphs.source_line(node)
         orders = {dim_order(value) for value in tensors(node.meta["val"])}
         made = inline(node, fragment, constant)
         if not path and any(order != tuple(range(len(order))) for order in orders):
             moved.update(made)
-        _erase(None if path else editor, node)
+        for gone in (*node.users, node):
+            editor.erase(gone)
         done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
@@ -159,12 +161,6 @@ _HELP = (
     'none did). For a runtime that has more kernels: LoweringOptions(unsupported="allow"), or target="targets.json" '
     "with what it has, as for `check`."
 )
-
-
-def _erase(editor: Editor | None, node: Node) -> None:
-    for user in list(node.users):
-        node.graph.erase_node(user) if editor is None else editor.erase(user)
-    node.graph.erase_node(node) if editor is None else editor.erase(node)
 
 
 def _filled(node: Node, mode: FakeTensorMode, tensor: torch.Tensor) -> Node:

@@ -175,7 +175,7 @@ def write_digests(file: File) -> None:
         try:
             digest = digests.data_digest(tables, digests.ZEROS, bytes(content[-1]))
             emission.set_cord_pieces(cord, [digests.with_data_digest(tables, digests.ZEROS, digest), *content])
-        except digests.SealError as error:
+        except CorruptError as error:
             raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
         data[data_name(name)] = digest
     cord = emission.pte_contents(file.manager)
@@ -192,10 +192,10 @@ def data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
     """Return the key and content of the digests that come after a data file's segments."""
     made: list[bytes] = []
     for buffer in buffers:
-        one = digests.RangeDigests([len(buffer)])
+        one = digests.Hash()
         emission.write_buffer(buffer, one)
-        made += one.digests()
-    return digests.data_key(), digests.encode_segments(made)
+        made.append(one.digest())
+    return digests.data_key(), b"".join([*made, digests.END])
 
 
 def data_name(name: str) -> str:

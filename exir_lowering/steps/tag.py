@@ -45,7 +45,16 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     fix_signature(view)  # partitioners only tag
     before = invariants.fingerprint(program.graph_module)
     answer = asking.ask(who, partitioner, view)
-    _check_graph(who, partitioner, before, answer.tagged)
+    after = invariants.fingerprint(answer.tagged.graph_module)
+    if before != after:
+        first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
+        raise PartitionerContractError(
+            f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
+            f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before "
+            "lowering.",
+            violation="graph_modified",
+            details={"partitioner": partitioner, "node": first[0]},
+        )
     _check_tags(who, answer.tagged, answer.destinations)
     rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported)
     return TaggedMethod(
@@ -88,19 +97,6 @@ def _follow_readers(program: ExportedProgram) -> None:
                 (node.meta[DELEGATION_TAG],) = tags
 
 
-def _check_graph(who: str, partitioner: Partitioner, before: invariants.Fingerprint, tagged: ExportedProgram) -> None:
-    after = invariants.fingerprint(tagged.graph_module)
-    if before == after:
-        return
-    first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
-    raise PartitionerContractError(
-        f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
-        f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before lowering.",
-        violation="graph_modified",
-        details={"partitioner": partitioner, "node": first[0]},
-    )
-
-
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
     specs = graphs.placeholders(tagged)
     for path, node in graphs.staying_nodes(tagged.graph_module):
@@ -111,10 +107,11 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             violation = "output_tagged"
             problem = f"the output node {node.name} with {name!r}. Tag the operators, not what they return."
         elif node in specs and specs[node].kind not in LIFTED_ORDER:
-            violation = "input_tagged"
+            violation, kind = "input_tagged", specs[node].kind
+            what = "a user input" if kind is InputKind.USER_INPUT else kind.name.lower().replace("_", " ")
             problem = (
-                f"{node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected tags on operators, "
-                "parameters, buffers and lifted constants only."
+                f"{node.name} with {name!r}, an input of the model ({what}). Expected tags on operators, parameters, "
+                "buffers and lifted constants only."
             )
         elif not isinstance(name, str) or name not in destinations:
             violation = "tag_without_destination"
@@ -126,7 +123,3 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             continue
         details = {"node": node.name, "tag": name}
         raise PartitionerContractError(f"{who} tagged {problem}", violation=violation, details=details)
-
-
-def _kind(spec: Any) -> str:
-    return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")

@@ -26,7 +26,7 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.pins import FEATURES
 
 PLACES = sorted({place for feature in FEATURES.values() for place in feature.code})
-MENDED = ("scalar operands",)
+MENDED = ("scalar operands", "empty concatenations")
 ASKED_ELSEWHERE = ("linear-time proposals", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(fast=False)

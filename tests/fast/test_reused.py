@@ -21,7 +21,6 @@ from executorch.backends.xnnpack import _passes
 from executorch.exir import pass_base, tensor
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.pass_base import ExportPass
-from interrupts import interrupted_after
 from skipped_passes import describe_value
 from torch._export import utils
 from torch._subclasses import fake_impls
@@ -140,16 +139,6 @@ def test_a_forked_child_of_a_thread_that_accelerates() -> None:
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
     assert is_restored()
-
-
-def test_an_interrupt_leaves_nothing_behind() -> None:
-    given, edge = small(), lower(small(), None)["forward"]
-    expected = lower(given, "xnnpack").emit().buffer
-    for number in range(10):
-        with interrupted_after(0.005 + 0.01 * number):
-            lower(edge, "xnnpack").emit()
-        assert is_restored()
-    assert lower(given, "xnnpack").emit().buffer == expected
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -1,4 +1,4 @@
-"""What ExecuTorch's conversion gets wrong: numbers beside tensors."""
+"""What ExecuTorch's conversion gets wrong: numbers beside tensors, and concatenations of nothing."""
 
 from __future__ import annotations
 
@@ -73,3 +73,28 @@ def test_state_keeps_its_type(dtype: torch.dtype) -> None:
         results = expected(given)
         torch.testing.assert_close(tuple(program.run("forward", given)), results)
         torch.testing.assert_close(compiled(given), results)
+
+
+class Empty(torch.nn.Module):
+    """Concatenations of nothing, along what is not known too."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        nothing = torch.cat([a, a]), torch.cat([a, a, a], 1), torch.cat([c, a, a], -1)
+        return (*nothing, torch.cat([a, b, a]) * 2, torch.stack([a, a], 2), torch.cat([a, a]).sum(0))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("partitioner", [None, "xnnpack", "reference"])
+def test_concatenations_of_nothing_have_sizes(partitioner: Any, fast: bool) -> None:
+    def given(count: int) -> tuple[torch.Tensor, ...]:
+        return torch.ones(0, count), torch.ones(2, count), torch.ones(0)
+
+    columns = torch.export.Dim("columns", min=2, max=9)
+    program = export(Empty(), given(4), dynamic_shapes=({1: columns}, {1: columns}, None))
+    lowered = lower(program, partitioner, options=LoweringOptions(fast=fast))
+    joined = [node.args[0] for node in lowered["forward"].graph.nodes if "aten.cat" in str(node.target)]
+    assert all(len(operands) == 1 for operands in joined), joined  # type: ignore[arg-type]
+    file = lowered.emit().buffer
+    loaded = load(file)
+    for count in (4, 2, 9):
+        torch.testing.assert_close(tuple(loaded.run("forward", *given(count))), Empty()(*given(count)))
