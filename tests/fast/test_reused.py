@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
-from exir_lowering.fast import accelerated, current, decompose
+from exir_lowering.fast import accelerated, current
 
 PLAIN = LoweringOptions(fast=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -346,20 +346,6 @@ def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
     assert nested != first
     with DECOMPOSITIONS:
         assert first == _kernels(_chosen({}))
-
-
-def test_what_a_table_leaves_whole_is_what_torch_leaves_whole() -> None:
-    aten, whole = torch.ops.aten, utils._special_op_to_preserve_cia
-    given = [{}, {aten.linear.default: whole}, {aten.linear.default: print, aten.relu.default: whole}]
-    with accelerated():
-        for table in [*given, dict(exported_program.default_decompositions())] * 2:
-            composite, in_python = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
-            expected = {op for op, do in composite.items() if do is whole}, set(in_python)
-            assert decompose.split_table(table) == expected
-        library = torch.library.Library("exir_lowering_split", "DEF")
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
-        assert decompose.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
 
 
 def test_an_operator_that_is_defined_again_under_its_name_is_found() -> None:
