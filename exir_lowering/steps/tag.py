@@ -15,7 +15,7 @@ from exir_lowering._upstream.programs import fake_mode_of, fix_signature
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Rejection, TaggedMethod
-from exir_lowering.plugins import asking, refusals
+from exir_lowering.plugins import asking
 from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
@@ -56,12 +56,11 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
             details={"partitioner": partitioner, "node": first[0]},
         )
     _check_tags(who, answer.tagged, answer.destinations)
-    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported)
     return TaggedMethod(
         name=method,
         program=graphs.copy_program(program, answer.tagged.graph_module),
         destinations=answer.destinations,
-        rejections=tuple(replace(rejection, method=method) for rejection in rejections),
+        rejections=tuple(replace(rejection, method=method) for rejection in answer.rejections()),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
 
