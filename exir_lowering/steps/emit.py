@@ -32,9 +32,6 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
-from exir_lowering.steps.placement import StoredData
-
-_SHOWN = 8  # how many of the largest entries `print(artifact)` shows
 
 
 class Row(NamedTuple):
@@ -75,7 +72,6 @@ SEALERS = (
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
     Row("provenance", sealing.write_provenance, "it names values, and counts results, as the emitter numbered them"),
-    Row("stored data", placement.list_stored, "an artifact says what takes its bytes"),
     Row("debug records", sealing.record_debug, "profiles and errors find lines by the numbers of instructions"),
 )
 
@@ -90,14 +86,12 @@ class Artifact:
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
         report: The report of the lowering, with the memory that is planned for each method.
-        stored: What the file and its data files store, and how many bytes each item takes, the largest first.
         methods: What the debug handles of each method stand for.
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
     """
 
     manager: ExecutorchProgramManager
     report: Report
-    stored: tuple[StoredData, ...]
     methods: Mapping[str, MethodDebug] = field(default_factory=dict)
     etrecord: Any = None
 
@@ -152,17 +146,6 @@ class Artifact:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 
-    def __str__(self) -> str:
-        lines = [repr(self)]
-        lines += [
-            f"  {datum.bytes:,} B: {datum.kind} {datum.key} in {datum.file or 'the .pte file'}"
-            + (f" ({datum.note})" if datum.note else "")
-            for datum in self.stored[:_SHOWN]
-        ]
-        if len(self.stored) > _SHOWN:
-            lines.append(f"  and {len(self.stored) - _SHOWN} more entries of `stored`")
-        return "\n".join(lines)
-
     def __repr__(self) -> str:
         return f"Artifact({', '.join(sorted(self.manager.methods))})"
 
@@ -191,7 +174,7 @@ def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
         for row in SEALERS:
             row.run(file)
     DIGESTS.run(file)  # it reads all that was emitted, while other threads convert
-    return Artifact(file.manager, file.report, file.stored, file.debug, file.etrecord)
+    return Artifact(file.manager, file.report, file.debug, file.etrecord)
 
 
 def plan_memory(

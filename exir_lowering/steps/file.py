@@ -18,7 +18,7 @@ from exir_lowering.pte.provenance import Provenance
 
 if TYPE_CHECKING:
     from exir_lowering.steps.memory_planning import Planning
-    from exir_lowering.steps.placement import Policy, StoredData
+    from exir_lowering.steps.placement import Policy
     from exir_lowering.steps.shared_state import ShareState
 
 
@@ -71,5 +71,4 @@ class File:
     values: Mapping[str, Sequence[GivenValue]] = field(default_factory=dict)
     # What goes with the file.
     etrecord: Any = None
-    stored: tuple[StoredData, ...] = ()
     debug: Mapping[str, MethodDebug] = field(default_factory=dict)
