@@ -38,7 +38,6 @@ PUBLIC = [
     "MemoryRequirementError",
     "NarrowedDimension",
     "PartitionResult",
-    "PartitionTooLargeError",
     "Partitioner",
     "PartitionerContractError",
     "PlacedResult",
