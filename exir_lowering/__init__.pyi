@@ -37,7 +37,6 @@ from .plugins.backend import (
     ExplainedResult as ExplainedResult,
     Partitioner as Partitioner,
     PartitionResult as PartitionResult,
-    PlacedResult as PlacedResult,
     PreprocessResult as PreprocessResult,
 )
 from .plugins.delegate import Delegate as Delegate, DelegateContext as DelegateContext

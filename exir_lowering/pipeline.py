@@ -43,7 +43,7 @@ from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
-from exir_lowering.steps.preprocess import list_units, preprocess
+from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Partitioned, lower_groups
 from exir_lowering.steps.rewrite import rewrite
@@ -286,7 +286,6 @@ def _lower(
         {method.name: method.left_to_executorch for method in methods if method.left_to_executorch},
         tuple(session.cache.uses),
         pins.report_switched_off(),
-        units=list_units(results),
         states=planned.states,
         versions=planned.versions,
         refused=refused,

@@ -108,15 +108,15 @@ def delegate_info(result: PreprocessResult) -> Any:
 _RESULT_TYPES = (PreprocessResult, NamedDataStoreOutput, DataEntry, TensorLayout, ScalarType, dict, set, frozenset)
 
 
-def dump_results(results: Sequence[PreprocessResult], *more: type) -> bytes:
-    """Write results of backends that hold plain values, named data in memory, and `more` types; or PicklingError."""
+def dump_results(results: Sequence[PreprocessResult]) -> bytes:
+    """Write results of backends that hold plain values and named data in memory; or PicklingError."""
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, MappingProxyType):
                 return dict, (dict(value),)
             kind = value if isinstance(value, type) else type(value)
-            if kind not in (*_RESULT_TYPES, *more):
+            if kind not in _RESULT_TYPES:
                 raise pickle.PicklingError(f"a result holds a {kind.__name__}")
             return NotImplemented
 
@@ -125,9 +125,9 @@ def dump_results(results: Sequence[PreprocessResult], *more: type) -> bytes:
         return stream.getvalue()
 
 
-def load_results(content: bytes, count: int, *more: type) -> list[PreprocessResult]:
+def load_results(content: bytes, count: int) -> list[PreprocessResult]:
     """Read so many results that `dump_results` wrote, or any error; nothing else is imported, found or called."""
-    types = {(kind.__module__, kind.__qualname__): kind for kind in (*_RESULT_TYPES, *more)}
+    types = {(kind.__module__, kind.__qualname__): kind for kind in _RESULT_TYPES}
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:

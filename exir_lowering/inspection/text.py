@@ -111,7 +111,6 @@ def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
 def facts(known: Provenance) -> list[tuple[str, str]]:
     """Return what a file says about how it was made, but for the versions and names."""
     rows = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
-    rows += [("plan", known.plan)] * bool(known.plan)
     for name, method in known.methods.items():
         rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
         rows += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in method.rewrites.items()]

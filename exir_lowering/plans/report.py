@@ -72,7 +72,6 @@ class Report(LoweringPlan):
         switched_off: The features that were off in this process, each with the reason: they rely on code of torch or
             ExecuTorch that is not known, so upstream's code was used.
         refused: The partitions that backends failed on, if `on_backend_error` is not "raise".
-        units: By partition, the operators on each unit of the device, if the backend's compiler reports them.
         narrowed: The dynamic dimensions of inputs that may have fewer sizes in the file than in the programs.
     """
 
@@ -82,7 +81,6 @@ class Report(LoweringPlan):
     cache: tuple[CacheUse, ...] = ()
     switched_off: tuple[str, ...] = ()
     refused: tuple[RefusedPartition, ...] = ()
-    units: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     narrowed: tuple[NarrowedDimension, ...] = ()
 
     def table(self) -> Table:
@@ -120,9 +118,6 @@ class Report(LoweringPlan):
         yield from map(str, self.narrowed)
         for partition in self.refused:
             yield "\n  ".join((str(partition), *partition.sources))
-        for partition_id, units in self.units.items():
-            placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
-            yield f"{partition_id}: operators by unit: {placed or 'none'}"
         yield from (f"off: {feature}" for feature in self.switched_off)
         if self.cache:
             yield f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} results taken from it"

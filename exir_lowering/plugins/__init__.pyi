@@ -9,7 +9,6 @@ from .backend import (
     Partitioner as Partitioner,
     PartitionerLike as PartitionerLike,
     PartitionResult as PartitionResult,
-    PlacedResult as PlacedResult,
     PreprocessResult as PreprocessResult,
 )
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from torch.export import ExportedProgram
@@ -51,17 +51,6 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
 
     rejections: Sequence[Rejection] = ()
     adjustments: Sequence[Adjustment] = ()
-
-
-@dataclass
-class PlacedResult(PreprocessResult):  # type: ignore[misc]
-    """ExecuTorch's `PreprocessResult`, with where the compiler put each operator: reports and profiles show it.
-
-    Attributes:
-        units: For each unit, such as "npu" or "dsp", the debug handles of its operators, `node.meta["debug_handle"]`.
-    """
-
-    units: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

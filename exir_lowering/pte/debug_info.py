@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from exir_lowering.errors import InputError
@@ -41,7 +41,6 @@ class DebugDelegate:
     handles: tuple[int, ...]  # the debug handles of its operators, in their order
     # For each identifier of the backend's profile events the debug handles that it stands for.
     handle_map: Mapping[int | str, tuple[int, ...]]
-    units: Mapping[int, str] = field(default_factory=dict)  # where its compiler put the operators, by debug handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,8 @@ class DebugInfo:
             `{"version", "digest", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
             "files": [path], "functions": [name], "frames": [[file, line, function, code]],
             "traces": [[line, frame, ...]], "methods": {name: {"nodes": [[handle, name, operator, stack, trace]],
-            "delegates": [[backend, instruction, [handle], [[identifier, [handle]]], [[handle, unit]]]],
-            "kernels": [[instruction, [handle]]]}}}`; a delegate without units has no list of them.
+            "delegates": [[backend, instruction, [handle], [[identifier, [handle]]]]],
+            "kernels": [[instruction, [handle]]]}}}`.
         """
         tables: dict[str, dict[Hashable, int]] = {name: {} for name in _TABLES}
 
@@ -92,13 +91,12 @@ class DebugInfo:
 
         methods = {}
         for name, method in sorted(self.methods.items()):
-            delegates = []
-            for one in method.delegates:
-                units = [sorted(one.units.items())] if one.units else []
-                delegates.append([one.backend_id, one.instruction, one.handles, list(one.handle_map.items()), *units])
             methods[name] = {
                 "nodes": [[handle, *node(one)] for handle in sorted(method.nodes) for one in method.nodes[handle]],
-                "delegates": delegates,
+                "delegates": [
+                    [one.backend_id, one.instruction, one.handles, list(one.handle_map.items())]
+                    for one in method.delegates
+                ],
                 "kernels": sorted(method.kernels.items()),
             }
         tree = {"version": self.version, "digest": self.digest, "methods": methods}
@@ -152,9 +150,8 @@ def _read(tree: Any) -> DebugInfo:
                 _number(instruction),
                 _numbers(handles),
                 {key if isinstance(key, str) else _number(key): _numbers(values) for key, values in entries},
-                {_number(handle): _text(unit) for handle, unit in units[0]} if units else {},
             )
-            for backend, instruction, handles, entries, *units in part["delegates"]
+            for backend, instruction, handles, entries, *_ in part["delegates"]
         )
         kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)

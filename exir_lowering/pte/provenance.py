@@ -56,12 +56,12 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the default
     backends: Mapping[str, str] = field(default_factory=dict)  # their versions, by id
     weights: Mapping[str, str] = field(default_factory=dict)  # the model's names of named data, by key
-    plan: str = ""  # a digest of what was delegated to which backend
     methods: Mapping[str, MethodProvenance] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return it as a file keeps it."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+        known = {"version": VERSION, "plan": "", **asdict(self)}  # earlier releases read a plan's digest
+        return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read(named: Mapping[str, memoryview]) -> Provenance | None:
@@ -81,7 +81,7 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
 def _read(tree: Any) -> Provenance:
     methods = {_a(str, name): _method(part) for name, part in _a(dict, tree["methods"]).items()}
     versions, backends, weights = (_texts(tree[name]) for name in ("versions", "backends", "weights"))
-    return Provenance(versions, _a(dict, tree["options"]), backends, weights, _a(str, tree["plan"]), methods)
+    return Provenance(versions, _a(dict, tree["options"]), backends, weights, methods)
 
 
 def _method(tree: Any) -> MethodProvenance:

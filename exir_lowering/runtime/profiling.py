@@ -77,7 +77,6 @@ class ProfileRow:
         milliseconds: How long that took in total.
         share: The fraction of the method's time, 0 to 1.
         sources: The model's lines; none without debug information.
-        unit: Where the backend's compiler put an instruction, such as "npu", if it says so.
     """
 
     kind: str
@@ -89,7 +88,6 @@ class ProfileRow:
     milliseconds: float
     share: float
     sources: tuple[str, ...]
-    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -146,8 +144,7 @@ class Profile(Shown):
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            more = row.backend if row.kind == "delegate" else row.unit
-            what = f"{_INDENT[row.kind]}{printable(f'{row.name} ({more})' if more else row.name)}"
+            what = f"{_INDENT[row.kind]}{printable(row.name + f' ({row.backend})' * (row.kind == 'delegate'))}"
             where = "\n".join(map(printable, lines))
             rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
         numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"
@@ -189,10 +186,10 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
 
     rows: list[ProfileRow] = []
 
-    def add(kind: str, name: str, backend: str, number: int, handles: Any, counted: Any, unit: str = "") -> None:
+    def add(kind: str, name: str, backend: str, number: int, handles: Any, counted: Any) -> None:
         took = sum(event.nanoseconds for event in counted)
         times = len(counted), took / 1e6, took / method_time if method_time else 0.0
-        rows.append(ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)), unit))
+        rows.append(ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles))))
 
     add("method", method.name, "", -1, (), whole)
     for number, kind in kinds.items():
@@ -213,8 +210,7 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
         for identifier, inner in sorted(steps[number].items(), key=lambda item: begun[item[0]]):
             handles = delegate.handle_map.get(identifier, ())
             shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
-            units = ", ".join(dict.fromkeys(delegate.units[each] for each in handles if each in delegate.units))
-            add("instruction", shown or f"event {identifier}", backend, number, handles, inner, units)
+            add("instruction", shown or f"event {identifier}", backend, number, handles, inner)
     return Profile(method.name, runs, tuple(rows))
 
 

@@ -8,8 +8,7 @@ comes out. Each row is a name, a function of the `File`, and the reason why it i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,12 +166,7 @@ def _write_record(record: Any, file: BinaryIO) -> None:
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
     file = File(lowered, options, lowered.report)
-    with _emitting(lowered):
-        for row in (*CHECKS, *FINISHERS):
-            row.run(file)
-        _call_emitter(file)
-        for row in SEALERS:
-            row.run(file)
+    _make(file, SEALERS)
     DIGESTS.run(file)  # it reads all that was emitted, while other threads convert
     return Artifact(file.manager, file.report, file.debug, file.etrecord)
 
@@ -193,46 +187,39 @@ def plan_memory(
     def find() -> dict[str, PlannedMemory]:
         """Emit copies, without payloads, for what is planned on the way."""
         file = File(lowered, EmitOptions(provenance=False), lowered.report)
-        with _emitting(lowered):
-            for row in (*CHECKS, *FINISHERS):
-                row.run(file)
-            _call_emitter(file)
-            sealing.bound_memory(file)
+        try:
+            _make(file, SEALERS[:1])
+        except InputError:  # without a configuration, they cannot be emitted
+            if options.require_memory is not None:
+                raise
         return {method.name: method.memory for method in file.report.methods if method.memory is not None}
 
-    if options.require_memory is not None:
-        known = find()
-        return sealing.with_memory(planned, lambda: known)
-
-    def find_later() -> dict[str, PlannedMemory]:
-        with suppress(InputError):  # without a configuration, they cannot be emitted
-            return find()
-        return {}
-
-    return sealing.with_memory(planned, find_later)
+    if options.require_memory is None:
+        return sealing.with_memory(planned, find)
+    known = find()
+    return sealing.with_memory(planned, lambda: known)
 
 
-@contextmanager
-def _emitting(lowered: Lowered) -> Iterator[None]:
+def _make(file: File, sealers: Sequence[Row]) -> None:
+    """Run the tables around ExecuTorch's passes, memory planning and emitter."""
+    lowered, fast = file.lowered, file.lowered.fast
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    context = converting(lowered.programs.values(), gradients=False, fast=lowered.fast)
-    with locks.conversion(), collector.heap_frozen(), context, accelerated(lowered.fast):
-        yield
-
-
-def _call_emitter(file: File) -> None:
-    """Run ExecuTorch's passes, memory planning and emitter on the copies."""
-    programs, variants = file.lowered.programs, file.config.to_out_var_pass
-    try:
-        emitted_from = [*programs.values(), *file.programs.values()]
-        with forgetting_delegates(emitted_from), accelerated(file.lowered.fast, "emit"):
-            edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
-            for key, content in file.reserved.items():
-                add_last_named_data(edge, key, content)
-            with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
-                file.manager = edge.to_executorch(file.config)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise edge_errors.explain_emission(programs, error, variants) from error
-    file.calls, file.values = emitted.methods, emitted.values
+    context = converting(lowered.programs.values(), gradients=False, fast=fast)
+    with locks.conversion(), collector.heap_frozen(), context, accelerated(fast):
+        for row in (*CHECKS, *FINISHERS):
+            row.run(file)
+        emitted_from, variants = [*lowered.programs.values(), *file.programs.values()], file.config.to_out_var_pass
+        try:
+            with forgetting_delegates(emitted_from), accelerated(fast, "emit"):
+                edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
+                for key, content in file.reserved.items():
+                    add_last_named_data(edge, key, content)
+                with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
+                    file.manager = edge.to_executorch(file.config)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise edge_errors.explain_emission(lowered.programs, error, variants) from error
+        file.calls, file.values = emitted.methods, emitted.values
+        for row in sealers:
+            row.run(file)

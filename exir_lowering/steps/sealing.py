@@ -25,7 +25,7 @@ from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps.file import File
-from exir_lowering.steps.provenance import complete, narrowed_further
+from exir_lowering.steps.provenance import complete
 
 P = TypeVar("P", bound=LoweringPlan)
 
@@ -39,8 +39,7 @@ def with_memory(planned: P, plan: Callable[[], Mapping[str, PlannedMemory]]) -> 
 def bound_memory(file: File) -> None:
     """Report the memory that was planned, and check that it is not more than was allowed."""
     memory = file.planning.describe() if file.planning is not None else {}
-    narrowed = narrowed_further(file.report.narrowed, file.lowered.programs, file.programs)
-    file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states), narrowed=narrowed)
+    file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states))
     require_memory(memory, file.lowered.require_memory)
 
 
@@ -122,13 +121,9 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: Exporte
         if call.module is not None:
             module = call.module.original_module.graph_module
             _describe(module, nodes)
-            meta = call.module.meta or {}
-            handle_map, placement = _handle_map(meta.get("debug_handle_map")), _handle_map(meta.get("units"))
-            units = {handle: str(unit) for unit, placed in placement.items() for handle in placed}
+            known = _handle_map((call.module.meta or {}).get("debug_handle_map"))
             handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
-            delegates[call.delegate] = DebugDelegate(
-                call.module.backend_id, call.instruction, handles, handle_map, units
-            )
+            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, known)
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
     if unchanged is not None:

@@ -11,7 +11,6 @@ from exir_lowering._upstream.delegates import LoweredBackendModule, delegate_inf
 from exir_lowering.errors import InvariantError
 from exir_lowering.graphs import attribute
 from exir_lowering.model import ExtractedMethod, LoweredPartition
-from exir_lowering.plugins.backend import PlacedResult
 
 
 def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]) -> dict[str, ExportedProgram]:
@@ -40,8 +39,6 @@ def delegate(lowered: LoweredPartition) -> LoweredBackendModule:
         named_data_store_output=result.data_store_output,
     )
     module.meta = {"debug_handle_map": result.debug_handle_map}
-    if isinstance(result, PlacedResult):
-        module.meta["units"] = result.units
     info = delegate_info(result)
     if info is not None:
         module.meta["_delegate_info_meta"] = info

@@ -354,7 +354,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
     assert _without_comparison(lowered) == _without_comparison(planned)
-    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused", "units"}
+    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
     told.add("narrowed")
     assert set(lowered) == {"version", "versions", "methods", *told}
 

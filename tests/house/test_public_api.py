@@ -40,7 +40,6 @@ PUBLIC = [
     "PartitionResult",
     "Partitioner",
     "PartitionerContractError",
-    "PlacedResult",
     "PluginLoadError",
     "PreprocessResult",
     "Quantized",

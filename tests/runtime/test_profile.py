@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import models
@@ -22,8 +21,7 @@ from exir_lowering import (
     CompileSpec,
     DelegateContext,
     LoadedProgram,
-    LoweringOptions,
-    PlacedResult,
+    PreprocessResult,
 )
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
@@ -64,60 +62,25 @@ def test_each_instruction_has_its_line(steps: Path) -> None:
     assert "delegate 0 (compiler_demo)" in text and max(map(len, text.splitlines())) <= 100
 
 
-class Places(CompilerDemoBackend):
-    """A compiler that says which operators go to which unit."""
+class Maps(CompilerDemoBackend):
+    """Says something about its instructions."""
 
-    wrong: Any = None
+    given: Any = None
 
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PlacedResult:
-        result = super().preprocess(program, compile_specs)
-        units: dict[str, list[int]] = {}
-        for node in program.graph.nodes:
-            unit = {"mul": "npu", "add": "cpu"}.get(node.name.split("_")[1]) if node.op == "call_function" else None
-            if unit is not None:
-                units.setdefault(unit, []).append(node.meta["debug_handle"])
-        return PlacedResult(**vars(result), units=units if self.wrong is None else self.wrong)
-
-
-class PlacesInMappings(Places):
-    """The same, in a mapping that is no dict, to sets."""
-
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PlacedResult:
-        result = super().preprocess(program, compile_specs)
-        return replace(result, units=MappingProxyType({unit: set(named) for unit, named in result.units.items()}))
-
-
-@pytest.mark.parametrize("backend", [Places, PlacesInMappings])
-def test_a_compiler_says_where_it_put_each_operator(backend: Any, tmp_path: Path) -> None:
-    program, options = export(Steps(), TWO), LoweringOptions(cache=tmp_path / "cache")
-    for found in (False, True):  # the second time from the cache
-        lowered = exir_lowering.lower(
-            program, TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend()}, options=options
-        )
-        assert [use.hit for use in lowered.report.cache] == [found, found]
-        first, second = lowered.report.units.values()
-        assert first == {"npu": ("aten_mul_tensor",), "cpu": ("aten_add_tensor",)} and second == {
-            "npu": ("aten_mul_tensor_1",)
-        }
-        assert "operators by unit: 1 on npu, 1 on cpu" in lowered.report.to_text()
-        file = exir_lowering.load(lowered.emit().save(tmp_path / "placed.pte"))
-        profile = file.profile("forward", *TWO)
-        units = [(row.name, row.unit) for row in profile.rows if row.kind == "instruction"]
-        assert units == [("aten.mul #0", "npu"), ("aten.add #1", "cpu"), ("aten.sub #0", ""), ("aten.mul #1", "npu")]
-        assert "aten.add #1 (cpu)" in profile.to_text()
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return replace(super().preprocess(program, compile_specs), debug_handle_map=self.given)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"npu": (99,)}, "'npu' names the debug handle 99, expected some of"),
-        ({"a\nb": (1,)}, "expected names of units such as 'npu'"),
-        ([1], "units of type list, expected a dict from units to debug handles"),
+        ({"a": (99,)}, "'a' names the debug handle 99, expected some of"),
+        ([1], "debug_handle_map of type list, expected a dict from instructions to debug handles"),
     ],
 )
-def test_a_placement_that_is_wrong_is_refused(wrong: Any, message: str) -> None:
-    backend = Places()
-    backend.wrong = wrong
+def test_a_map_that_is_wrong_is_refused(wrong: Any, message: str) -> None:
+    backend = Maps()
+    backend.given = wrong
     with pytest.raises(BackendContractError, match=message):
         exir_lowering.lower(
             export(Steps(), TWO), TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend}

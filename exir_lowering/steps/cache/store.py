@@ -19,7 +19,6 @@ from typing import Any
 from exir_lowering._upstream.delegates import dump_results, load_results
 from exir_lowering.errors import CacheWarning, InputError
 from exir_lowering.plans.report import CacheUse
-from exir_lowering.plugins.backend import PlacedResult
 from exir_lowering.steps.cache.keys import Storages
 
 FOLDER = "EXIR_LOWERING_CACHE"  # the environment variable that names a folder, instead of the one in the user's cache
@@ -43,7 +42,7 @@ class Store:
         try:
             stored, results = path.read_bytes().split(b"\n", 1)
             if hashlib.sha256(results).hexdigest() == stored.decode():
-                found = load_results(results, count, PlacedResult)
+                found = load_results(results, count)
                 os.utime(path)
                 return found
         except MemoryError:
@@ -57,7 +56,7 @@ class Store:
     def write(self, key: str, results: Sequence[Any]) -> str:
         """Keep results for a key; return why that cannot be, or "". A full disk is an OSError."""
         try:
-            content = dump_results(results, PlacedResult)
+            content = dump_results(results)
         except PicklingError as error:
             return str(error)
         if len(content) > self.limit // 2:

@@ -16,7 +16,6 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 
 from exir_lowering import PreprocessResult
 from exir_lowering.errors import CacheWarning
-from exir_lowering.plugins.backend import PlacedResult
 from exir_lowering.steps.cache.store import Store
 
 LIMIT = 1 << 20
@@ -33,7 +32,7 @@ def _named(data: Mapping[str, bytes]) -> Any:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     results = [
         PreprocessResult(b"payload", {1: (2, 3), "a": 4, "b": {5}}, _named({"near": b"x" * 5000, "far": b"y"})),
-        PlacedResult(b"", units={"npu": frozenset({1}), "cpu": [2]}),
+        PreprocessResult(b"", {"npu": frozenset({1}), "cpu": [2]}),
         PreprocessResult(b"\0", None, None, _delegate_info_meta="information"),
     ]
     assert Store(tmp_path, LIMIT).write(KEY, results) == ""
