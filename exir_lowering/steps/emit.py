@@ -59,7 +59,7 @@ FINISHERS = (
     Row("originals", finishing.attach_originals, "they bring weights: before weights are placed"),
     Row("quantised kernels", finishing.import_kernels, "an operator is emitted only if its out variant is there"),
     Row("weights", placement.place_weights, "a policy says which file has which weight"),
-    Row("shared state", shared_state.share, "methods share memory by its number; replaces the planner"),
+    Row("shared state", shared_state.share, "methods share memory by its number; before memory is planned"),
     Row("out variants", finishing.choose_out_variants, "what only the emitter takes is made when nothing traces it"),
     Row("memory", finishing.record_memory, "plans and limits need what was planned; wraps the planner"),
     Row("reserved data", finishing.reserve, "emission fixes where segments are: what is known later has the last ones"),

@@ -20,7 +20,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.graphs.copies import memory_key, private_copy
+from exir_lowering.graphs.copies import memory_key, memory_span, private_copy
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge
 
@@ -62,10 +62,8 @@ def _members(program: ExportedProgram) -> list[_Member]:
         tensor = graphs.lifted_value(program, spec.target)
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             continue
-        if isinstance(memory_key(tensor), tuple):  # it has a memory of its own
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            start = tensor.data_ptr()
-            found.append(_Member(node, spec, tensor, (start, start + (last + 1) * tensor.element_size())))
+        if (span := memory_span(tensor)) is not None:
+            found.append(_Member(node, spec, tensor, span))
     return found
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """A partition cannot be lowered by a worker; the message says why."""
+    """Partitions cannot be lowered by workers; the message says why."""
 
 
 def preprocess_parallel(
@@ -48,8 +48,8 @@ def preprocess_parallel(
 ) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, several partitions at once if options and backend allow it.
 
-    The rest is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice is a
-    failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
+    If they do not, it is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice
+    is a failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
     """
     options, partitions = session.options, group.partitions
     # One alone is worth a worker where the backend may end its process, and that is no error.
@@ -58,63 +58,45 @@ def preprocess_parallel(
         return preprocess(group, backend, session, sharing=sharing)
     try:
         workers = _Workers(backend, _find_address(backend, options), options)
+        if takes_context(backend.preprocess) or not backend.one_by_one:
+            # What overlaps with weights of others is one piece with them, which needs one store.
+            together = describe_neighbours(one.program for one in (sharing or group).partitions)
+            alone_reads = [describe_neighbours([one.program]) for one in partitions]
+            if any(together[at] != views for found in alone_reads for at, views in found.items()):
+                raise RefusedError("a part of the weights of one is in another one too")
+        advance = session.progress.count(f"lower for {group.backend_id}", len(partitions))
+        return _lower(partitions, workers, advance)
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
         return preprocess(group, backend, session, sharing=sharing)
-    here: set[str] = set()  # the ids of partitions that this thread lowers
-    done: dict[str, PreprocessResult] = {}
+
+
+def _lower(partitions: Sequence[Partition], workers: _Workers, advance: Callable[[], None]) -> list[LoweredPartition]:
+    """Lower partitions; they are waited for in order, so the first failure is that of a loop."""
+    lowered: list[LoweredPartition] = []
     begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
 
-    def leave(one: Partition, reason: object) -> None:
-        _LOG.warning("Partition %s of method %r is not lowered by a worker: %s.", one.id, one.method, reason)
-        here.add(one.id)
-
-    def lower_here(some: Sequence[Partition]) -> None:
-        left = tuple(one for one in some if one.id in here and one.id not in done)
-        if left:
-            lowered = preprocess(BackendGroup(group.backend_id, left), backend, session, sharing=sharing or group)
-            done.update((one.partition.id, one.result) for one in lowered)
-
     def finish() -> None:
-        """Wait for the first one: partitions are waited for in order, so the first failure is that of a loop."""
         partition, future, _ = begun.popleft()
-        try:
-            done[partition.id] = workers.finish(partition, future)
-        except RefusedError as reason:
-            leave(partition, reason)
-        except LoweringError:
-            lower_here(partitions[: partitions.index(partition)])
-            raise
+        lowered.append(LoweredPartition(partition, workers.finish(partition, future)))
         advance()
 
-    if takes_context(backend.preprocess) or not backend.one_by_one:
-        # What overlaps with weights of others is one piece with them, which needs one store.
-        together = describe_neighbours(one.program for one in (sharing or group).partitions)
-        for partition in partitions:
-            if any(together[at] != views for at, views in describe_neighbours([partition.program]).items()):
-                leave(partition, "a part of its weights is in another partition too")
     interrupted = False
     try:
-        with session.progress.count(f"lower for {group.backend_id}", len(partitions) - len(here)) as advance:
-            for partition in partitions:
-                size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
-                while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
-                    finish()
-                try:
-                    if partition.id not in here:
-                        begun.append((partition, workers.begin(partition), size))
-                except RefusedError as reason:
-                    leave(partition, reason)
-            while begun:
+        for partition in partitions:
+            size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
+            while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
                 finish()
-        lower_here(partitions)
+            begun.append((partition, workers.begin(partition), size))
+        while begun:
+            finish()
     except BaseException as error:
-        interrupted = not isinstance(error, LoweringError)
+        interrupted = not isinstance(error, (LoweringError, RefusedError))
         raise
     finally:
         workers.end([future for _, future, _ in begun], interrupted=interrupted)
-    return [LoweredPartition(partition, done[partition.id]) for partition in partitions]
+    return lowered
 
 
 def _find_address(backend: Backend, options: LoweringOptions) -> str:
@@ -148,7 +130,7 @@ class _Workers:
     def begin(self, partition: Partition) -> Future[Any]:
         """Begin to lower a partition; RefusedError if it cannot be sent."""
         if not self._address:
-            return (self._given or self._own).submit(self._lower, partition)  # type: ignore[no-any-return]
+            return (self._given or self._own).submit(self._lower, partition)
         task = _make_task(partition, self._address, self._options)
         future = _send(self._given or _pool(self._options.jobs), task)
         if self._given is None and future.done() and isinstance(future.exception(), BrokenExecutor):
@@ -183,7 +165,7 @@ class _Workers:
             raise RefusedError(answer)
         if isinstance(answer, dict):
             raise_error(answer)
-        return pickle.loads(answer)  # type: ignore[no-any-return]
+        return pickle.loads(answer)
 
     def end(self, begun: Iterable[Future[Any]], *, interrupted: bool) -> None:
         """Take back what has not begun, and wait for threads, which use the caller's tensors; interrupt processes."""

@@ -46,12 +46,8 @@ def preprocess(
     lower = _one_by_one if backend.one_by_one else _all_at_once
     conversion = contextlib.nullcontext() if shared else locks.conversion()
     tracing = settings(programs, gradients=True) if shared else converting(programs, gradients=True, fast=fast)
-    with (
-        session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance,
-        conversion,
-        tracing,
-        accelerated(fast, "preprocess"),
-    ):
+    advance = session.progress.count(f"lower for {group.backend_id}", len(group.partitions))
+    with conversion, tracing, accelerated(fast, "preprocess"):
         weights = {
             f"{partition.method}:{name}": tensor
             for partition in (group.partitions if session.options.check_weights else ())
