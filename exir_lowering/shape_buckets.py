@@ -96,15 +96,13 @@ class _Dimensions:
         named = names_of_symbols(shape_env_of(next(iter(self._inputs.values())))) if self._symbols else {}
         self._names = {name: symbol for name, symbol in named.items() if symbol in self._symbols}
         places = {f"{self._users[key]}.{dim}": each for (key, dim), each in self._places.items() if each.is_Symbol}
-        self._keys = {**places, **self._names}
+        self._keys = {**self._names, **places}
 
     def __str__(self) -> str:
         listed = []
         for symbol in self._symbols:
-            keys = [repr(key) for key in {**self._names, **self._keys} if self._keys[key] == symbol]
-            between = self._ranges.get(symbol)
-            size = "any size" if between is None else f"{between.lower} to {between.upper}"
-            listed.append(f"{', '.join(keys)} ({size})")
+            keys, between = (repr(key) for key, each in self._keys.items() if each == symbol), self._ranges.get(symbol)
+            listed.append(f"{', '.join(keys)} ({between.lower} to {between.upper})" if between else ", ".join(keys))
         return f"The dynamic dimensions are {'; '.join(listed)}." if listed else "No dimension of it is dynamic."
 
     def read(self, given: object) -> dict[str, list[tuple[Any, int]]]:
@@ -122,17 +120,13 @@ class _Dimensions:
                 raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
             if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence) or not sizes:
                 raise InputError(f"buckets: {key}: got {sizes!r}, expected a sequence of sizes, such as [16, 64].")
-            if len(set(map(repr, sizes))) < len(sizes):
-                raise InputError(f"buckets: {key}: got {list(sizes)}, in which a size occurs twice.")
             if (symbol := self._keys[key]) not in left:
                 raise InputError(f"buckets: {key}: the sizes of this dimension are given by another name of it.")
             del left[symbol]
             between = self._ranges.get(symbol)
             for size in sizes:
-                if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                    raise InputError(f"buckets: {key}: got the size {size!r}, expected an int of at least 1.")
-                if between is not None and not between.lower <= size <= between.upper:
-                    raise InputError(f"buckets: {key}: got {size}, outside the program's range. {self}")
+                if type(size) is not int or size < 1 or (between and not between.lower <= size <= between.upper):
+                    raise InputError(f"buckets: {key}: got the size {size!r}, expected an int in its range. {self}")
             read[key] = [(symbol, size) for size in sizes]
         if left:
             missing = next((key for key, each in self._keys.items() if each in left), str(next(iter(left))))
@@ -154,14 +148,9 @@ class _Dimensions:
         padded = {symbol for (key, _), each in self._places.items() if key in fills for symbol in each.free_symbols}
         for (key, dim), each in self._places.items():
             if each.free_symbols & padded and not (key in fills and each.is_Symbol):
-                why = (
-                    f"its size {each} follows from that"
-                    if key in fills
-                    else f"pad has no number for {self._users[key]!r}"
-                )
-                raise InputError(
-                    f"buckets: pad: dimension {dim} of {self._users[key]!r} grows with a padded one, but {why}."
-                )
+                name = repr(self._users[key])
+                why = f"its size {each} follows from that" if key in fills else f"pad has no number for {name}"
+                raise InputError(f"buckets: pad: dimension {dim} of {name} grows with a padded one, but {why}.")
         return fills
 
     def describe(self, numbers: Mapping[Any, Any], fills: Mapping[int, float]) -> tuple[Size, ...]:
@@ -218,13 +207,8 @@ def _specialise(program: ExportedProgram, numbers: Mapping[Any, Any], name: str)
             if number:
                 env[node] = value
                 continue
-            given = [env[each] for each in node.all_input_nodes]
-            if (
-                node.op == "call_function"
-                and value is None
-                and given
-                and not any(isinstance(one, Node) for one in given)
-            ):
+            given = {isinstance(env[each], Node) for each in node.all_input_nodes}
+            if node.op == "call_function" and value is None and given == {False}:
                 args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)  # a check of numbers only
                 try:
                     node.target(*args, **kwargs)
@@ -236,11 +220,7 @@ def _specialise(program: ExportedProgram, numbers: Mapping[Any, Any], name: str)
                 if isinstance(inner, GraphModule):
                     inner, operands[node] = copy(inner, nested=True)
                 root[str(node.target)] = inner
-            if node.op == "output":
-                copied = graph.output(map_arg(node.args[0], env.__getitem__))
-                copied.meta.update(node.meta)
-            else:
-                env[node] = copied = graph.node_copy(node, env.__getitem__)
+            env[node] = copied = graph.node_copy(node, env.__getitem__)
             if before is not None:
                 copied.meta["val"] = value
             kept = next((operands[each] for each in node.args if each in operands), None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,26 +13,17 @@ from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._decomp import core_aten_decompositions as core_aten_decompositions, get_decompositions as get_decompositions
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import (
-    config as config,  # `repro_after` is "aot", "dynamo" or None, as the environment says
     lookup_backend as lookup_backend,
     register_backend as register_backend,
 )
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
-from torch._dynamo.debug_utils import (
-    AccuracyError as AccuracyError,
-    helper_for_dump_minify,
-    minifier_dir,
-    same_two_models,
-)
 from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
 from torch._dynamo.exc import InvalidBackend, TorchDynamoException as TorchDynamoException
-from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.partitioners import default_partition as default_partition
 from torch._guards import TracingContext, compile_context, tracing
-from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -113,51 +102,3 @@ def eager(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return the boxed function that runs a graph of AOTAutograd's in PyTorch."""
     boxed: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
     return boxed
-
-
-# torch's minifier. What torch itself writes for a graph of AOTAutograd's calls inductor, whatever the backend. These
-# scripts have its graph and its inputs, and the main part of those that torch writes for graphs of Dynamo's, which call
-# a backend by its name.
-
-_MAIN = """
-if __name__ == '__main__':
-    from torch._dynamo.repro.after_dynamo import run_repro
-    with torch.no_grad():
-        run_repro(mod, load_args, accuracy={accuracy!r}, command={command!r}, save_dir={folder!r}, backend={backend!r})
-"""
-
-
-def backend_name() -> str | None:
-    """Return the name by which the caller of torch.compile chose the backend that is being called; None without one."""
-    try:
-        compiler = InstructionTranslator.current_tx().output.compiler_fn
-    except AttributeError:
-        return None
-    return getattr(compiler, "_compiler_name", None)
-
-
-def same_results(module: GraphModule, compiled: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-    """Return whether a compiled graph computes what the graph does, by the minifier's tolerances."""
-    same: bool = same_two_models(module, compiled, inputs, only_fwd=True, ignore_non_fp=config.repro_ignore_non_fp)  # type: ignore[arg-type]
-    return same
-
-
-def write_script(
-    module: GraphModule, inputs: Sequence[Any], backend: str | None, *, accuracy: bool = False, minify: bool = True
-) -> None:
-    """Write the script that makes a graph smaller while a backend fails (or errs), to `minifier_launcher.py`.
-
-    Or only one that calls the backend with the graph and (real or fake) inputs, `repro.py` in the current folder.
-    """
-    folder = Path(minifier_dir()) / "checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
-    script = generate_compiler_repro_string(module, plain, save_dir=str(folder), stable_hash=True)
-    command = "minify" if minify else "run"
-    script += _MAIN.format(accuracy=accuracy, command=command, folder=str(folder), backend=backend)
-    if minify:
-        helper_for_dump_minify(script)
-    else:
-        path = folder / f"{len(module.graph.nodes)}.py"
-        path.write_text(script)
-        shutil.copyfile(path, Path.cwd() / "repro.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -161,13 +161,9 @@ class FakeCopies:
     def _tensor(self, tensor: FakeTensor) -> FakeTensor:
         mode = self._of(tensor.fake_mode, self._mode)
         size, stride = [*map(self.copy, tensor.size())], [*map(self.copy, tensor.stride())]
-        meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
-        offset = tensor.storage_offset()
-        if not isinstance(offset, int) or offset:
-            meta = meta.as_strided(size, stride, self.copy(offset))
         copied = FakeTensor(
             mode,
-            meta,
+            make_meta(size, stride, self.copy(tensor.storage_offset()), tensor.dtype),
             tensor.fake_device,
             constant=tensor.constant,
             real_tensor=tensor.real_tensor,
@@ -219,14 +215,18 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def make_meta(size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor without memory of a layout, in a storage of its own."""
+    made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    if isinstance(offset, int) and not offset:
+        return made
+    elements = offset + made.untyped_storage().nbytes() // made.element_size()
+    return torch.empty(elements, dtype=dtype, device="meta").as_strided(size, stride, offset)
+
+
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
     """Return a fake tensor of a mode, with its own storage, like another one of it or one whose sizes are known."""
-    size, stride, offset = like.size(), like.stride(), like.storage_offset()
-    meta = torch.empty_strided(size, stride, dtype=like.dtype, device="meta")
-    if not isinstance(offset, int) or offset:
-        elements = offset + meta.untyped_storage().nbytes() // like.element_size()
-        storage = torch.empty(elements, dtype=like.dtype, device="meta")
-        meta = storage.as_strided(size, stride, offset)
+    meta = make_meta(like.size(), like.stride(), like.storage_offset(), like.dtype)
     constant = None if like.constant is None else like.constant.clone()
     return FakeTensor(mode, meta, like.fake_device, constant=constant, requires_grad=requires_grad)
 

@@ -18,7 +18,7 @@ import secrets
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module, resources
@@ -27,20 +27,15 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from exir_lowering._upstream.locks import original_of
-from exir_lowering._upstream.pinned import FEATURES as FEATURES
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""
 
 _LOG = logging.getLogger(__name__)
-_BY_NAME = {feature.name: feature for feature in FEATURES}
-_PLACES = {feature.name: feature.places for feature in FEATURES}
 _VENDORS = "executorch.backends."  # what is in these modules counts only if something has imported them
 _OFF: set[str] = set()  # the features that were found off in this process
 _LOGGED: set[str] = set()  # what the log has said
-# What was looked at: what it consists of, and whether it is known.
-_SEEN: dict[str, tuple[tuple[Any, ...], bool]] = {}
-_CHANGING = (dict, list, set)  # their content is looked at each time
+_SEEN: dict[str, tuple[tuple[Any, ...], str]] = {}  # what was looked at: what it consists of, and its digest
 _STDLIB = sysconfig.get_path("stdlib")
 _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
 
@@ -52,11 +47,20 @@ class UnknownCodeError(Exception):
     """Code without a source, or a value that cannot be described."""
 
 
-@cache
-def digests() -> Mapping[str, list[str]]:
-    """Return the digests of upstream code that was looked at, by its place: see tests/house/record_pins.py."""
-    table: dict[str, list[str]] = json.loads(resources.files(__package__).joinpath("pins.json").read_bytes())
-    return table
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that is right only with upstream code that is known."""
+
+    does: str
+    without: str  # what happens instead when it is off
+    code: dict[str, list[str]]  # the digests that are known, by place: "module:name" or "file:path"
+
+
+FEATURES: Mapping[str, Feature] = {
+    name: Feature(**entry)
+    for name, entry in json.loads(resources.files(__package__).joinpath("pins.json").read_bytes()).items()
+}
+"""Everything that is off where upstream's code is not known, by name: see tests/house/record_pins.py."""
 
 
 def is_plain() -> bool:
@@ -81,7 +85,7 @@ def why_off(name: str) -> str:
 
 def report_switched_off() -> tuple[str, ...]:
     """Return the features that were found off in this process, each with the reason; the log says each once."""
-    found = switched_off(name for name in _BY_NAME if name in _OFF or is_plain())
+    found = switched_off(name for name in FEATURES if name in _OFF or is_plain())
     for line in found:
         if line not in _LOGGED and not is_plain():
             _LOGGED.add(line)
@@ -89,21 +93,21 @@ def report_switched_off() -> tuple[str, ...]:
     return found
 
 
-def switched_off(names: Iterable[str] = _BY_NAME) -> tuple[str, ...]:
+def switched_off(names: Iterable[str] = FEATURES) -> tuple[str, ...]:
     """Return the features that are off, of those that were asked for, each with the reason."""
     reasons = {name: why_off(name) for name in names}
-    return tuple(f"{name}: {reason}; {_BY_NAME[name].without}" for name, reason in reasons.items() if reason)
+    return tuple(f"{name}: {reason}; {FEATURES[name].without}" for name, reason in reasons.items() if reason)
 
 
 def state() -> list[str]:
     """Return lines that differ where results of this process could: for keys of what is kept; none if all is known."""
-    found = {name: _find_reason(name) for name in _BY_NAME if why_off(name)}
+    found = {name: _find_reason(name) for name in FEATURES if why_off(name)}
     return [f"off: {name} {reason} {instead}".rstrip() for name, (reason, instead) in found.items()]
 
 
 def vendor_modules() -> list[str]:
     """Return the modules that count only if something has imported them."""
-    modules = {place.partition(":")[0] for places in _PLACES.values() for place in places}
+    modules = {place.partition(":")[0] for feature in FEATURES.values() for place in feature.code}
     return sorted(module for module in modules if module.startswith(_VENDORS))
 
 
@@ -111,13 +115,13 @@ def _find_reason(name: str) -> tuple[str, str]:
     """Return why a feature is off, "" if it is on, and what tells apart what is there instead."""
     if is_plain():
         return f"{PLAIN} is set", ""
-    for place in _PLACES[name]:
+    for place, known in FEATURES[name].code.items():
         module = place.partition(":")[0]
         if module.startswith(_VENDORS) and module not in sys.modules:
             continue
         try:
-            if not _is_known(place):
-                return f"{place} differs from the code that was checked", digest_of(find(place))
+            if _find_digest(place) not in known:
+                return f"{place} differs from the code that was checked", _find_digest(place)
         except (ImportError, AttributeError) as error:
             return f"{place} is missing ({error})", ""
         except UnknownCodeError as error:
@@ -129,27 +133,29 @@ def _find_reason(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _is_known(place: str) -> bool:
-    """Return whether what is at a place has one of the digests; it is looked at again when it is another object."""
+def _find_digest(place: str) -> str:
+    """Return the digest of what is at a place; it is looked at again when it is another object."""
     value = find(place)
     parts = tuple(_parts(value))
     seen = _SEEN.get(place)
     if seen is not None and len(seen[0]) == len(parts) and all(map(operator.is_, seen[0], parts)):
         return seen[1]
-    known = digest_of(value) in digests().get(place, ())
-    if not any(isinstance(part, _CHANGING) for part in parts):
-        _SEEN[place] = parts, known
-    return known
+    found = digest_of(value)
+    _SEEN[place] = parts, found
+    return found
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what is another object when a function, or something in a class, is replaced."""
+    """Yield what is another object when a function, or something in a class or a table, is replaced."""
     yield value
     yield getattr(value, "__code__", None)
     if isinstance(value, type):
         for name, item in vars(value).items():
             if not name.startswith("__") or callable(item):
                 yield from _parts(item)
+    elif isinstance(value, (dict, list, set)):
+        yield from value
+        yield from value.values() if isinstance(value, dict) else ()
 
 
 def find(place: str) -> Any:
@@ -174,19 +180,7 @@ def _read_file(path: str) -> str:
 
 def digest_of(value: Any) -> str:
     """Return the first digits of the SHA-256 of a function, class or table; UnknownCodeError if there is no source."""
-    return _short(_describe(value, 0))
-
-
-def digest_of_functions(functions: Iterable[Any]) -> str:
-    """Return the same of several functions, "" if one of them has no source."""
-    try:
-        return _short(line for function in functions for line in _describe_function(function))
-    except UnknownCodeError:
-        return ""
-
-
-def _short(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(_describe(value, 0)).encode()).hexdigest()[:16]
 
 
 def _describe(value: Any, depth: int) -> Iterator[str]:

@@ -19,8 +19,6 @@ from torch.utils._sympy.value_ranges import bound_sympy  # says between which nu
 
 ATEN_VERIFIER, CALL_DELEGATE, pytree = Verifier, executorch_call_delegate, _pytree
 
-namedtuple_context = _pytree._namedtuple_deserialize  # reads that of a named tuple, which tells such types apart
-
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """Return a graph module, of the graph itself, that compiles its Python code at its first call, if any."""
@@ -126,11 +124,6 @@ def find_registered_type(name: str) -> Any:
     # Types without such a name share a key.
     own = name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND and kind in pytree.SUPPORTED_SERIALIZED_TYPES
     return kind if own else None
-
-
-def namedtuple_fields(kind: Any) -> tuple[str, ...] | None:
-    """Return the fields of a named tuple's class; None for other types."""
-    return tuple(kind._fields) if pytree.is_namedtuple_class(kind) else None
 
 
 def context_reader(kind: Any) -> Callable[[Any], Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
@@ -17,8 +16,6 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream import locks, operators
-
-_LOG = logging.getLogger(__name__)
 
 
 def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
@@ -75,56 +72,26 @@ def _wrapper() -> Any:
 
 def _find_openvino() -> None:
     """Tell the runtime's OpenVINO backend where the library of an installed `openvino` package is."""
-    if os.environ.get("OPENVINO_LIB_PATH"):
-        return
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         spec = find_spec("openvino")
-    except (ImportError, ValueError):
-        return
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        libraries = sorted(Path(folder, "libs").glob("libopenvino_c.so*"))
-        if libraries:
-            os.environ["OPENVINO_LIB_PATH"] = str(libraries[0])
-        else:
-            _LOG.warning(
-                "The package openvino has no libopenvino_c.so in %s; set OPENVINO_LIB_PATH if its backend is needed.",
-                Path(folder, "libs"),
-            )
-        return
+        for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[:1]:
+            os.environ["OPENVINO_LIB_PATH"] = os.environ.get("OPENVINO_LIB_PATH") or str(library)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass
 class _CompileSpec:
-    """A compile spec that equals one of ExecuTorch's, without its compiler, and is of that class once it is there."""
+    """A compile spec as ExecuTorch's, without its compiler."""
 
     key: str
     value: bytes
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return _compile_spec_class() or _CompileSpec
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, self.__class__):
-            return NotImplemented
-        return bool((self.key, self.value) == (other.key, other.value))
-
-    __hash__ = None  # type: ignore[assignment]  # as ExecuTorch's
-
-    def __reduce__(self) -> Any:  # as what it is in the process that reads it
-        return compile_spec, (self.key, self.value)
-
-    def __repr__(self) -> str:
-        return f"CompileSpec(key={self.key!r}, value={self.value!r})"
-
-
-def _compile_spec_class() -> Any:
-    return getattr(sys.modules.get("executorch.exir.backend.compile_spec_schema"), "CompileSpec", None)
-
 
 def compile_spec(key: str, value: bytes) -> Any:
     """Return a compile spec for delegates: of ExecuTorch's class, or of its substitute until that is imported."""
-    return (_compile_spec_class() or _CompileSpec)(key, value)
+    compiler = sys.modules.get("executorch.exir.backend.compile_spec_schema")
+    return getattr(compiler, "CompileSpec", _CompileSpec)(key, value)
 
 
 def import_quantized_kernels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -17,7 +18,7 @@ from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, say
 from exir_lowering.errors import InputError
 
-VERSION = 1
+VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _SECONDS, _LEAST, _MOST = 5.0, 10, 1000
@@ -61,28 +62,18 @@ class Subject:
     method: str
     file_bytes: int
     planned: tuple[int, ...]  # the sizes of the method's planned memory
-    resident: int | None  # by how much the process grew as the file was loaded and run; None where that is not known
     times: list[float] = field(default_factory=list)  # of each call, in seconds
 
     def describe(self) -> dict[str, Any]:
         """Return the figures for JSON: seconds and bytes."""
         cuts = statistics.quantiles(self.times, n=100, method="inclusive")
-        return {
-            "file": self.name,
-            "method": self.method,
-            "runs": len(self.times),
-            "seconds": {
-                "least": min(self.times),
-                "p25": cuts[24],
-                "median": statistics.median(self.times),
-                "p75": cuts[74],
-                "p90": cuts[89],
-                "p99": cuts[98],
-                "mean": statistics.fmean(self.times),
-                "all": self.times,
-            },
-            "bytes": {"file": self.file_bytes, "planned": list(self.planned), "resident": self.resident},
+        seconds: dict[str, Any] = {"least": min(self.times)}
+        seconds |= {
+            name: cuts[at - 1] for name, at in (("p25", 25), ("median", 50), ("p75", 75), ("p90", 90), ("p99", 99))
         }
+        seconds |= {"mean": statistics.fmean(self.times), "all": self.times}
+        sizes = {"file": self.file_bytes, "planned": list(self.planned)}
+        return {"file": self.name, "method": self.method, "runs": len(self.times), "seconds": seconds, "bytes": sizes}
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -104,10 +95,25 @@ def execute(arguments: argparse.Namespace) -> int:
     if len(opened) > 1:
         rounds = (a / b for a, b in zip(*(subject.times for subject in opened), strict=True))
         ratio = dict(zip(("p25", "median", "p75"), statistics.quantiles(rounds, n=4), strict=True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if arguments.json:
-        print(json.dumps({"version": VERSION, "peak_bytes": _peak(), "files": figures, "ratio": ratio}, indent=2))
-    else:
-        _show(figures, ratio)
+        print(json.dumps({"version": VERSION, "peak_bytes": peak, "files": figures, "ratio": ratio}, indent=2))
+        return OK
+    rows, names = [], [one.name for one in opened]
+    for figure in figures:
+        ms = {name: f"{value * 1e3:.3f}" for name, value in figure["seconds"].items() if name != "all"}
+        spread = f"{ms['p25']} to {ms['p75']}"
+        rows.append((figure["file"], str(figure["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]))
+    right = ("calls", "median", "p25 to p75", "p90", "p99", "least")
+    print_table(f"Milliseconds per call of {opened[0].method}", ("file", *right), rows, right=right)
+    for one in opened:
+        say(f"{one.name}: {format_size(one.file_bytes)}; planned memory {format_size(sum(one.planned))}.")
+    say(f"Peak memory of the process, Python and PyTorch included: {format_size(peak)}.")
+    if ratio is not None:
+        say(
+            f"{names[0]} takes {ratio['median']:.2f} times as long as {names[1]}: the median of all rounds; half of "
+            f"them lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}."
+        )
     return OK
 
 
@@ -115,70 +121,24 @@ def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, giv
     """Load a file, and run its method once."""
     from exir_lowering.runtime.program import open_file, read_file
 
-    before = _resident()
     file = read_file(source, list(data) or None, None, True)
     program = open_file(file, None)
     method = method_inputs.choose_method(arguments.method, program, source)
     inputs = method_inputs.make_inputs(given, arguments.seed, program, method)
     method = program.choose(method, *inputs).method
     program.run(method, *inputs)
-    after = _resident()
-    grown = None if before is None or after is None else max(after - before, 0)
     size, arenas = source.stat().st_size, file.methods[method].arenas
-    return Subject(str(source), lambda: program.run(method, *inputs), method, size, arenas, grown)
+    return Subject(str(source), lambda: program.run(method, *inputs), method, size, arenas)
 
 
 def _measure(opened: Sequence[Subject], runs: int | None) -> None:
     """Time calls in rounds of one call of each file; who is first changes from round to round."""
-    begun, rounds = time.perf_counter(), 0
-    while (
-        rounds < runs
-        if runs is not None
-        else rounds < _LEAST or (rounds < _MOST and time.perf_counter() - begun < _SECONDS * len(opened))
-    ):
-        for subject in opened if rounds % 2 == 0 else reversed(opened):
+    ends = time.perf_counter() + _SECONDS * len(opened)
+    for number in itertools.count():
+        enough = number >= _LEAST and (number >= _MOST or time.perf_counter() > ends)
+        if enough if runs is None else number == runs:
+            return
+        for subject in reversed(opened) if number % 2 else opened:
             start = time.perf_counter()
             subject.call()
             subject.times.append(time.perf_counter() - start)
-        rounds += 1
-
-
-def _resident() -> int | None:
-    """Return how many bytes of memory the process has now, None where that is not known."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * resource.getpagesize()
-
-
-def _peak() -> int:
-    """Return the most memory that the process had, in bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
-    times, memory = [], []
-    for one in figures:
-        ms = {name: f"{value * 1e3:.3f}" for name, value in one["seconds"].items() if name != "all"}
-        spread = f"{ms['p25']} to {ms['p75']}"
-        times.append((one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]))
-        sizes = one["bytes"]
-        grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
-        memory.append((one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown))
-    right: tuple[str, ...] = ("calls", "median", "p25 to p75", "p90", "p99", "least")
-    print_table(f"Milliseconds per call of {figures[0]['method']}", ("file", *right), times, right=right)
-    right = ("file's size", "planned", "process grew by")
-    print_table("Memory", ("file", *right), memory, right=right)
-    say(f"Peak memory of the process, Python and PyTorch included: {format_size(_peak())}.")
-    if ratio is not None:
-        first, second = (one["file"] for one in figures)
-        say(
-            f"{first} takes {ratio['median']:.2f} times as long as {second}: the median of all rounds; half of them "
-            f"lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}."
-        )
-
-
-def _short(count: int) -> str:
-    return format_size(count).partition(",")[0]

@@ -17,7 +17,6 @@ from exir_lowering.cli.output import (
     format_size,
     kept_from_stdout,
     make_console,
-    print_table,
     say,
 )
 from exir_lowering.errors import InputError
@@ -89,9 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
     caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
-    parser.add_argument(
-        "--explain-cache", action="store_true", help="show what was in the cache, and why the rest was not"
-    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -189,9 +185,6 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         say(f"{method.name}: planned memory {describe_memory(method.memory)}.")
     for refused in lowered.report.refused:
         say(f"{refused}.")
-    if arguments.explain_cache:
-        uses = ((use.method, use.partition, use.explain()) for use in lowered.report.cache)
-        print_table("Cache", ("method", "partition", "cache"), uses)
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many

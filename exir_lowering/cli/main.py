@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import errno
 import importlib
 import io
@@ -27,7 +26,7 @@ _COMMANDS: Mapping[str, str] = {
     "verify": "compare a .pte file with eager PyTorch, on inputs that find errors",
     "bisect": "find the operator that goes wrong in a backend",
     "bench": "measure the time and memory of a .pte file, or compare two",
-    "plugins": "list the installed backends, delegates, partitioners and payload checks",
+    "plugins": "list the installed backends, delegates, partitioners and rewrites",
     "cache": "show or clear the cache of lowered partitions",
     "doctor": "show what works here, what is off, and why",
     "demo": "lower a trained sentence-embedding model, run it, compare with PyTorch",
@@ -107,18 +106,6 @@ def _execute(argv: Sequence[str] | None) -> int:
         return MISTAKE if mistake else DEFECT
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says which option may have been meant."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Parse, and end with an error if an argument is not known."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {close[0]}?' if close else ''}")
-        return found, unknown
-
-
 class _Version(argparse.Action):
     """Finds out about versions when they are asked for."""
 
@@ -128,7 +115,7 @@ class _Version(argparse.Action):
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    debug = _Parser(add_help=False)
+    debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",
@@ -136,7 +123,9 @@ def _make_parser() -> argparse.ArgumentParser:
         help="show the traceback of an error, and all log lines of the underlying libraries",
     )
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
+    parser = argparse.ArgumentParser(
+        "exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug]
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for name, summary in _COMMANDS.items():

@@ -148,7 +148,7 @@ def quieten() -> Iterator[None]:
     for name in KNOWN_LOGS:
         logging.getLogger(name).addFilter(is_news)
     try:
-        with warnings.catch_warnings(), stderr.without_lines(stderr.ABOUT_THE_CPU):
+        with warnings.catch_warnings(), stderr.without_noise():
             # Both tell programmers what to change in their code, and a command has no code of theirs.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)

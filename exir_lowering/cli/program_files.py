@@ -42,14 +42,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
     command.add_argument(
-        "--allow-operator",
-        action="append",
-        default=[],
-        metavar="OPERATOR",
-        help="allow an operator on the host for which no kernel is known, such as aten.nextafter.default: the runtime "
-        "needs one; repeatable",
-    )
-    command.add_argument(
         "--unsupported",
         choices=("raise", "allow"),
         default="raise",
@@ -67,12 +59,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="convert with this package's code and reuse results; without, ExecuTorch does all, to the same bytes",
-    )
-    command.add_argument(
-        "--non-convex",
-        choices=("split", "raise"),
-        default="split",
-        help="what to do with a partition that a path leaves and re-enters: split it (default), or fail",
     )
     command.add_argument(
         "--rewrites",
@@ -119,10 +105,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
 
 def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     """Return how programs are lowered; InputError if an argument names what is not there, or has another form."""
-    from executorch.exir import EdgeCompileConfig
-
     from exir_lowering.options import LoweringOptions
-    from exir_lowering.steps.arguments import find_operator
 
     assumed: dict[str, str] = {}
     for given in arguments.assume:
@@ -132,17 +115,14 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
                 f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
             )
         assumed[name] = promise
-    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
     return LoweringOptions(
         progress=True,
-        edge_compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=allowed) if allowed else None,
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
         assume=assumed,
         require_coverage=arguments.require_coverage,
         require_memory=arguments.require_memory,
         memory_planner=arguments.memory_planner,
         fast=arguments.fast,
-        non_convex=arguments.non_convex,
         unsupported=arguments.unsupported,
         target=arguments.target,
         **more,

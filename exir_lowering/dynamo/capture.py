@@ -367,7 +367,17 @@ def _check(module: GraphModule, entering: Container[Node]) -> None:
 
 def _check_node(module: GraphModule, node: Node) -> None:
     for value in pytree.tree_leaves(node.meta.get("val")):
-        _check_value(node, value)
+        if isinstance(value, torch.Tensor):
+            if type(value) is not FakeTensor:
+                raise NotLowered(f"{node.name} is a {type(value).__name__}, a tensor subclass", node)
+            if value.device.type != "cpu":
+                raise NotLowered(f"{node.name} is on the device {value.device}, not on the CPU", node)
+            if value.layout is not torch.strided:
+                raise NotLowered(f"{node.name} has the layout {value.layout}", node)
+            if value.is_quantized or value.dtype.is_complex:
+                raise NotLowered(f"{node.name} has the dtype {value.dtype}", node)
+        if isinstance(value, (torch.Tensor, *SYMBOLS)) and free_unbacked_symbols(value):
+            raise NotLowered("it has sizes that depend on data", node)
     if node.op == "get_attr":
         value = graphs.attribute(module, str(node.target))
         if not isinstance(value, (torch.Tensor, GraphModule)):
@@ -386,34 +396,5 @@ def _check_node(module: GraphModule, node: Node) -> None:
         return
     if graphs.is_mutating(node):
         raise NotLowered(f"{name} writes into its arguments", node)
-    if name.startswith(_BY_STRIDE) and not all(map(_lies_plainly, node.all_input_nodes)):
+    if name.startswith(_BY_STRIDE):
         raise NotLowered(f"{name} depends on a tensor's memory layout", node)
-
-
-def _lies_plainly(node: Node) -> bool:
-    """Return whether a value is an input that has its memory alone and in order, as partitions get it."""
-    value = node.meta.get("val")
-    if node.op != "placeholder" or not isinstance(value, torch.Tensor):
-        return node.op == "placeholder"
-    if not all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset())):
-        return False
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return whole and value.storage_offset() == 0 and value.is_contiguous()
-
-
-def _check_value(node: Node, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        _check_tensor(node, value)
-    if isinstance(value, (torch.Tensor, *SYMBOLS)) and free_unbacked_symbols(value):
-        raise NotLowered("it has sizes that depend on data", node)
-
-
-def _check_tensor(node: Node, value: torch.Tensor) -> None:
-    if type(value) is not FakeTensor:
-        raise NotLowered(f"{node.name} is a {type(value).__name__}, a tensor subclass", node)
-    if value.device.type != "cpu":
-        raise NotLowered(f"{node.name} is on the device {value.device}, not on the CPU", node)
-    if value.layout is not torch.strided:
-        raise NotLowered(f"{node.name} has the layout {value.layout}", node)
-    if value.is_quantized or value.dtype.is_complex:
-        raise NotLowered(f"{node.name} has the dtype {value.dtype}", node)

@@ -39,7 +39,6 @@ from exir_lowering.errors import (
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, TENSOR, Tensor, ValueSpec
@@ -311,7 +310,7 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
 
     try:
         with locks.engine():
-            checked = payloads.check_payload(module.backend_id, payload, find_checks)
+            checked = payloads.read_payload(module.backend_id, payload)
             named = named_data_contents(module) if checked is None else checked.weights
             content = write_call(module, method, tensors[:taken], tensors[taken:], named)
             run = open_program(content, None).load_method(method)

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +27,6 @@ from exir_lowering.dynamo.logs import Log, NotLowered
 from exir_lowering.dynamo.options import NAME, Attempt, list_candidates, read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.fast import accelerated
-
-Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
 
 def backend(
@@ -58,7 +55,6 @@ def backend(
             "options={...} instead, or mode=None.",
             stacklevel=2,
         )
-    _warn_of_minifier(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
     if fallback == "eager" and _needs_autograd(module):
@@ -70,7 +66,7 @@ def backend(
             last = number == len(candidates)
             try:
                 function = _Function(module, example_inputs, make(), log, strict=strict)
-                compiled = function.compile(module, example_inputs, last=last)
+                compiled = function.compile(module, example_inputs)
                 log.backend = NAME
                 return compiled
             except (NotLowered, LoweringError) as error:
@@ -126,16 +122,16 @@ class _Function:
         self._pairs: list[tuple[GraphModule, GraphModule]] = []
         self._backward: dict[str, Boxed] = {}  # what was compiled with forward graphs, by the text of the graph
 
-    def compile(self, module: GraphModule, example_inputs: Sequence[Any], *, last: bool = True) -> Callable[..., Any]:
-        """Compile the function, as `GraphCompiler` does its graphs. `last`: no other attempt follows."""
+    def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile the function, as `GraphCompiler` does its graphs."""
         training = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
-        raises, decompositions = self._strict and last, self._attempt.options.decompositions
+        decompositions = self._attempt.options.decompositions
         wrapped = dynamo.aot_autograd(
-            fw_compiler=_watched(self.forward, raises=raises),
-            bw_compiler=_watched(self.backward, raises=self._strict),
-            inference_compiler=_watched(self.inference, raises=raises),
+            fw_compiler=self.forward,
+            bw_compiler=self.backward,
+            inference_compiler=self.inference,
             partition_fn=self.partition,
             decompositions=_choose_decompositions(decompositions, training=training),
         )
@@ -234,62 +230,3 @@ def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: A
     """Decompose a batch normalisation whose weights have another dtype, as with autocast."""
     # What it saves for its gradient has another dtype in a graph than when it is run.
     return NotImplemented if weight is None or weight.dtype is x.dtype else _norm(x, weight, *args)
-
-
-# The minifier, TORCHDYNAMO_REPRO_AFTER="aot", between AOTAutograd and this backend.
-
-
-def _warn_of_minifier(options: Any) -> None:
-    """Warn if the minifier is on, and its scripts would call the backend without its options."""
-    if options and dynamo.config.repro_after is not None and dynamo.backend_name() == NAME:
-        warnings.warn(
-            f"TORCHDYNAMO_REPRO_AFTER={dynamo.config.repro_after!r}: the minifier's scripts call the backend "
-            f"{dynamo.backend_name()!r} by name, without these options. To keep them, register a function that calls "
-            "exir_lowering.dynamo.backend with them, and compile with its name.",
-            stacklevel=4,
-        )
-
-
-def _watched(compile_graph: Compile, *, raises: bool) -> Compile:
-    """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on."""
-    if dynamo.config.repro_after != "aot":
-        return compile_graph
-    backend = dynamo.backend_name()
-
-    def compile_watched(module: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        try:
-            compiled = compile_graph(module, inputs)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Unless an error of ours is raised to the user, another backend takes the graph.
-            if raises or not isinstance(error, (NotLowered, LoweringError)):
-                with dynamo.outside_tracing():
-                    dynamo.write_script(module, inputs, backend, minify=dynamo.config.repro_level != 1)
-            raise
-        return dynamo.boxed(partial(_run_watched, module, compiled, backend))
-
-    return compile_watched
-
-
-def _run_watched(module: GraphModule, compiled: Boxed, backend: str | None, inputs: list[Any]) -> Any:
-    """Execute a compiled graph of AOTAutograd's, and write a script if that fails or is not accurate."""
-    if dynamo.config.repro_after != "aot":
-        return compiled(inputs)
-    level = dynamo.config.repro_level
-    with dynamo.config.patch(repro_after=None):
-        if level == 3:  # before a call that may end the process
-            dynamo.write_script(module, inputs, backend)
-        if level == 4:
-            if not dynamo.same_results(module, compiled, inputs):
-                dynamo.write_script(module, inputs, backend, accuracy=True)
-                raise dynamo.AccuracyError("Bad accuracy detected")
-            return compiled(inputs)
-        kept = list(inputs)  # the call empties the list
-        try:
-            return compiled(inputs)
-        except MemoryError:
-            raise
-        except Exception:
-            dynamo.write_script(module, kept, backend, minify=level != 1)
-            raise

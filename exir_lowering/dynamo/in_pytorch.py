@@ -1,8 +1,8 @@
 """What stays in PyTorch: operators that draw random numbers, and calls of higher-order operators.
 
-Random numbers are drawn in the order of the graph, so that a seed gives the same. Of the higher-order calls that are
-not lowered, graphs of regions are inlined. Any other one is one operator of the program that is lowered, which knows
-only its tensors, as for any custom operator; the compiled graph has the call in its place.
+Random numbers are drawn in the order of the graph, so that a seed gives the same. A higher-order call that is not
+lowered is one operator of the program that is lowered, which knows only its tensors, as for any custom operator; the
+compiled graph has the call in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import higher_order_name, wrapped_operator
@@ -61,75 +61,33 @@ def host_call(node: Node) -> HostCall:
 
 
 def replace_calls(module: GraphModule) -> GraphModule:
-    """Return an equal graph with regions inlined, and our operator for each call that stays; itself if it has none."""
-    if not any(_is_inlined(module, node) or _stays(module, node) for node in module.graph.nodes):
+    """Return an equal graph with our operator for each call that stays; the same one if it has none."""
+    if not any(_stays(module, node) for node in module.graph.nodes):
         return module
-    graph = Graph()
-    root: dict[str, Any] = {}
-    made: list[HostCall] = []
-
-    def add(module: GraphModule, env: dict[Node, Any]) -> Any:
-        """Add the nodes of a graph, whose inputs are there; return its results."""
-        for node in module.graph.nodes:
-            if node.op in ("placeholder", "output") or node in env:
-                continue
-            if _is_inlined(module, node):
-                inner = graphs.attribute(module, str(node.args[0].target))
-                given = map_arg(tuple(node.args[2:]), env.__getitem__)
-                results = add(inner, dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)))
-                env |= {used: reduce(operator.getitem, path, results) for used, path in _used(node)}
-            elif _stays(module, node):
-                add_call(module, node, env)
-            elif node.op == "get_attr":
-                target = f"held_{len(root)}"
-                root[target] = graphs.attribute(module, str(node.target))
-                env[node] = graph.get_attr(target)
-                env[node].meta = dict(node.meta)
-            elif all(source in env for source in node.all_input_nodes):
-                env[node] = graph.node_copy(node, env.__getitem__)
-        return map_arg(module.graph.output_node().args[0], env.__getitem__)
-
-    def add_call(module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
-        tensors, numbers = _operands(module, node)
+    replaced = graphs.copy_graph_module(module)
+    graph, made = replaced.graph, list[HostCall]()
+    for node in [node for node in graph.nodes if _stays(replaced, node)]:
+        tensors, numbers = _operands(replaced, node)
         used = list(_used(node))
-        call = _make_call(module, node, [*tensors, *numbers], [path for _, path in used])
+        call = _make_call(replaced, node, [*tensors, *numbers], [path for _, path in used])
         made.append(call)
         name = f"{call.__name__} {uuid.uuid4().hex}"
         _calls[name] = call
         target = _RANDOM_IN_PYTORCH if call.__name__ in _RANDOM or is_random(node) else _IN_PYTORCH
-        called = graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
-        called.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
-        for position, (value, _) in enumerate(used):
-            env[value] = graph.call_function(operator.getitem, (called, position))
-            env[value].meta = dict(value.meta)
-
-    inputs = {node: graph.node_copy(node) for node in module.graph.find_nodes(op="placeholder")}
-    graph.output(add(module, inputs)).meta = dict(module.graph.output_node().meta)
-    for node in graph.find_nodes(op="get_attr"):
-        if not node.users:
-            graph.erase_node(node)
-    replaced = GraphModule(root, graph)
-    replaced.meta = dict(module.meta)
+        with graph.inserting_before(node):
+            called = graph.call_function(target, (tensors, numbers, name))
+            called.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
+            for position, (value, _) in enumerate(used):
+                taken = graph.call_function(operator.getitem, (called, position))
+                taken.meta = dict(value.meta)
+                value.replace_all_uses_with(taken)
+        left = [node]
+        for one in left:
+            left.extend(one.users)
+        for one in reversed(left):
+            graph.erase_node(one)
     replaced.host_calls = made  # type: ignore[assignment]  # found by their names while the graph is there
     return replaced
-
-
-def _is_inlined(module: GraphModule, node: Node) -> bool:
-    """Return whether a node calls a graph whose values are known to be those of this call, but for sizes in symbols."""
-    if node.op != "call_function" or higher_order_name(node.target) != "invoke_subgraph":
-        return False
-    inputs = graphs.attribute(module, str(node.args[0].target)).graph.find_nodes(op="placeholder")  # type: ignore[union-attr]
-    return len(inputs) == len(node.args) - 2 and all(
-        not isinstance(given, Node) or _described(given) == _described(placeholder)
-        for given, placeholder in zip(node.args[2:], inputs, strict=True)
-    )
-
-
-def _described(node: Node) -> str:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
-    return str(value)
 
 
 def _stays(module: GraphModule, node: Node) -> bool:

@@ -18,8 +18,7 @@ from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure
 from exir_lowering.graphs import debug_handles
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
-from exir_lowering.plugins.backend import Backend
-from exir_lowering.plugins.reads import PROVENANCE
+from exir_lowering.plugins.backend import PROVENANCE, Backend
 from exir_lowering.steps.cache.keys import NoKeyError, describe_partition, digest
 from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.session import Session

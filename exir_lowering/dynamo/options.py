@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, get_args
@@ -12,7 +11,7 @@ from typing import Any, Literal, get_args
 from exir_lowering._upstream.compiler import BackendDetails
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.partitioning import ForBackend
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean
+from exir_lowering.errors import InputError, UnknownPluginError, did_you_mean
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, Partitioner, PartitionerLike
@@ -20,8 +19,6 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.steps.arguments import list_partitioners
 
 NAME = "exir_lowering"  # of the backend, for torch.compile
-TRAINING = ("both", "forward", "backward", "none")
-PARTITIONS = ("profitable", "all")
 METHODS = ("forward", "backward")
 
 Check = Literal["sample", "content", "frozen"]
@@ -78,99 +75,64 @@ def read_options(given: Any) -> CompileOptions:
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f"options={given!r}: expected a dict with some of {listed}.")
     checked = dict(given or {})
+    if "delegates" in checked:
+        checked["delegates"] = registry.check_delegates(checked["delegates"])
     for name, value in checked.items():
         if name not in known:
             raise InputError(f"options: unknown option {name!r}, expected some of {listed}.{did_you_mean(name, known)}")
-        allowed = _ALLOWED.get(name)
-        if allowed is not None and value not in allowed:
-            raise InputError(f"options[{name!r}]={value!r}: expected one of {', '.join(map(repr, allowed))}.")
-        check = _CHECKS.get(name)
-        if check is not None:
-            checked[name] = check(value)
+        is_right, expected = _RIGHT[name]
+        if not is_right(value):
+            raise InputError(f"options[{name!r}]={value!r}: expected {expected}.")
     return CompileOptions(**checked)
 
 
-_ALLOWED = {"training": TRAINING, "check_weights": get_args(Check), "partitions": PARTITIONS}
+def _is(candidate: Any, *kinds: type) -> bool:
+    return isinstance(candidate, kinds) or (isinstance(candidate, type) and issubclass(candidate, kinds))
 
 
-def _check_partitioners(value: Any) -> Any:
-    for name in value if isinstance(value, Mapping) else ():
-        if name not in METHODS:
-            raise InputError(
-                f"options['partitioners'] names the method {name!r}, expected 'forward' (also without gradients) or "
-                "'backward'."
-            )
-    return value
-
-
-def _check_backends(value: Any) -> Any:
-    if value is None:
-        return {}
+def _are_backends(value: Any) -> bool:
     if isinstance(value, Mapping):
-        registry.check_backends(value)
-        for backend_id, candidate in value.items():
-            details = isinstance(candidate, type) and issubclass(candidate, BackendDetails)
-            if not details and not _is(candidate, Backend):
-                raise InputError(
-                    f"options['backends'][{backend_id!r}]={candidate!r}: expected an exir_lowering.Backend (object or "
-                    "class) or an ExecuTorch BackendDetails class."
-                )
-        return value
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise InputError(
-            f"options['backends']={value!r}: expected a mapping from ids to backends, or a sequence of names and "
-            'Backend objects in order of preference, such as ["openvino", "xnnpack", "inductor"].'
-        )
-    return tuple(value)
+        return all(isinstance(name, str) and _is(one, Backend, BackendDetails) for name, one in value.items())
+    return value is None or (isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0)
 
 
-def _check_delegates(value: Any) -> Any:
-    delegates = registry.check_delegates(value)
-    for delegate_id, candidate in delegates.items():
-        if not _is(candidate, Delegate):
-            raise InputError(
-                f"options['delegates'][{delegate_id!r}]={candidate!r}: expected an exir_lowering.Delegate (object or "
-                "class)."
-            )
-    return delegates
+def _list_others() -> list[str]:
+    return [name for name in registered_backends() if not name.startswith(NAME)]
 
 
-def _is(candidate: Any, kind: type) -> bool:
-    return isinstance(candidate, kind) or (isinstance(candidate, type) and issubclass(candidate, kind))
+def _one_of(*allowed: str) -> tuple[Callable[[Any], bool], str]:
+    return allowed.__contains__, f"one of {', '.join(map(repr, allowed))}"
 
 
-def _check_decompositions(value: Any) -> Any:
-    if value is not None and not isinstance(value, Mapping):
-        raise InputError(
-            f"options['decompositions']={value!r}: expected a mapping from operators to functions, such as "
-            "torch.export.default_decompositions() returns, or None."
-        )
-    return value
-
-
-def _check_fallback(value: Any) -> Any:
-    if value is None or (isinstance(value, str) and value in registered_backends() and not value.startswith(NAME)):
-        return value
-    raise InputError(
-        f"options['fallback']={value!r}: expected the name of another torch.compile backend, such as 'eager' or "
-        "'inductor' (torch._dynamo.list_backends(None) lists them), or None to raise."
-    )
-
-
-def _check_lowering(value: Any) -> Any:
-    if not isinstance(value, LoweringOptions):
-        raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
-    return value
-
-
-_CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "partitioners": _check_partitioners,
-    "backends": _check_backends,
-    "delegates": _check_delegates,
-    "decompositions": _check_decompositions,
-    "fallback": _check_fallback,
-    "lowering": _check_lowering,
+_RIGHT: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "partitioners": (
+        lambda value: not isinstance(value, Mapping) or set(value) <= set(METHODS),
+        "partitioners, or a mapping from 'forward' (also without gradients) and 'backward' to these",
+    ),
+    "backends": (
+        _are_backends,
+        "a mapping from ids to backends, each an exir_lowering.Backend or an ExecuTorch BackendDetails class, or a "
+        'sequence of names and Backend objects in order of preference, such as ["openvino", "xnnpack", "inductor"]',
+    ),
+    "delegates": (
+        lambda value: all(_is(one, Delegate) for one in value.values()),
+        "delegates by id, each an exir_lowering.Delegate (object or class)",
+    ),
+    "training": _one_of("both", "forward", "backward", "none"),
+    "decompositions": (
+        lambda value: value is None or isinstance(value, Mapping),
+        "a mapping from operators to functions, such as torch.export.default_decompositions() returns, or None",
+    ),
+    "fallback": (
+        lambda value: value in (None, *_list_others()),
+        "the name of another torch.compile backend, such as 'eager' or 'inductor' (torch._dynamo.list_backends(None) "
+        "lists them), or None to raise",
+    ),
+    "check_weights": _one_of(*get_args(Check)),
+    "partitions": _one_of("profitable", "all"),
+    "lowering": (lambda value: isinstance(value, LoweringOptions), "a LoweringOptions"),
 }
+"""What each option may be, and how an error says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +153,16 @@ what it names is not there."""
 
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend for the rest; InputError for a wrong option."""
-    if isinstance(options.backends, Mapping):
-        attempt = Attempt(NAME, list_partitioners(options.partitioners, METHODS), options.backends, options)
+    backends = options.backends or {}
+    if isinstance(backends, Mapping):
+        attempt = Attempt(NAME, list_partitioners(options.partitioners, METHODS), backends, options)
         return [(NAME, lambda: attempt)], options.fallback
     own = {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
-    others = {name for name in registered_backends() if name not in own and not name.startswith(NAME)}
-    given = list(options.backends)
+    others = {*_list_others()} - own
+    given = list(backends)
     fallback = given.pop() if isinstance(given[-1], str) and given[-1] in others else options.fallback
     found: list[Candidate] = []
     for candidate in given:
-        if isinstance(candidate, str) and candidate in others:
-            raise InputError(
-                f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; it "
-                "must be the last one."
-            )
         name = candidate
         if not isinstance(candidate, str):
             name = getattr(candidate, "backend_id", getattr(candidate, "__name__", ""))
@@ -212,17 +170,15 @@ def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | Non
                 raise InputError(
                     f"options['backends']: got {candidate!r}, expected a name, a Backend class or an object."
                 )
-        make = partial(_make, candidate, name, options)
-        found.append((name, make))
-        if isinstance(candidate, str) and candidate not in own:
-            try:
-                with suppress(PluginLoadError):
-                    make()
-                    if options.partitioners is not None:
-                        registry.find_backend(name)
-            except UnknownPluginError:  # an error if it is nearly a known one; others may be of another machine
-                if difflib.get_close_matches(name, {*own, *registered_backends()}, cutoff=0.85):
-                    raise
+        elif candidate in others:
+            raise InputError(
+                f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; it "
+                "must be the last one."
+            )
+        elif candidate not in own and (close := difflib.get_close_matches(name, {*own, *others}, 1, 0.85)):
+            text = f"options['backends']: there is no {name!r} here; did you mean {close[0]!r}?"
+            raise UnknownPluginError(text, plugin_id=name)
+        found.append((name, partial(_make, candidate, name, options)))
     return found, fallback
 
 

@@ -64,8 +64,6 @@ class Work:
     forms: dict[Any, Any] = field(default_factory=dict)  # of results, by operator and the forms of its inputs
     traced: Any = None  # XNNPACK's partition whose nodes have the values that tracing would give them
     hints: dict[type, Any] = field(default_factory=dict)  # the annotations of classes that are written as JSON
-    # whether each pass of XNNPACK is what the conditions for it were written for
-    known: dict[Any, bool] = field(default_factory=dict)
     running: Any = None  # the class of XNNPACK's pass that runs, if its condition was written for it
     tables: dict[Any, Any] = field(default_factory=dict)  # of signatures, by identity
     preprocessed: dict[Any, Any] | None = None  # named data of this step's delegates, to be kept once

@@ -4,42 +4,29 @@ Most of the passes over a partition look for an operator, change the graph aroun
 operator is absent, tracing is all they do, and tracing a graph that was just traced changes nothing. Some of them build
 the graphs that they look for, which takes seconds, once per process.
 
-A condition holds for the source of a pass that it was written for: a pass of another version, or one that somebody
-has replaced, is run.
+The conditions hold for the passes that they were written for, which are pinned.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from types import FunctionType
 from typing import Any
 
-from executorch.exir.pass_base import ExportPass, _ExportPassBase  # the bases of all passes that trace
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.locks import original_of
 from exir_lowering.fast import Work, current
 from exir_lowering.fast.fake_results import update_values
 
 _PASSES = "executorch.backends.xnnpack._passes"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """When a pass has nothing to do."""
-
-    digest: str  # of its source when the condition was written: see `source_digest`
-    # takes the pass's class and a graph; returns whether the pass finds nothing in it; may raise anything
-    idle: Callable[[Any, Graph], bool]
-    traces: bool = True  # it ends with tracing the graph; it then has nothing to do only if the graph was just traced
-    modules: tuple[str, ...] = ()  # helpers whose source counts too
+Idle = Callable[[Any, Graph], bool]
+"""Takes a pass's class and a graph; returns whether the pass finds nothing in it; may raise anything."""
 
 
 def _calls(graph: Graph) -> Iterable[Node]:
@@ -102,45 +89,33 @@ def _no_conv1d(kind: Any, graph: Graph) -> bool:
 
 _BATCH_NORMS = ("aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
 
-CONDITIONS: dict[str, Condition] = {
-    "XNNPACKRemoveCloneOpsTransform": Condition(
-        "e405e8424b504457",
-        _lacks_table(lambda kind: kind.clone_ops),
-        traces=False,
-        modules=("executorch.exir.passes.remove_noop_pass",),
+CONDITIONS: dict[str, Idle] = {
+    "XNNPACKRemoveCloneOpsTransform": _lacks_table(lambda kind: kind.clone_ops),
+    "DimOrderOpsRevertPass": _no_dim_order,
+    "ConvertToUpsampleBilinear2d": _lacks(
+        "aten.upsample_bilinear2d.vec", "aten.index.Tensor", "aten._unsafe_index.Tensor"
     ),
-    "DimOrderOpsRevertPass": Condition("fec4b7bd75a1ca58", _no_dim_order),
-    "ConvertToUpsampleBilinear2d": Condition(
-        "966e043bb7f82be2",
-        _lacks("aten.upsample_bilinear2d.vec", "aten.index.Tensor", "aten._unsafe_index.Tensor"),
-        modules=("executorch.backends.xnnpack.partition.graphs.bilinear_2d",),
+    "ConvertToLinearPass": _no_linear,
+    "PropagateCustomMetaPass": _no_custom,
+    "ConvertToSDPAPass": _all_of(
+        "aten._softmax.default", "aten.any.dim", "aten.bmm.default", "aten.logical_not.default", "aten.where.self"
     ),
-    "ConvertToLinearPass": Condition(
-        "30499cd092ad3dba", _no_linear, modules=("executorch.backends.transforms.addmm_mm_to_linear",)
-    ),
-    "PropagateCustomMetaPass": Condition(
-        "b421e11c557d2462", _no_custom, modules=("executorch.backends.xnnpack.utils.quant_utils",)
-    ),
-    "ConvertToSDPAPass": Condition(
-        "a2e7b37382dc75cd",
-        _all_of(
-            "aten._softmax.default", "aten.any.dim", "aten.bmm.default", "aten.logical_not.default", "aten.where.self"
-        ),
-        modules=("executorch.backends.xnnpack.partition.graphs.sdpa",),
-    ),
-    "ConstPropPass": Condition("3b18157719f948f7", _no_constants),
-    "FuseBatchNormPass": Condition("9aaa4d041f05122e", _lacks(*_BATCH_NORMS)),
-    "DecomposeBatchNorm": Condition("77912c26ee85b813", _lacks_table(lambda kind: kind.BATCH_NORM_OPS)),
-    "FuseActivationPass": Condition("57552f0dd021bed7", _lacks_table(lambda kind: kind.FUSEABLE_ACTIVATIONS)),
-    "DecomposeConcatenate": Condition("f0a68d8f64e5b734", _no_long_cat),
-    "RemoveGetItemPass": Condition("131d104678b47519", _lacks("aten.max_pool2d_with_indices.default", "aten.max.dim")),
-    "InsertPadQDQPass": Condition("cab2e89a8fdfdc16", _lacks("aten.constant_pad_nd.default"), traces=False),
-    "Conv1dUnsqueezePass": Condition("405103756f24a57c", _no_conv1d),
-    "PReLUReshapePass": Condition("8e8b31e8aa12d3e0", _lacks("aten._prelu_kernel.default")),
-    "ChannelsLastTaggedReshapePass": Condition("e195edde453f6acb", lambda kind, graph: False),
-    "RemoveRedundantCopyPass": Condition("24c2d4ec6524a2ae", _lacks("aten._to_copy.default")),
+    "ConstPropPass": _no_constants,
+    "FuseBatchNormPass": _lacks(*_BATCH_NORMS),
+    "DecomposeBatchNorm": _lacks_table(lambda kind: kind.BATCH_NORM_OPS),
+    "FuseActivationPass": _lacks_table(lambda kind: kind.FUSEABLE_ACTIVATIONS),
+    "DecomposeConcatenate": _no_long_cat,
+    "RemoveGetItemPass": _lacks("aten.max_pool2d_with_indices.default", "aten.max.dim"),
+    "InsertPadQDQPass": _lacks("aten.constant_pad_nd.default"),
+    "Conv1dUnsqueezePass": _no_conv1d,
+    "PReLUReshapePass": _lacks("aten._prelu_kernel.default"),
+    "ChannelsLastTaggedReshapePass": lambda kind, graph: False,
+    "RemoveRedundantCopyPass": _lacks("aten._to_copy.default"),
 }
+"""When each pass has nothing to do, by the name of its class."""
 
+# All others end with tracing the graph: they have nothing to do only if the graph was just traced.
+_NOT_TRACING = ("XNNPACKRemoveCloneOpsTransform", "InsertPadQDQPass")
 
 # The versions of ExecuTorch and torch, whose decompositions make the patterns, that the conditions were checked on.
 _CHECKED = (("1.5.1", "2.13.0"), ("1.5.1", "2.14.1"))
@@ -153,6 +128,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         return []
     manager = passes.XNNPACKPassManager
     transform = manager.transform
+    known = frozenset(pins.FEATURES["passes of XNNPACK"].code)
 
     def transformed(self: Any) -> ExportedProgram:
         work = current()
@@ -160,16 +136,18 @@ def replacements() -> list[tuple[Any, str, Any]]:
             return transform(self)  # type: ignore[no-any-return]
         program = self.exported_program
         for kind in self.passes:
-            condition = _find(kind, work)
-            if condition is not None and _is_idle(condition, kind, program) and _is_traced(condition, program, work):
+            place = f"{kind.__module__}:{kind.__name__}"
+            # Another pass may have the name of one that is known.
+            idle = CONDITIONS.get(kind.__name__) if place in known and pins.find(place) is kind else None
+            if idle is not None and _is_idle(idle, kind, program) and _is_traced(kind, program, work):
                 continue
-            work.running = kind if condition is not None else None
+            work.running = kind if idle is not None else None
             try:
                 result = transform(manager(program, [kind]))
             finally:
                 work.running = None
             if result is not program:
-                work.traced = result if condition is not None and condition.traces else None
+                work.traced = result if idle is not None and kind.__name__ not in _NOT_TRACING else None
             program = result
         return program  # type: ignore[no-any-return]
 
@@ -187,9 +165,9 @@ def replacements() -> list[tuple[Any, str, Any]]:
     return [(manager, "transform", transformed), (GraphModule, "print_readable", print_readable)]
 
 
-def _is_traced(condition: Condition, program: ExportedProgram, work: Work) -> bool:
+def _is_traced(kind: Any, program: ExportedProgram, work: Work) -> bool:
     """Return whether tracing, with which a pass would end, would change nothing."""
-    if not condition.traces or work.traced is program:
+    if kind.__name__ in _NOT_TRACING or work.traced is program:
         return True
     if not update_values(program.graph_module, work):
         return False
@@ -197,62 +175,13 @@ def _is_traced(condition: Condition, program: ExportedProgram, work: Work) -> bo
     return True
 
 
-def _find(kind: Any, work: Work) -> Condition | None:
-    """Return the condition of a pass, None if it has none, or is not what the condition was written for."""
-    condition = CONDITIONS.get(kind.__name__)
-    if condition is None:
-        return None
-    if kind not in work.known:
-        work.known[kind] = is_known(kind)
-    return condition if work.known[kind] else None
-
-
-def _is_idle(condition: Condition, kind: Any, program: ExportedProgram) -> bool:
+def _is_idle(idle: Idle, kind: Any, program: ExportedProgram) -> bool:
     module = program.graph_module
     if any(isinstance(child, GraphModule) for child in module.modules() if child is not module):
         return False
     try:
-        return condition.idle(kind, module.graph)
+        return idle(kind, module.graph)
     except MemoryError:
         raise
     except Exception:  # the pass is run, and says what is wrong
         return False
-
-
-def is_known(kind: Any) -> bool:
-    """Return whether a pass, and what it is based on, is what its condition was written for."""
-    condition = CONDITIONS[kind.__name__]
-    functions = tuple(_functions(kind, condition))
-    key = (kind, functions)
-    if key not in _KNOWN:
-        _KNOWN[key] = kind.__module__.startswith("executorch.") and source_digest(kind) == condition.digest
-    return _KNOWN[key]
-
-
-_KNOWN: dict[Any, bool] = {}
-
-
-def source_digest(kind: Any) -> str:
-    """Return the first digits of the SHA-256 of the source of a pass: of its functions as they are now."""
-    return pins.digest_of_functions(_functions(kind, CONDITIONS[kind.__name__]))
-
-
-def _functions(kind: Any, condition: Condition) -> Iterator[Any]:
-    """Yield the functions of a pass, of its bases up to ExportPass, of its helpers, and those that trace."""
-    for owner in kind.__mro__:
-        if owner is ExportPass:
-            break
-        yield from _functions_in(owner)
-    for name in condition.modules:
-        yield from _functions_in(sys.modules[name])
-    for owner, name in ((ExportPass, "call_submodule"), (_ExportPassBase, "call"), (_ExportPassBase, "call_operator")):
-        yield original_of(owner, name, getattr(owner, name))
-
-
-def _functions_in(owner: Any) -> Iterator[Any]:
-    """Yield the functions of a class, or those that a module defines, with what wraps them."""
-    for name, value in vars(owner).items():
-        function = original_of(owner, name, getattr(value, "__func__", value))
-        inner = inspect.unwrap(function) if callable(function) else function
-        if isinstance(inner, FunctionType) and (isinstance(owner, type) or inner.__module__ == owner.__name__):
-            yield function

@@ -8,7 +8,6 @@ from . import (
     ranges as ranges,
     schedule as schedule,
     sources as sources,
-    together as together,
     weights as weights,
 )
 from .copies import (
@@ -44,7 +43,6 @@ from .walking import (
     DELEGATION_TAG as DELEGATION_TAG,
     OPERAND_LAYOUTS as OPERAND_LAYOUTS,
     NestedGraph as NestedGraph,
-    OperandLayout as OperandLayout,
     attribute as attribute,
     calls_graphs as calls_graphs,
     delegates as delegates,

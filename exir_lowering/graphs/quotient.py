@@ -8,8 +8,7 @@ these strongly connected components are split.
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,30 +61,54 @@ class Cycle:
         return " -> ".join(self.path)
 
 
-def order(nodes: Sequence[Node], tag_of: Mapping[Node, str], *, explain: bool = True) -> tuple[list[Unit], list[Cycle]]:
+def contract(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> tuple[list[list[Node]], list[list[int]]]:
+    """Contract the nodes that have the same key.
+
+    Args:
+        nodes: Nodes of one graph.
+        key: Returns the key of a node.
+
+    Returns:
+        The nodes of each vertex, both in the given order, and the numbers of the vertices that read its results.
+    """
+    members: dict[Hashable, list[Node]] = {}
+    for node in nodes:
+        members.setdefault(key(node), []).append(node)
+    number = {node: i for i, inside in enumerate(members.values()) for node in inside}
+    readers = ((number.get(user) for node in inside for user in node.users) for inside in members.values())
+    successors = [[j for j in dict.fromkeys(found) if j not in (None, i)] for i, found in enumerate(readers)]
+    return list(members.values()), successors  # type: ignore[return-value]
+
+
+def find_knots(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the strongly connected components of several vertices: together these are convex, alone they are not."""
+    graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
+    return [sorted(component) for component in nx.strongly_connected_components(graph) if len(component) > 1]
+
+
+def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit], Cycle | None]:
     """Contract tags to units and order the units, splitting the tags that would close a cycle.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
         tag_of: The tag of each claimed node.
-        explain: Whether to find the cycles, which takes a search for each tag on one.
 
     Returns:
-        The units, each after its inputs, and, if `explain`, one cycle for each tag that is on one.
-        Units keep the order of the graph where their inputs allow it.
+        The units, each after its inputs, in the order of the graph where their inputs allow it; and a cycle, if tags
+        had to be split.
     """
     piece_of = {node: (tag, 0) for node, tag in tag_of.items()}
     units, stuck = _kahn(nodes, piece_of)
     if not stuck:
-        return units, []
-    cycles = _split(nodes, piece_of, stuck, explain)
+        return units, None
+    cycle = _split(stuck, piece_of)
     units, stuck = _kahn(nodes, piece_of)
     if stuck:
         raise InvariantError(
             "Splitting tags into levels left a cycle through "
-            f"{sorted(node.name for unit in stuck for node in unit.nodes)[:8]}. Please report this program."
+            f"{sorted(node.name for node in stuck)[:8]}. Please report this program."
         )
-    return units, cycles
+    return units, cycle
 
 
 def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
@@ -100,71 +123,32 @@ def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
         nodes: Every node of a graph, in graph order.
     """
     number = {node: i for i, node in enumerate(nodes)}
-    ordered = topological([[number[user] for user in node.users] for node in nodes], _FirstReady(nodes))
+    urgent = [node.target in _SORTED_FIRST and bool(node.all_input_nodes) for node in nodes]
+    ordered = topological([[number[user] for user in node.users] for node in nodes], urgent.__getitem__)
     return {nodes[vertex]: place for place, vertex in enumerate(ordered)}
 
 
-class _FirstReady:
-    """Takes nodes in the order in which they become ready, except that those of `_SORTED_FIRST` come first."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._queue: deque[int] = deque()
-
-    def push(self, vertex: int) -> None:
-        node = self._nodes[vertex]
-        first = node.target in _SORTED_FIRST and bool(node.all_input_nodes)
-        (self._queue.appendleft if first else self._queue.append)(vertex)
-
-    def pop(self) -> int:
-        return self._queue.popleft()
-
-    def __len__(self) -> int:
-        return len(self._queue)
+def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[Unit], list[Node]]:
+    """Return the units that can be ordered, and the nodes of the others."""
+    units, successors = contract(nodes, lambda node: piece_of.get(node, node))
+    ordered = topological(successors)
+    left = {node for i in set(range(len(units))).difference(ordered) for node in units[i]}
+    return [Unit(piece_of.get(units[i][0]), tuple(units[i])) for i in ordered], [n for n in nodes if n in left]
 
 
-def _units(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> list[Unit]:
-    members: dict[Piece | Node, list[Node]] = {}
-    for node in nodes:
-        members.setdefault(piece_of.get(node, node), []).append(node)
-    return [Unit(key if isinstance(key, tuple) else None, tuple(found)) for key, found in members.items()]
-
-
-def _edges(units: Sequence[Unit]) -> list[list[int]]:
-    unit_of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
-    successors: list[list[int]] = [[] for _ in units]
-    for i, unit in enumerate(units):
-        for node in unit.nodes:
-            for user in node.users:
-                j = unit_of.get(user)
-                if j is not None and j != i:
-                    successors[i].append(j)
-    return successors
-
-
-def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[Unit], list[Unit]]:
-    units = _units(nodes, piece_of)
-    ordered = topological(_edges(units))
-    placed = set(ordered)
-    return [units[i] for i in ordered], [unit for i, unit in enumerate(units) if i not in placed]
-
-
-def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit], explain: bool) -> list[Cycle]:
-    """Split the tags of each strongly connected component into levels, and update `piece_of`.
+def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece]) -> Cycle:
+    """Split the tags of each strongly connected component into levels in `piece_of`; return a cycle as it was before.
 
     A level rises with each entry into a tag from outside. Every edge inside the component keeps or raises it, and
     entering a tag raises it. So no cycle of pieces remains: it would have to enter a piece and return to the level that
     it left.
     """
-    successors = _edges(stuck)
-    graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
-    components = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
+    units, successors = contract(nodes, lambda node: piece_of.get(node, node))
     position = {node: i for i, node in enumerate(nodes)}
-    cycles: list[Cycle] = []
-    for component in sorted(components):
-        if explain:
-            cycles += _cycles(graph, component, stuck)
-        members = sorted((node for i in component for node in stuck[i].nodes), key=position.__getitem__)
+    components = sorted(find_knots(successors))
+    cycle = _describe_cycle(components[0], units, successors, piece_of)
+    for component in components:
+        members = sorted((node for i in component for node in units[i]), key=position.__getitem__)
         level: dict[Node, int] = {}
         for node in members:
             tag = piece_of[node][0] if node in piece_of else None
@@ -175,26 +159,21 @@ def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[U
                     level[node] = max(level[node], level[source] + (not same))
         claimed = [node for node in members if node in piece_of]
         piece_of.update({node: (piece_of[node][0], level[node]) for node in claimed})
-        _merge_back(members, piece_of)
+        _merge_back(members, claimed, piece_of)
         levels: dict[str, set[int]] = {}
         for node in claimed:
             levels.setdefault(piece_of[node][0], set()).add(piece_of[node][1])
         number = {(tag, level): i for tag, found in levels.items() for i, level in enumerate(sorted(found))}
         piece_of.update({node: (piece_of[node][0], number[piece_of[node]]) for node in claimed})
-    return cycles
+    return cycle
 
 
-def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
+def _merge_back(members: Sequence[Node], claimed: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
     """Merge neighbouring pieces of a tag again if that closes no cycle: levels split more than necessary."""
-    units = _units(members, piece_of)
-    pieces = [unit.piece for unit in units if unit.piece is not None]
-    if len(pieces) > _MERGE_LIMIT:
-        return
-    claimed = [node for node in members if node in piece_of]
-    for tag in dict.fromkeys(piece[0] for piece in pieces):
-        levels = sorted(piece[1] for piece in pieces if piece[0] == tag)
-        kept = levels[0]
-        for level in levels[1:]:
+    pieces = list(dict.fromkeys(piece_of[node] for node in claimed))
+    for tag in dict.fromkeys(piece[0] for piece in pieces) if len(pieces) <= _MERGE_LIMIT else ():
+        kept, *levels = sorted(piece[1] for piece in pieces if piece[0] == tag)
+        for level in levels:
             trial = {n: (tag, kept) if piece_of[n] == (tag, level) else piece_of[n] for n in claimed}
             if _kahn(members, trial)[1]:
                 kept = level
@@ -202,20 +181,21 @@ def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
                 piece_of.update(trial)
 
 
-def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) -> list[Cycle]:
-    """Describe the shortest cycle through each tag of a component."""
-    subgraph = graph.subgraph(component)
-    backwards = subgraph.reverse(copy=False)
-    found: list[Cycle] = []
-    for i in sorted(component):
-        piece = stuck[i].piece
-        if piece is not None:
-            steps = nx.single_source_shortest_path_length(backwards, i)
-            following = min(subgraph.successors(i), key=lambda j, steps=steps: (steps[j], j))  # type: ignore[misc]
-            names: list[str] = []  # of the nodes at which the loop leaves one unit and enters the next
-            for one, other in pairwise([i, *nx.shortest_path(subgraph, following, i)]):
-                target = set(stuck[other].nodes)
-                source, user = next((n, u) for n in stuck[one].nodes for u in n.users if u in target)
-                names += [name for name in (source.name, user.name) if not names or names[-1] != name]
-            found.append(Cycle(piece[0], tuple(names)))
-    return found
+def _describe_cycle(
+    component: Sequence[int],
+    units: Sequence[Sequence[Node]],
+    successors: Sequence[Sequence[int]],
+    piece_of: Mapping[Node, Piece],
+) -> Cycle:
+    """Describe the shortest cycle through the first tag of a component, by the nodes where it leaves or enters one."""
+    inside = frozenset(component)
+    graph = nx.DiGraph([(i, j) for i in component for j in successors[i] if j in inside])
+    start = next(i for i in component if units[i][0] in piece_of)
+    steps = nx.single_source_shortest_path_length(graph.reverse(copy=False), start)
+    following = min(graph.successors(start), key=lambda j: (steps[j], j))
+    names: list[str] = []
+    for one, other in pairwise([start, *nx.shortest_path(graph, following, start)]):
+        target = set(units[other])
+        source, user = next((n, u) for n in units[one] for u in n.users if u in target)
+        names += [name for name in (source.name, user.name) if not names or names[-1] != name]
+    return Cycle(piece_of[units[start][0]][0], tuple(names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -83,20 +83,12 @@ def attribute(module: torch.nn.Module, target: str) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class OperandLayout:
-    """Where a higher-order operator keeps its graphs, and the operands that reach them unchanged.
-
-    Attributes:
-        graphs: Positions of the graphs among the arguments.
-        before: Positions of the operand lists that come first among the placeholders and do not arrive unchanged
-            (slices of map and scan, carried values).
-        unchanged: The position of the operand list that every graph gets unchanged.
-    """
+class OperandLayout(NamedTuple):
+    """Where a higher-order operator keeps its graphs, and the operands that reach them, by position."""
 
     graphs: tuple[int, ...]
-    before: tuple[int, ...]
-    unchanged: int
+    before: tuple[int, ...]  # lists of operands that come first and are changed: slices of map and scan, carried values
+    unchanged: int  # the list of operands that every graph gets unchanged
 
 
 OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
@@ -143,25 +135,20 @@ def _bound_operands(node: Node, module: GraphModule) -> tuple[Node | None, ...]:
     if layout is not None and isinstance(unchanged, (list, tuple)):
         for position in layout.before:
             changed = node.args[position]
-            bound += [None] * len(changed if isinstance(changed, (list, tuple)) else [changed])
+            bound += [None] * (len(changed) if isinstance(changed, (list, tuple)) else 1)
         bound += [arg if isinstance(arg, Node) else None for arg in unchanged]
     return tuple(bound) if len(bound) == count else (None,) * count
 
 
-def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
-    """Yield a graph module and every graph nested in it, each once, with its attribute path.
-
-    Args:
-        graph_module: The outermost graph, which comes first.
-        path: The path that the paths begin with.
-    """
-    yield path, graph_module
+def walk(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
+    """Yield a graph module and every graph nested in it, each once, outermost first, with its attribute path."""
+    yield (), graph_module
     seen: set[str] = set()
     for node in graph_module.graph.nodes:
         for nested in nested_graphs(graph_module, node):
             if nested.name not in seen:
                 seen.add(nested.name)
-                yield from walk(nested.module, (*path, nested.name))
+                yield from (((nested.name, *path), module) for path, module in walk(nested.module))
 
 
 def every_node(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], Node]]:
@@ -176,38 +163,24 @@ def writes(graph_module: GraphModule) -> bool:
     return any(mutates_arguments(node.target) for _, node in every_node(graph_module))
 
 
-def delegates(
-    graph_module: GraphModule, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
-    """Yield the path, graph and attribute of each delegate call, in the order in which a file numbers them.
-
-    Args:
-        graph_module: The outermost graph.
-        path: The path that the paths begin with.
-    """
+def delegates(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
+    """Yield the path, graph and attribute of each delegate call, in the order in which a file numbers them."""
     for node in graph_module.graph.nodes:
         if is_delegate_call(node):
-            yield path, graph_module, str(node.args[0].target)
+            yield (), graph_module, str(node.args[0].target)
         for nested in nested_graphs(graph_module, node):
-            yield from delegates(nested.module, (*path, nested.name))
+            yield from (((nested.name, *path), module, name) for path, module, name in delegates(nested.module))
 
 
-def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """Yield every node with the path of its graph, except nodes of graphs that move with a tagged call.
-
-    Args:
-        graph_module: The outermost graph.
-        path: The path that the paths begin with.
-    """
+def staying_nodes(graph_module: GraphModule) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Yield every node with the path of its graph, except nodes of graphs that move with a tagged call."""
     seen: set[str] = set()
     for node in graph_module.graph.nodes:
-        yield path, node
-        if DELEGATION_TAG in node.meta:
-            continue
-        for nested in nested_graphs(graph_module, node):
+        yield (), node
+        for nested in nested_graphs(graph_module, node) if DELEGATION_TAG not in node.meta else ():
             if nested.name not in seen:
                 seen.add(nested.name)
-                yield from staying_nodes(nested.module, (*path, nested.name))
+                yield from (((nested.name, *path), inner) for path, inner in staying_nodes(nested.module))
 
 
 def strip_tags(graph_module: GraphModule) -> None:

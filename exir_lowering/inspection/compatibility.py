@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exir_lowering.inspection.reading import find_debug, inspect
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import files, format as file_format, manifest, slots
 from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, Payload, items
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.payloads import check_payload, describe
+from exir_lowering.pte.payloads import read_payload
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.releases import Form, Target, Verdict, join_ranks, known_releases
 from exir_lowering.pte.slots import KernelTypes as K
@@ -100,13 +99,12 @@ def _letter(value: ValueSpec) -> str:
 
 
 def _payload_forms(payload: Payload, data: Data) -> Iterator[Form]:
-    """Yield the forms of a payload's operators; only its backend if no installed plug-in can read it."""
-    checked = check_payload(payload.backend, payload.content, find_checks)
-    operators = describe(payload.backend, checked) if checked is not None else ()
-    if checked is None or not operators:
+    """Yield the forms of a payload's operators; only its backend if its operators are not known."""
+    checked = read_payload(payload.backend, payload.content)
+    if checked is None or not checked.operators:
         yield Form(payload.backend, of="backend")
         return
-    for operator in operators:
+    for operator in checked.operators:
         found = [match for each in (*operator.inputs, *operator.outputs) if (match := _OPERAND.match(each))]
         ranks = join_ranks([len(match[2].split(",")) if match[2] else 0 for match in found])
         rest = "named data" if checked.weights and any("constant" in each for each in operator.inputs) else ""
@@ -183,7 +181,7 @@ def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[Runtime
 
 def _read_forms(content: memoryview) -> dict[str, dict[Form, list[int]]]:
     """Return what each method asks of a runtime, with the instructions that do."""
-    methods, data = file_format.read_checked(content, find_checks)
+    methods, data = file_format.read_checked(content)
     required: dict[str, dict[Form, list[int]]] = {}
     for name, (code, _) in methods.items():
         forms = required[name] = {form: list[int]() for form in table_forms(content)}

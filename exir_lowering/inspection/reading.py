@@ -7,7 +7,7 @@ import itertools
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from exir_lowering.inspection.report import (
     MethodReport,
     Stored,
 )
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import assembling, container, digests, files, format as file_format, manifest, provenance
 from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
 from exir_lowering.pte.container import Data
@@ -33,7 +32,7 @@ from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.files import MappedFile
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import PayloadMemory
+from exir_lowering.pte.payloads import PayloadContent, reader
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
@@ -141,8 +140,7 @@ _OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "prove
 def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None) -> FileReport:
     """Report what is in a file, without running any of it.
 
-    It reads the file's tables and those of payloads that an installed plug-in can read, never weights. It may be called
-    from any thread.
+    It reads the file's tables and those of XNNPACK's payloads, never weights. It may be called from any thread.
 
     Args:
         source: The path of a `.pte` or `.ptd` file, or its content: of this package, or of ExecuTorch.
@@ -153,8 +151,6 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
 
     Raises:
         InputError: It is something else, or is damaged.
-        BackendFailure: A plug-in failed to read a payload.
-        PluginLoadError: A plug-in that reads payloads cannot be loaded, or is provided twice.
     """
     file = files.open_file(source, "inspect", _EXPECTED, ".pte")
     given = files.read_data_files(data, "inspect")
@@ -167,7 +163,7 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
 
 def _read_program(name: str, debug: Mapping[str, MethodDebug], content: memoryview) -> FileReport:
     """Make the report of a `.pte` file; raise a CorruptError when it is damaged."""
-    methods, data = file_format.read_checked(content, find_checks)
+    methods, data = file_format.read_checked(content)
     return _Reader(content, data, provenance.read(data.named), debug).report(name, methods)
 
 
@@ -214,7 +210,7 @@ class _Reader:
     known: Provenance | None
     debug: Mapping[str, MethodDebug]
     parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
-    payloads: PayloadMemory = field(default_factory=partial(PayloadMemory, find_checks))
+    read_payload: Callable[[str, memoryview], PayloadContent | None] = field(default_factory=reader)
     # What is stored, by where it is, and who uses it.
     stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     users: dict[tuple[object, ...], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -296,9 +292,8 @@ class _Reader:
     def _delegate(self, code: Code, number: int) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"
         self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
-        checked = self.payloads.check(payload.backend, payload.content)
-        operators = () if checked is None else self.payloads.describe(payload.backend, checked)
-        weights = {} if checked is None else checked.weights
+        known = self.read_payload(payload.backend, payload.content)
+        operators, weights = ((), {}) if known is None else (known.operators, known.weights)
         for key, size in weights.items():
             content = self.data.named.get(key)
             self._add("named data", key, self._name(key), content, size if content is None else len(content), user)

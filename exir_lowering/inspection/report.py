@@ -72,7 +72,7 @@ class DelegateReport:
         backend: The id of the backend.
         payload_bytes: The size of its payload.
         compile_specs: The partitioner's options for the backend.
-        operators: The operators in the payload; () if no installed plug-in can read it.
+        operators: The operators in the payload; () if its backend is not XNNPACK.
         weights: The keys of the named data that it reads, as far as that is known.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from exir_lowering.graphs.order import topological
-from exir_lowering.graphs.schedule import dag, schedule
+from exir_lowering.graphs.schedule import schedule
 from exir_lowering.plans import formatting
 from exir_lowering.plans.planned import MethodPlan, PlannedNode
 
@@ -91,7 +91,7 @@ def _regions(contracted: _Contracted) -> dict[str, str]:
     predecessors: list[list[int]] = [[] for _ in contracted.keys]
     for source, target in contracted.edges:
         predecessors[target].append(source)
-    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in contracted.keys]))
+    epochs = schedule(predecessors, [not key.startswith("partition:") for key in contracted.keys])
     graphs = list(map(_graph_of, contracted.members))
     joined = nx.Graph()
     joined.add_nodes_from(range(len(graphs)))

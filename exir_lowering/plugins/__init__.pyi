@@ -1,5 +1,7 @@
-from . import asking as asking, capability as capability, payload as payload, refusals as refusals, registry as registry
+from . import asking as asking, capability as capability, refusals as refusals, registry as registry
 from .backend import (
+    NAMES as NAMES,
+    PROVENANCE as PROVENANCE,
     Backend as Backend,
     BackendContext as BackendContext,
     CompileSpec as CompileSpec,
@@ -10,11 +12,9 @@ from .backend import (
     PartitionerLike as PartitionerLike,
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
+    conversion_lock as conversion_lock,
 )
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
-from .guards import conversion_lock as conversion_lock
-from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks
-from .reads import NAMES as NAMES, PROVENANCE as PROVENANCE
 from .registry import (
     register_backend as register_backend,
     register_delegate as register_delegate,

@@ -21,9 +21,12 @@ from exir_lowering._upstream.compiler import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
+from exir_lowering._upstream.locks import conversion
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
+
+conversion_lock = conversion  # a plug-in takes it around tracing of its own
 
 
 class TagsNodes(Protocol):
@@ -67,6 +70,17 @@ class BackendContext:
 
 PARALLEL = ("none", "thread", "process")
 """The values of `Backend.parallel`."""
+
+NAMES = "names"
+"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
+
+PROVENANCE = frozenset(
+    {
+        NAMES, "desc", "from_node", "nn_module_stack", "original_aten", "seq_nr", "source_fn_stack", "stack_trace",
+        "torch_fn",
+    }
+)  # fmt: skip
+"""For `unread`: the names, and what says which code of the model a node comes from."""
 
 
 class Backend(ABC):

@@ -14,23 +14,28 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
-from exir_lowering.plugins.addresses import note_made
+from exir_lowering.plugins.addresses import load_class, note_made
 from exir_lowering.plugins.delegate import Delegate
 
 if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import BackendDetails
 
     from exir_lowering.plugins.backend import Backend, Partitioner
-    from exir_lowering.pte.payloads import PayloadChecks
 
 _Plugin = TypeVar("_Plugin")
 
 BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
 PARTITIONERS = "exir_lowering.partitioners"
-PAYLOADS = "exir_lowering.payloads"
 REWRITES = "exir_lowering.rewrites"
-GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, PAYLOADS, REWRITES)
+GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, REWRITES)
+
+_XNNPACK = "exir_lowering.backends.xnnpack.backend:XnnpackBackend"
+_CORRECTED = {"executorch.backends.xnnpack.xnnpack_preprocess.XnnpackBackend": _XNNPACK}
+"""What stands for classes of ExecuTorch whose preprocess is wrong for some partitions.
+
+No entry points: an installation whose list of these is old must not turn the corrections off.
+"""
 
 _Class = TypeVar("_Class", bound=type)
 _Factory = TypeVar("_Factory", bound=Callable[[], Any])
@@ -182,9 +187,8 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend
 
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
-        checks = find_checks_of(candidate)
-        own = checks.find_backend() if checks is not None else None
-        return (own or ExecutorchBackend)(candidate)
+        own = _CORRECTED.get(f"{candidate.__module__}.{candidate.__qualname__}")
+        return (ExecutorchBackend if own is None else load_class(own))(candidate)
     backend = candidate
     if isinstance(candidate, type) and issubclass(candidate, Backend):
         backend = note_made(_make(f"Backend {backend_id!r}: creating {_place(candidate, '.')}", candidate))
@@ -235,46 +239,6 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
             f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
         )
     return delegate
-
-
-NEEDED = frozenset({"XnnpackBackend"})
-"""The backends that a file cannot use in the runtime when nothing checks their payloads: known to trust them.
-
-Entry points are found by what an installation says of itself. One that is incomplete must not turn the checks off.
-"""
-
-
-def find_checks(backend_id: str) -> PayloadChecks | None:
-    """Find what checks the payloads of a backend; its id, from a file, only selects among installed plug-ins.
-
-    Returns None if no plug-in has any, and the backend is not known to need them. Raises PluginLoadError if they cannot
-    be loaded, or are missing for a backend that needs them in the runtime of this machine.
-    """
-    if backend_id not in known_ids(PAYLOADS):
-        from exir_lowering._upstream import installed  # with torch, which listing plug-ins does not need
-
-        if backend_id in NEEDED and backend_id in installed.own_backends():
-            raise PluginLoadError(
-                f"Payloads of {backend_id!r} are not given to the ExecuTorch runtime unchecked, and no entry point of "
-                f"group {PAYLOADS!r} has that name: the installation of exir-lowering is incomplete, or older than its "
-                "source. Install it again."
-            )
-        return None
-    from exir_lowering.pte.payloads import PayloadChecks
-
-    kind = load(PAYLOADS, backend_id)
-    if not isinstance(kind, type) or not issubclass(kind, PayloadChecks):
-        raise PluginLoadError(
-            f"Payload checks {backend_id!r}: got {kind!r}, expected a subclass of exir_lowering.plugins.PayloadChecks. "
-            f"Correct the entry point in group {PAYLOADS!r}."
-        )
-    return _make(f"Payload checks {backend_id!r}: creating {_place(kind, '.')}", kind)
-
-
-def find_checks_of(details: type) -> PayloadChecks | None:
-    """Find what checks the payloads of a class of ExecuTorch, if it was written for just this class."""
-    checks = find_checks(details.__name__)
-    return checks if checks is not None and checks.made_by == f"{details.__module__}.{details.__qualname__}" else None
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:

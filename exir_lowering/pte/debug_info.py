@@ -73,7 +73,7 @@ class DebugInfo:
             "files": [path], "functions": [name], "frames": [[file, line, function, code]],
             "traces": [[line, frame, ...]], "methods": {name: {"nodes": [[handle, name, operator, stack, trace]],
             "delegates": [[backend, instruction, [handle], [[identifier, [handle]]]]],
-            "kernels": [[instruction, [handle]]]}}}`.
+            "kernels": [[instruction, [handle]]]}}}`
         """
         tables: dict[str, dict[Hashable, int]] = {name: {} for name in _TABLES}
 
@@ -91,12 +91,12 @@ class DebugInfo:
 
         methods = {}
         for name, method in sorted(self.methods.items()):
+            delegates = [
+                [one.backend_id, one.instruction, one.handles, list(one.handle_map.items())] for one in method.delegates
+            ]
             methods[name] = {
                 "nodes": [[handle, *node(one)] for handle in sorted(method.nodes) for one in method.nodes[handle]],
-                "delegates": [
-                    [one.backend_id, one.instruction, one.handles, list(one.handle_map.items())]
-                    for one in method.delegates
-                ],
+                "delegates": delegates,
                 "kernels": sorted(method.kernels.items()),
             }
         tree = {"version": self.version, "digest": self.digest, "methods": methods}

@@ -8,7 +8,7 @@ judge. What values are computed is not followed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Cod
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import FindChecks, PayloadMemory
+from exir_lowering.pte.payloads import PayloadContent
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
@@ -59,19 +59,19 @@ class MethodSpec:
     places: tuple[Allocation, ...]  # of these
 
 
-def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
+def read_program(file: memoryview) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
-    return {name: spec for name, (_, spec) in read_checked(file, find_checks)[0].items()}
+    return {name: spec for name, (_, spec) in read_checked(file)[0].items()}
 
 
-def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+def read_checked(file: memoryview) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
     """Read methods with their code, and the data; a CorruptError if they are damaged."""
-    memory, known = PayloadMemory(find_checks), list[Provenance]()
+    read_payload, known = payloads.reader(), list[Provenance]()
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
         if not known:
             known.append(provenance.read(data.named) or Provenance())
-        return code, _checked_method(memory, code, data, known[0].methods.get(code.name, MethodProvenance()))
+        return code, _checked_method(read_payload, code, data, known[0].methods.get(code.name, MethodProvenance()))
 
     return read_methods(file, check)
 
@@ -98,13 +98,15 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
     return MappingProxyType(found)
 
 
-def _checked_method(memory: PayloadMemory, code: Code, data: Data, known: MethodProvenance) -> MethodSpec:
+def _checked_method(
+    read_payload: Callable[[str, memoryview], PayloadContent | None], code: Code, data: Data, known: MethodProvenance
+) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is both an input and a constant")
     external: dict[str, MemoryLayout | int] = dict(code.external)
-    checked = [memory.check(payload.backend, payload.content) for payload in code.payloads]
+    checked = [read_payload(payload.backend, payload.content) for payload in code.payloads]
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)

@@ -1,21 +1,24 @@
-"""The payloads of backends in a file, read by the plug-in that knows the backend."""
+"""The payloads of backends in a file: XNNPACK's are read, as `xnnpack/serialization/schema.fbs` lays them out.
+
+XNNPACK is in every runtime of ExecuTorch. Its tables are read, not its weights: they say which weights of the file or
+of its data files a payload needs, and which operators it has, for `inspect`, `check` and errors. Other payloads are for
+their delegates to read.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from enum import IntEnum
+from typing import Any
 
-from exir_lowering.errors import BackendFailure, LoweringError, exception_text
 from exir_lowering.pte.container import Data
-from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import MemoryLayout
+from exir_lowering.pte.flatbuffer import CorruptError, Table, root
+from exir_lowering.pte.value_kinds import MemoryLayout, check_index
 
-if TYPE_CHECKING:
-    from exir_lowering.plugins.backend import ExecutorchBackend
-
-_Result = TypeVar("_Result")
+XNNPACK = "XnnpackBackend"
 
 ORIGINALS = "reference"
 """The backend whose payloads the original graphs of partitions are, which a file may keep."""
@@ -41,97 +44,119 @@ class PayloadOperator:
     outputs: tuple[str, ...] = ()
 
 
-class CheckedPayload(ABC):
+@dataclass(frozen=True, slots=True)
+class PayloadContent:
     """A payload whose tables were read."""
 
-    @property
-    @abstractmethod
-    def weights(self) -> Mapping[str, int]:
-        """The named data of the file that the payload reads, and how many bytes of each."""
-
-    def describe(self) -> Sequence[PayloadOperator]:
-        """Return the operators in the payload, in their order, for people to read; () where that is not known."""
-        return ()
+    operators: tuple[PayloadOperator, ...]
+    weights: Mapping[str, int]  # the named data of the file that it reads, and how many bytes of each
 
 
-class PayloadChecks(ABC):
-    """Reads the payloads of one backend, and knows the class of ExecuTorch that makes them.
-
-    Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
-
-    Attributes:
-        backend_id: The id of the backend, as it is in the file.
-        made_by: The class of ExecuTorch that makes the payloads, with its module; `unread` is about this class, for
-            the cache of lowered partitions.
-        unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
+# A union field takes two slots; the first has the member's number.
+XNNGraph = IntEnum(
+    "XNNGraph",
+    "VERSION XNODES XVALUES NUM_EXTERNS INPUT_IDS OUTPUT_IDS CONSTANT_BUFFER MEM_BUFFER_SIZES CONSTANT_DATA",
+    start=0,
+)
+XNode = IntEnum("XNode", "XNODE_UNION_TYPE XNODE_UNION DEBUG_HANDLE OUTPUT_MIN_MAX", start=0)
+XValue = IntEnum("XValue", "XVALUE_UNION_TYPE XVALUE_UNION", start=0)
+XValueUnion = IntEnum("XValueUnion", "XNN_TENSOR_VALUE XNN_QUANTIZED_TENSOR_VALUE")
+XNNTensorValue = IntEnum(
+    "XNNTensorValue", "DATATYPE NUM_DIMS DIMS CONSTANT_BUFFER_IDX EXTERNAL_ID FLAGS ID_OUT DQ_DATATYPE", start=0
+)
+XNNDatatype = IntEnum(
+    "XNNDatatype",
     """
+    XNN_DATATYPE_INVALID XNN_DATATYPE_FP32 XNN_DATATYPE_FP16 XNN_DATATYPE_QINT8 XNN_DATATYPE_QUINT8 XNN_DATATYPE_QINT32
+    XNN_DATATYPE_QCINT8 XNN_DATATYPE_QCINT32 XNN_DATATYPE_QCINT4 XNN_DATATYPE_QDINT8 XNN_DATATYPE_QBINT4
+    XNN_DATATYPE_QPINT8 XNN_DATATYPE_INT32 XNN_DATATYPE_PFP32 XNN_DATATYPE_BF16
+    """,
+    start=0,
+)
+XNNQuantizedTensorValue = IntEnum("XNNQuantizedTensorValue", "TENSOR_VALUE QUANT_PARAMS_TYPE QUANT_PARAMS", start=0)
+XNNQuantParams = IntEnum(
+    "XNNQuantParams", "PER_CHANNEL_QUANT PER_TENSOR_QUANT PER_TOKEN_DYNAMIC_QUANT PER_CHANNEL_GROUP_QUANT"
+)
+PerChannelQuant = IntEnum("PerChannelQuant", "SCALE CHANNEL_DIM SCALE_BUFFER_IDX NUM_SCALES", start=0)
+PerChannelGroupQuant = IntEnum(
+    "PerChannelGroupQuant", "SCALE CHANNEL_DIM GROUP_SIZE SCALE_BF16 SCALE_BUFFER_IDX NUM_SCALES", start=0
+)
+ConstantDataOffset = IntEnum("ConstantDataOffset", "OFFSET SIZE NAMED_KEY", start=0)
 
-    backend_id: ClassVar[str]
-    made_by: ClassVar[str] = ""
-    unread: ClassVar[frozenset[str]] = frozenset()
+NO_VALUE = 0xFFFFFFFF
+_BITS = (0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16)
+"""The number of bits of an element of each datatype."""
 
-    @abstractmethod
-    def check(self, payload: memoryview) -> CheckedPayload:
-        """Read a payload.
+_OUTPUTS = frozenset({"output", "output_value", "output_index"})
+_WINDOW = ("",) * 10
+_CONVOLUTION = (*_WINDOW, *("",) * 5, "input1", "filter", "bias", "output")
+_CAT = ("", "input1", "input2", "input3", "input4", "output", "", "input5")
 
-        Args:
-            payload: The payload, which is not to be copied or written to.
 
-        Returns:
-            What it needs and has.
+def _cat(count: int) -> tuple[str, ...]:
+    # The fields for inputs that it does not have exist, but are not read.
+    return tuple("" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
 
-        Raises:
-            CorruptError: The payload is damaged.
-        """
 
-    def find_backend(self) -> type[ExecutorchBackend] | None:
-        """Return the backend that lowers with the class `made_by`; None if the class needs nothing beside."""
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum", "PReLU", "BatchMatrixMultiply"),
+        ("input1", "input2", "output"),
+    ),
+    **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d"), _CONVOLUTION),
+    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), (*_WINDOW, "input", "output")),
+    **dict.fromkeys(("LeakyReLU", "ELU"), ("", "input", "output")),
+    **{f"Concatenate{count}": _cat(count) for count in range(2, 6)},
+    "ArgMaxPooling2d": (*("",) * 6, "input", "output_value", "output_index"),
+    "FullyConnected": ("input1", "filter", "bias", "output"),
+    "ScaledDotProductAttention": (),
+    "StaticConstantPad": ("", "", "", "input", "output"),
+    "StaticReshape": ("", "", "input", "output"),
+    "StaticResizeBilinear2D": ("", "", "input", "output"),
+    "StaticSlice": ("", "", "", "input", "output"),
+    "StaticTranspose": ("", "", "input", "output"),
+}
+"""The fields of nodes that are values, with "" for others; nodes that are not listed have an input and an output."""
+
+_NAMES = """
+    Add FullyConnected Softmax Sigmoid StaticTranspose Clamp Conv2d Div StaticResizeBilinear2D StaticConstantPad
+    AvgPooling2d Minimum DepthwiseConv2d MaxPooling2d Multiply Subtract Floor Convert GlobalAvgPooling2d StaticReshape
+    ArgMaxPooling2d SquareRoot Ceiling Hardswish LeakyReLU Maximum Negate Square ELU Abs PReLU Concatenate2 Concatenate3
+    Concatenate4 StaticSlice ScaledDotProductAttention BatchMatrixMultiply Concatenate5 ConvTranspose2d
+    ReciprocalSquareRoot Log Gelu Tanh Exp Sin Copy Cos
+"""
+NODES = dict(enumerate(_NAMES.split(), 1))
+"""The types of nodes, by their numbers in the schema."""
+
+_HEADER = struct.Struct("<4x4sHIIIQ")
+_MAGIC = b"XH00"
+_VERSIONS = (b"XN00", b"XN01")
+
+
+def read_payload(backend: str, payload: memoryview) -> PayloadContent | None:
+    """Read a payload; None for a backend whose payloads are not known, a CorruptError for a damaged one."""
+    if backend != XNNPACK:
         return None
+    try:
+        return _read_tables(_find_tables(payload))
+    except CorruptError as error:
+        raise CorruptError(f"a payload of {backend!r}: {error}") from None
 
 
-FindChecks = Callable[[str], PayloadChecks | None]
-"""Finds what checks the payloads of a backend, by its id; None for a backend whose payloads nothing checks."""
+def reader() -> Callable[[str, memoryview], PayloadContent | None]:
+    """Return `read_payload` for a file, which reads each payload once: many delegates may share it."""
+    known: dict[tuple[str, int], PayloadContent | None] = {}
 
-
-def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
-    """Read a payload; return what it needs and has, None when no plug-in knows the backend."""
-    checks = find_checks(backend)
-    if checks is None:
-        return None
-    checked = _guard(backend, checks, lambda: checks.check(payload))
-    if not isinstance(checked, CheckedPayload):
-        raise BackendFailure(f"{_describe(backend, checks)} returned {checked!r}, expected a CheckedPayload.")
-    return checked
-
-
-class PayloadMemory:
-    """Checks each payload of a file once, as many delegates may share it."""
-
-    def __init__(self, find_checks: FindChecks) -> None:
-        self._find_checks = find_checks
-        self._checked: dict[tuple[str, int], tuple[CheckedPayload | None, memoryview]] = {}  # by where it is kept
-        self._described: dict[int, tuple[PayloadOperator, ...]] = {}
-
-    def check(self, backend: str, payload: memoryview) -> CheckedPayload | None:
-        """Check a payload as `check_payload` does."""
+    def read(backend: str, payload: memoryview) -> PayloadContent | None:
         key = backend, id(payload)
-        if key not in self._checked:
-            self._checked[key] = check_payload(backend, payload, self._find_checks), payload
-        return self._checked[key][0]
+        if key not in known:
+            known[key] = read_payload(backend, payload)
+        return known[key]
 
-    def describe(self, backend: str, checked: CheckedPayload) -> tuple[PayloadOperator, ...]:
-        """Return the operators in a payload that was checked here."""
-        if id(checked) not in self._described:
-            self._described[id(checked)] = describe(backend, checked)
-        return self._described[id(checked)]
+    return read
 
 
-def describe(backend: str, payload: CheckedPayload) -> tuple[PayloadOperator, ...]:
-    """Return the operators in a payload, as its backend has them; a BackendFailure when what reads it fails."""
-    return _guard(backend, payload, lambda: tuple(payload.describe()))
-
-
-def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:
+def find_weights(backend: str, payload: PayloadContent, data: Data, external: dict[str, MemoryLayout | int]) -> None:
     """Check the sizes of a payload's weights that are in the file, and add those that are not to `external`."""
     for name, size in payload.weights.items():
         found = data.named.get(name)
@@ -143,15 +168,80 @@ def find_weights(backend: str, payload: CheckedPayload, data: Data, external: di
             external[name] = max(need, size)
 
 
-def _guard(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
-    """Return the result of a plug-in's check; what it raises is a verdict on the file, or a failure of its own."""
-    try:
-        return check()
-    except (CorruptError, LoweringError, MemoryError):
-        raise
-    except Exception as error:
-        raise BackendFailure(f"{_describe(backend, who)} failed: {exception_text(error)}") from error
+def _read_tables(tables: memoryview) -> PayloadContent:
+    if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
+        raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
+    graph = root(tables)
+    names = {
+        number: one.text(ConstantDataOffset.NAMED_KEY)
+        for number, one in enumerate(graph.tables(XNNGraph.CONSTANT_DATA))
+        if one.has(ConstantDataOffset.NAMED_KEY)
+    }
+    count = max(graph.count(XNNGraph.CONSTANT_DATA), graph.count(XNNGraph.CONSTANT_BUFFER))
+    values: dict[int, str] = {}  # in words, in XNNPACK's order of dimensions
+    read: dict[str, int] = {}
+    for number, one in enumerate(graph.tables(XNNGraph.XVALUES)):
+        id_, words, taken = _read_value(number, one)
+        values[id_] = words
+        for constant, size in taken:
+            check_index(constant, count, f"value {id_}", "constants")
+            if constant in names:
+                read[names[constant]] = max(read.get(names[constant], 0), size)
+    nodes = enumerate(graph.tables(XNNGraph.XNODES))
+    return PayloadContent(tuple(_read_node(number, one, values) for number, one in nodes), read)
 
 
-def _describe(backend: str, plugin: object) -> str:
-    return f"The plug-in that checks payloads of {backend!r} ({type(plugin).__module__}.{type(plugin).__qualname__})"
+def _find_tables(payload: memoryview) -> memoryview:
+    """Return the tables of a payload, without the constants that may follow."""
+    if len(payload) < _HEADER.size or bytes(payload[4:8]) != _MAGIC:
+        return payload
+    _, _, start, size, constants, space = _HEADER.unpack_from(payload)
+    if max(start + size, constants + space) > len(payload):
+        raise CorruptError(f"its header says that it has more than its {len(payload)} bytes")
+    return payload[start : start + size]
+
+
+def _read_value(number: int, table: Table) -> tuple[int, str, list[tuple[int, int]]]:
+    """Return a value's id, the value in words, and the constants that it reads with how many bytes of each."""
+    kind, content = table.number(XValue.XVALUE_UNION_TYPE, "B"), table.table(XValue.XVALUE_UNION)
+    quantised = content if kind == XValueUnion.XNN_QUANTIZED_TENSOR_VALUE else None
+    tensor = quantised.table(XNNQuantizedTensorValue.TENSOR_VALUE) if quantised is not None else content
+    if tensor is None:
+        raise CorruptError(f"value {number} has no content")
+    slots = XNNTensorValue
+    datatype, dims = tensor.number(slots.DATATYPE, "h"), tensor.numbers(slots.DIMS, "I")
+    if not 0 <= datatype < len(_BITS):
+        raise CorruptError(f"value {number} has the unknown datatype {datatype}")
+    buffer = tensor.number(slots.CONSTANT_BUFFER_IDX, "I")
+    # With four-bit elements, each row starts at a byte.
+    row = ((dims[-1] if dims else 1) * _BITS[datatype] + 7) // 8
+    taken = [(buffer, math.prod(dims[:-1]) * row)] if buffer else []
+    if quantised is not None:
+        taken += _read_scales(quantised)
+    element = XNNDatatype(datatype).name.removeprefix("XNN_DATATYPE_").lower()
+    return tensor.number(slots.ID_OUT, "I"), f"{'constant ' * bool(buffer)}{element}{list(dims)}", taken
+
+
+def _read_scales(table: Table) -> Iterator[tuple[int, int]]:
+    """Yield the constant with the scales of channels or groups, if there is one, and how many bytes they are."""
+    kind = table.number(XNNQuantizedTensorValue.QUANT_PARAMS_TYPE, "B")
+    content = table.table(XNNQuantizedTensorValue.QUANT_PARAMS)
+    channels, groups = XNNQuantParams.PER_CHANNEL_QUANT, XNNQuantParams.PER_CHANNEL_GROUP_QUANT
+    slots: Any = {channels: PerChannelQuant, groups: PerChannelGroupQuant}.get(kind)  # type: ignore[call-overload]
+    if content is not None and slots is not None and (index := content.number(slots.SCALE_BUFFER_IDX, "I")):
+        yield index, content.number(slots.NUM_SCALES, "I") * (4 if slots is PerChannelQuant else 2)
+
+
+def _read_node(number: int, table: Table, values: Mapping[int, str]) -> PayloadOperator:
+    kind, content = table.number(XNode.XNODE_UNION_TYPE, "B"), table.table(XNode.XNODE_UNION)
+    if kind not in NODES or content is None:
+        raise CorruptError(f"node {number} is of the unknown type {kind}, or has no content")
+    shown: dict[bool, list[str]] = {True: [], False: []}
+    for position, name in enumerate(FIELDS.get(NODES[kind], ("input", "output"))):
+        if name:
+            id_ = content.number(position, "I")
+            if id_ not in values and not (id_ == NO_VALUE and name == "bias"):
+                raise CorruptError(f"node {number}, {NODES[kind]}, refers to value {id_}, which is not there")
+            if id_ != NO_VALUE:
+                shown[name in _OUTPUTS].append(values[id_])
+    return PayloadOperator(NODES[kind], tuple(shown[False]), tuple(shown[True]))

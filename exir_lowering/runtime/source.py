@@ -24,7 +24,6 @@ from exir_lowering.graphs import sources
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import container, digests, files, format as file_format, payloads
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.files import DataFiles, MappedFile
@@ -181,7 +180,7 @@ class ProgramFile:
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
     """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
     file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
-    methods = file.parse(lambda content: file_format.read_program(content, find_checks), files.PTE)
+    methods = file.parse(file_format.read_program, files.PTE)
     return file, methods, file.parse(lambda _: read_manifest(methods), files.PTE)
 
 
@@ -274,7 +273,7 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
         while (found := content.find(wanted, found + 1, end)) >= 0:
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
     made = bytes(content)
-    methods = file_format.read_program(memoryview(made), find_checks)
+    methods = file_format.read_program(memoryview(made))
     return replace(file, file=files.in_memory(file.name, made), methods=methods), names
 
 

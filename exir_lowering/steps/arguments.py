@@ -5,12 +5,10 @@ Methods of one family have names such as `forward@npu`; the manifest says which 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
@@ -196,19 +194,6 @@ def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
         raise InputError(f"{who}: got {backend_id!r} as the backend id, expected a string.")
     if isinstance(compile_specs, (str, bytes)) or not all(isinstance(s, CompileSpec) for s in compile_specs):
         raise InputError(f"{who}: got compile_specs={compile_specs!r}, expected a sequence of CompileSpec.")
-
-
-def find_operator(who: str, name: str) -> Any:
-    """Return an operator by a name such as `aten.add.Tensor`; raise InputError, which says who named it, if unknown."""
-    parts = name.removeprefix("torch.ops.").split(".")
-    found: Any = torch.ops
-    with contextlib.suppress(AttributeError, RuntimeError):
-        for part in [*parts, "default"] if len(parts) == 2 else parts:
-            found = getattr(found, part)
-        if len(parts) in (2, 3):
-            return found
-    hint = did_you_mean(name, graphs.known_operators())
-    raise InputError(f"{who} {name!r}: torch has no such operator.{hint} Expected a name such as aten.add.Tensor.")
 
 
 def _read_variants(partitioners: Any, variants: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from exir_lowering import fast
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend
-from exir_lowering.plugins.payload import find_checks_of
 from exir_lowering.steps.cache.keys import Forms, NoKeyError, describe_neighbours, describe_partition, digest
 from exir_lowering.steps.parallel import preprocess_parallel
 from exir_lowering.steps.session import Session
@@ -55,20 +54,18 @@ def _make_keys(
 ) -> list[str | NoKeyError]:
     """Return the digest of what results depend on, or why that is not known, for each entry."""
     details = backend.details if isinstance(backend, ExecutorchBackend) else None
-    checks = find_checks_of(details) if details is not None else None
-    unread = backend.unread | (frozenset() if checks is None else checks.unread)
     # What overlaps with weights of others is one piece with them; ExecuTorch's classes know of no others.
     neighbours = describe_neighbours(one.program for one in group.partitions if details is None)
     made: list[str | NoKeyError] = []
     try:
-        common = _identify(backend, declared=checks is not None), _versions(every=False), session.options.fast
+        common = _identify(backend), _versions(every=False), session.options.fast
     except NoKeyError as error:
         return [error] * len(entries)
     for entry in entries:
         described: list[Any] = [common, fast.state(), [one.method for one in entry if len(entry) > 1]]
         try:
             for one in entry:
-                described.append(describe_partition(one, session.cache.storages, unread))
+                described.append(describe_partition(one, session.cache.storages, backend.unread))
                 described.append([neighbours.get(at) for at in describe_neighbours([one.program])])
             made.append(digest(described))
         except NoKeyError as error:
@@ -76,14 +73,15 @@ def _make_keys(
     return made
 
 
-def _identify(backend: Backend, *, declared: bool) -> list[str]:
+def _identify(backend: Backend) -> list[str]:
     """Return what identifies the code and the settings of a backend; NoKeyError if that is not known."""
     details = backend.details if isinstance(backend, ExecutorchBackend) else None
     kind = details or type(backend)
     name = f"{kind.__module__}.{kind.__qualname__}"
     settings = {} if details is not None else vars(backend)
     lines = [backend.backend_id, str(backend.version), name, Forms({}, named=True).form(settings)]
-    if declared or name.startswith("exir_lowering."):
+    ours = {kind, type(backend)} - {ExecutorchBackend}
+    if any(one.__module__.startswith("exir_lowering.") for one in ours):
         return lines
     if backend.version == Backend.version:
         found = metadata.packages_distributions().get(name.partition(".")[0], ())

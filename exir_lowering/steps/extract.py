@@ -138,10 +138,9 @@ class _GraphSweep:
         self.calls = Counter(str(n.target) for n in nodes if n.op == "get_attr" for _ in n.users)
         computing = [node for node in nodes if node.op == "call_function"]
         tag_of = self._claims(computing)
-        refuse = self.method.non_convex == "raise"
-        units, cycles = quotient.order(computing, tag_of, explain=refuse)
-        if refuse and cycles:
-            raise self._not_convex(cycles[0])
+        units, cycle = quotient.order(computing, tag_of)
+        if self.method.non_convex == "raise" and cycle is not None:
+            raise self._not_convex(cycle)
         units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
         if self.path:

@@ -204,17 +204,12 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
 def _sizes(program: ExportedProgram, value: Any, known: Mapping[Any, Any] = MappingProxyType({})) -> Bounds:
     found: list[tuple[int, int | None]] = []
     for size in value.shape if isinstance(value, torch.Tensor) else ():
-        if isinstance(size, int):
-            found.append((size, size))
-            continue
-        bounds = bounds_of(size.node.expr, {**program.range_constraints, **known})
-        ends: list[int | None] = []
-        for end in (bounds.lower, bounds.upper):
-            try:
-                ends.append(int(end) if abs(int(end)) < _UNBOUNDED else None)
-            except (OverflowError, TypeError, ValueError, AttributeError):  # it is infinite
-                ends.append(None)
-        found.append((max(ends[0] or 0, 0), ends[1]))
+        least, greatest = size, size
+        if not isinstance(size, int):
+            bounds = bounds_of(size.node.expr, {**program.range_constraints, **known})
+            ends = (int(end) if abs(end) < _UNBOUNDED else None for end in (bounds.lower, bounds.upper))
+            least, greatest = ends
+        found.append((max(least or 0, 0), greatest))
     return tuple(found)
 
 

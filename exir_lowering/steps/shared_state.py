@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
+from networkx.utils import UnionFind
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import memory_key, memory_span
-from exir_lowering.graphs.together import Sets
 from exir_lowering.model import EdgeMethod, State
 from exir_lowering.steps.file import File
 
@@ -190,14 +190,12 @@ def _join(name: str, states: Sequence[State]) -> State:
 def shareable(states: Iterable[State]) -> list[set[tuple[str, str]]]:
     """Return what may be one memory in a file, whatever will be asked of `choose`: methods with their names for it."""
     states = list(states)
-    sets, first = Sets(len(states)), dict[Hashable, int]()
+    sets, first = UnionFind(range(len(states))), dict[Hashable, int]()
     for number, state in enumerate(states):
         for name in state.names.values():
-            sets.join(first.setdefault((name, state.dtype, state.shape), number), number)
-    groups: dict[int, set[tuple[str, str]]] = {}
-    for number, state in enumerate(states):
-        groups.setdefault(sets.find(number), set()).update(state.names.items())
-    return [members for members in groups.values() if len({method for method, _ in members}) > 1]
+            sets.union(first.setdefault((name, state.dtype, state.shape), number), number)
+    groups = [{item for number in group for item in states[number].names.items()} for group in sets.to_sets()]
+    return [members for members in groups if len({method for method, _ in members}) > 1]
 
 
 def list_namesakes(states: Iterable[State]) -> list[tuple[str, tuple[str, ...]]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exir_lowering._upstream import installed, stderr
+from exir_lowering._upstream import installed
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, exception_text
 from exir_lowering.lowered import LoweredMethods
@@ -54,8 +54,7 @@ class Suite:
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
         if case.name not in self.results:
-            with stderr.without_lines(stderr.ABOUT_THE_CPU):
-                self.results[case.name] = _try_case(self.subject, case, self.note)
+            self.results[case.name] = _try_case(self.subject, case, self.note)
         return self.results[case.name]
 
     def report(self) -> ConformanceReport:

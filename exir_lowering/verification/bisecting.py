@@ -34,7 +34,7 @@ from exir_lowering.steps import arguments
 from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
-from exir_lowering.verification.checking import Comparison, Outputs, conclude, read
+from exir_lowering.verification.checking import Comparison, conclude, read
 from exir_lowering.verification.results import QUANTIZED, Culprit, Kind, Suspect, Verification, Where, problems
 from exir_lowering.verification.subjects import match, read_inputs
 
@@ -61,7 +61,7 @@ def bisect(
     """Find the operator that goes wrong in a backend: its result is off, or it fails, hangs or ends the process.
 
     The programs are lowered and verified. If the file is wrong, they are lowered with fewer operators in backends,
-    about log2(operators) + 4 times in all. Of several culprits the first in execution order is found: deny it, and call
+    about log2(operators) + 3 times in all. Of several culprits the first in execution order is found: deny it, and call
     again. An operator that ends the process or hangs is found only if another process can import the delegates.
 
     Args:
@@ -133,7 +133,6 @@ class _Search:
     untried: int = 0
     lowered: Any = None  # the whole lowering
     verification: Verification | None = None  # what was found about it
-    beside: Outputs | None = None  # what the file without backends returns, where that is wrong too
     advance: Callable[[], None] = lambda: None
     smallest: tuple[LoweredMethods, _Outcome] | None = None  # the last one that was wrong
 
@@ -156,22 +155,19 @@ class _Search:
         everything = tuple(range(len(self.units)))
         progress = Progress(self.options.progress)
         with progress:
-            self.advance = progress.count("bisect", len(everything).bit_length() + 4)
+            self.advance = progress.count("bisect", len(everything).bit_length() + 3)
             return self._search(everything, file)
 
     def _search(self, everything: _Units, file: ProgramFile) -> Culprit:
         self.smallest, self.tried[everything] = (self.lowered, self.whole), True
         if not self._choose_calls(file):
             return self._conclude("unsteady")
-        if not everything or _lacks_kernels(file) or (self._is_wrong(()) and not self._is_wrong_beside_host(file)):
+        if not everything or _lacks_kernels(file) or self._is_wrong(()):
             return self._conclude("host")
         found = self._find(everything)
         if self.smallest[0] is self.lowered and self._try(everything) is False:  # only the first lowering is wrong
             return self._conclude("unsteady")
-        smallest, rest = self.smallest, tuple(unit for unit in everything if unit not in set(found))
-        others = self.beside is not None or (self._is_wrong(rest) if rest else False)
-        self.smallest = smallest
-        return self._conclude("backend", found, others)
+        return self._conclude("backend", found)
 
     def _choose_calls(self, file: ProgramFile) -> bool:
         """Choose with which calls the error is seen again; False if it is not."""
@@ -179,20 +175,6 @@ class _Search:
             self.calls = calls
             if self._execute(file).kind == self.whole.kind:
                 return True
-        return False
-
-    def _is_wrong_beside_host(self, file: ProgramFile) -> bool:
-        """Return whether a file is off in another way than that without backends, which is the measure from now on."""
-        if self.whole.kind != "off":
-            return False
-        self.calls, self.beside = None, {}
-        if self._try(()) is not False:  # it is what the others are measured by
-            return False
-        whole, self.whole = self.whole, self._execute(file)
-        if self.whole.kind and self._choose_calls(file):
-            self.smallest = self.lowered, self.whole
-            return True
-        self.whole, self.beside = whole, None
         return False
 
     def _find(self, everything: _Units) -> _Units:
@@ -277,7 +259,7 @@ class _Search:
             return LoadedProgram(file, process)
 
         try:
-            comparison = Comparison(file, subjects, load, None, strict=True, beside=self.beside)
+            comparison = Comparison(file, subjects, load, None, strict=True)
             if self.whole.comparison is not None:
                 comparison.measure_as(self.whole.comparison)
             if self.calls is None:
@@ -299,12 +281,12 @@ class _Search:
         self.starter = self.starter or Process(modules)  # for the first file, which needs the most
         return Process(forked_from=self.starter)
 
-    def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
+    def _conclude(self, where: Where, found: _Units = ()) -> Culprit:
         _, outcome = self.smallest or (None, self.whole)
         suspects = [suspect for unit in reversed(found) for suspect in self.units[unit]]
         suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
         error, tries = outcome.describe(), self.lowerings
-        return Culprit(self.whole.kind, where, tuple(suspects), others, error, tries, self.verification)
+        return Culprit(self.whole.kind, where, tuple(suspects), error, tries, self.verification)
 
 
 def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None:

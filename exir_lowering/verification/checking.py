@@ -43,9 +43,6 @@ _CALLS = 3
 _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
 
-Outputs = dict[tuple[str, str, int], list[Any]]
-"""What a file returns, by method, case and number of the call."""
-
 _NOISES = 2
 """How often the inputs are rounded to find out what that causes."""
 
@@ -188,15 +185,10 @@ class Comparison:
         share: float | None,
         *,
         strict: bool = False,
-        beside: Outputs | None = None,
         opened: LoadedProgram | None = None,
     ) -> None:
-        """Open the file; where it fails in a call, the error is noted, and raised if this is strict.
-
-        With the outputs of another file beside, what is like those is right too; what is not in them yet is added.
-        """
+        """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
-        self._beside = beside
         self.program = opened or load()
         self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
         self._fresh = True
@@ -295,18 +287,15 @@ class Comparison:
 
         typical = _SMALL if case.continuous and not tally.subject.quantized else 1.0  # otherwise it can be noise only
 
-        def compare(values: list[Any], noise: Sequence[torch.Tensor | None]) -> list[Difference]:
+        def compare(noise: Sequence[torch.Tensor | None]) -> list[Difference]:
             return [
                 measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0) * typical, moved)
-                for index, (one, other, moved) in enumerate(zip(values, got, noise, strict=True))
+                for index, (one, other, moved) in enumerate(zip(expected, got, noise, strict=True))
             ]
 
-        found = compare(expected, none := [None] * len(expected))
+        found = compare([None] * len(expected))
         if case.continuous and any(each.score > 1 and not each.problem for each in found):
-            found = compare(expected, self._noise(name, *given, expected))
-        if self._beside is not None:
-            also = compare(self._beside.setdefault((name, case.name, call), got), none)
-            found = [min(pair, key=lambda each: each.score) for pair in zip(found, also, strict=True)]
+            found = compare(self._noise(name, *given, expected))
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
         furthest = max((each.score for each in found), default=0.0)

@@ -209,7 +209,7 @@ def _badness(output: OutputResult) -> tuple[bool, float]:
     return not output.ok, math.inf if output.problem else share
 
 
-CULPRIT_VERSION = 1
+CULPRIT_VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 Kind = Literal["", "off", "fails", "hangs", "crashes"]
@@ -219,7 +219,6 @@ QUANTIZED = "quantized_decomposed."
 _LISTED_OPERATORS = 6
 
 _WORDS = {"": "is right", "off": "is wrong", "fails": "fails", "hangs": "hangs", "crashes": "ends the process"}
-_WITHOUT = {True: "it still {}: there is another culprit", False: "it {} not", None: "it cannot be tried"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +246,6 @@ class Culprit(Shown):
             run again; "" if nothing is wrong.
         operators: The operators that are enough for a backend to go wrong, the culprit first; () if `where` is not
             "backend". There are several where one is right alone, as in a fusion, or where none can be tried alone.
-        others: Whether it goes wrong too with all others in backends, or without any: there is another culprit. None if
-            not known.
         error: What is wrong with `operators` in backends, and in which call.
         lowerings: How often the programs were lowered.
         verification: What was found about the whole file, until it failed; None if it cannot be opened.
@@ -257,7 +254,6 @@ class Culprit(Shown):
     kind: Kind
     where: Where
     operators: tuple[Suspect, ...]
-    others: bool | None
     error: str
     lowerings: int
     verification: Verification | None
@@ -272,8 +268,8 @@ class Culprit(Shown):
         return render(map(Text, self._lines()), width)
 
     def to_json(self) -> str:
-        """Return it as JSON: "version" (1), "ok", and the attributes; "verification" as `Verification.to_json`."""
-        names = ("ok", "kind", "where", "others", "error", "lowerings")
+        """Return it as JSON: "version" (2), "ok", and the attributes; "verification" as `Verification.to_json`."""
+        names = ("ok", "kind", "where", "error", "lowerings")
         tree = None if self.verification is None else json.loads(self.verification.to_json())
         operators = [asdict(operator) for operator in self.operators]
         fields = {"version": CULPRIT_VERSION, **{name: getattr(self, name) for name in names}, "operators": operators}
@@ -300,9 +296,8 @@ class Culprit(Shown):
         if left := len(self.operators) - len(named[:_LISTED_OPERATORS]):
             yield f"\n  and {left} more"
         only = "these operators" if several else "this operator"
-        without = _WITHOUT[self.others].format("is" if self.kind == "off" else "does")
-        yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
-        yield f"Next: the rule deny(name={first.node.name!r}) keeps it on the host."
+        yield f"\nWith only {only} in a backend the file {does}. {tries}"
+        yield f"Next: the rule deny(name={first.node.name!r}) keeps it on the host; bisect again with it."
 
     def __repr__(self) -> str:
         named = f"{self.operators[0].node.name} of {self.operators[0].method}" if self.operators else self.where

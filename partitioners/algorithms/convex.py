@@ -2,23 +2,23 @@
 
 A partition is convex if no path leaves it and comes back; all proposed partitions can be contracted at once, and the
 graph stays acyclic. What must stay together is one vertex: a node and the getitems that pick its results, and the
-groups that the caller gives. `schedule` then assigns the vertices.
+groups that the caller gives. The backends take their partitions one after the other, each the fewest for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import collector, measures, quotient
 from exir_lowering.graphs.order import topological
-from exir_lowering.graphs.schedule import Dag, schedule
-from exir_lowering.graphs.together import Sets, Together
+from exir_lowering.graphs.schedule import schedule
 from exir_lowering.partitioners.supports.support import GraphScope, SupportLike, as_support, make_check
 
 _NOT_COMPUTING = ("placeholder", "get_attr", "output")
@@ -126,24 +126,18 @@ def contract(
         The partitions, as few as it can find.
     """
     with collector.paused():
-        units, dag = _contract_nodes(nodes, label_of, groups)
-        epochs = schedule(dag)
-    if keep_apart:  # each partition falls into the parts that share an edge
-        parts = Sets(len(epochs))
-        for vertex, epoch in enumerate(epochs):
-            for after in dag.successors[vertex] if epoch else ():
-                if epochs[after] == epoch:
-                    parts.join(vertex, after)
-        found = [(epoch, parts.find(vertex)) if epoch else None for vertex, epoch in enumerate(epochs)]
-        number = {part: i for i, part in enumerate(sorted({part for part in found if part is not None}), 1)}
-        epochs = [0 if part is None else number[part] for part in found]
-    labels = {epoch: label for label, epoch in zip(dag.labels, epochs, strict=True) if epoch}
-    epoch_of = {node: epoch for unit, epoch in zip(units, epochs, strict=True) for node in unit}
-    members: dict[int, list[Node]] = {epoch: [] for epoch in sorted(labels)}
-    for node in nodes:
-        if epoch_of[node]:
-            members[epoch_of[node]].append(node)
-    return [Proposal(labels[epoch] or "", tuple(inside)) for epoch, inside in members.items()]
+        label_of, sets = _join_groups(nodes, label_of, groups)
+        for label in dict.fromkeys(label_of.values()):
+            units, before = order_units(nodes, sets)
+            epochs = _schedule(units, before, [_label(unit, label_of) == label for unit in units])
+            first: dict[int, int] = {}
+            for vertex, epoch in enumerate(epochs):
+                near = before[vertex] if keep_apart else [first.setdefault(epoch, vertex)]
+                joined = [other for other in near if epochs[other] == epoch > 0]
+                sets.union(units[vertex][0], *(units[other][0] for other in joined))
+        units, _ = order_units(nodes, sets)
+    labels = [_label(unit, label_of) for unit in units]
+    return [Proposal(label, tuple(unit)) for label, unit in zip(labels, units, strict=True) if label is not None]
 
 
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
@@ -170,79 +164,86 @@ def _follows(node: Node) -> bool:
     return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
 
 
-def _contract_nodes(
+def _label(unit: Iterable[Node], label_of: Mapping[Node, str]) -> str | None:
+    """Return the backend that all operators of a vertex have; None if it is the host, or there are several."""
+    labels = {label_of.get(node) for node in unit if not _follows(node)}
+    return labels.pop() if len(labels) == 1 else None
+
+
+def join_results(nodes: Sequence[Node]) -> Any:
+    """Return the sets of what always stays together: each operator with its getitems."""
+    sets, inside = UnionFind(nodes), frozenset(nodes)
+    for node in nodes:
+        if _follows(node) and node.args[0] in inside:
+            sets.union(node.args[0], node)
+    return sets
+
+
+def find_knots(nodes: Sequence[Node], sets: Any) -> list[list[Node]]:
+    """Return the nodes of sets that are on a cycle of sets, by cycle: together they are convex, alone they are not."""
+    units, successors = quotient.contract(nodes, sets.__getitem__)
+    return [[node for i in knot for node in units[i]] for knot in quotient.find_knots(successors)]
+
+
+def order_units(nodes: Sequence[Node], sets: Any) -> tuple[list[list[Node]], list[list[int]]]:
+    """Return sets that are on no cycle in topological order, as in the graph where possible, and what each one reads.
+
+    What it reads are the numbers of other sets.
+    """
+    units, successors = quotient.contract(nodes, sets.__getitem__)
+    order = topological(successors)
+    number = {vertex: i for i, vertex in enumerate(order)}
+    before: list[list[int]] = [[] for _ in order]
+    for i, vertex in enumerate(order):
+        for other in successors[vertex]:
+            before[number[other]].append(i)
+    return [units[vertex] for vertex in order], before
+
+
+def _join_groups(
     nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
-) -> tuple[list[list[Node]], Dag]:
-    """Return the nodes of each vertex, and the graph that the vertices make.
+) -> tuple[Mapping[Node, str], Any]:
+    """Return the backends of nodes, and what stays together.
 
     The nodes of a group that one backend takes whole are joined, and what is on a cycle of such groups; the nodes of
     other groups are left to the host.
     """
-    together, grouped = Together(nodes), Sets(len(nodes))
-    found = False
+    known, grouped, sets = frozenset(nodes), UnionFind(), join_results(nodes)
     for number, group in enumerate(groups):
-        places = [together.place[node] for node in list_group_operators(number, group, together.place)]
-        for other in places[1:]:
-            grouped.join(places[0], other)
-            found = True
-    if not found:
-        return _number(label_of, together)
-    members: dict[int, list[Node]] = {}
-    for i, node in enumerate(nodes):
-        members.setdefault(grouped.find(i), []).append(node)
+        grouped.union(*list_group_operators(number, group, known))
+    several = [joined for joined in grouped.to_sets() if len(joined) > 1]
+    if not several:
+        return label_of, sets
     left = dict(label_of)
-    for joined in members.values():
-        labels = {label_of.get(node) for node in joined if not _follows(node)}
-        if len(labels) == 1 and None not in labels:
-            together.join(joined)
-        elif len(joined) > 1:
+    for joined in several:
+        if _label(joined, label_of) is not None:
+            sets.union(*joined)
+        else:
             for node in joined:
                 left.pop(node, None)
-    for knot in together.knots():
-        inside = [node for node in nodes if together.find(node) in knot]
-        labels = {left.get(node) for node in inside if not _follows(node)}
-        if len(labels) > 1 or None in labels:
-            raise _describe_nonconvex(left, together, knot)
-        together.join(inside)
-    return _number(left, together)
+    for knot in find_knots(nodes, sets):
+        if _label(knot, left) is None:
+            raise _describe_nonconvex(left, nodes, sets, knot)
+        sets.union(*knot)
+    return left, sets
 
 
-def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
-    members = together.members()
-    tag_of = {
-        node: f"group at {group[0].name}"
-        for root, group in members.items()
-        if root in knot and len(group) > 1
-        for node in group
-    }
-    _, cycles = quotient.order(together.nodes, tag_of, explain=True)
-    between = [node.name for node in together.nodes if together.find(node) in knot and node not in label_of]
+def _describe_nonconvex(
+    label_of: Mapping[Node, str], nodes: Sequence[Node], sets: Any, knot: Collection[Node]
+) -> InputError:
+    units, _ = quotient.contract([node for node in nodes if node in knot], sets.__getitem__)
+    tag_of = {node: f"group at {unit[0].name}" for unit in units if len(unit) > 1 for node in unit}
+    _, cycle = quotient.order(nodes, tag_of)
+    path = f"the path {cycle} leaves the {cycle.tag} and comes back" if cycle is not None else "it has no order"
+    between = [node.name for node in nodes if node in knot and node not in label_of]
     why = f" Node {between[0]} on it is not supported." if between else " The nodes on it go to different backends."
     return InputError(
-        f"A group of nodes that must stay together is not convex: the path {cycles[0]} leaves the {cycles[0].tag} and "
-        f"comes back.{why} Remove one of the group's nodes, or support the nodes on the path too."
+        f"A group of nodes that must stay together is not convex: {path}.{why} Remove "
+        "one of the group's nodes, or support the nodes on the path too."
     )
 
 
-def _number(label_of: Mapping[Node, str], together: Together) -> tuple[list[list[Node]], Dag]:
-    """Number the vertices in topological order, keeping the graph's order where possible."""
-    members = together.members()
-    rank = {root: i for i, root in enumerate(members)}
-    successors = [[rank[other] for other in following] for following in together.successors().values()]
-    order = topological(successors)
-    number = [0] * len(order)
-    for i, vertex in enumerate(order):
-        number[vertex] = i
-    after = [[number[other] for other in successors[vertex]] for vertex in order]
-    groups = list(members.values())
-    units = [groups[vertex] for vertex in order]
-    before: list[list[int]] = [[] for _ in order]
-    for i, numbers in enumerate(after):
-        for other in numbers:
-            before[other].append(i)
-    found = [{label_of.get(node) for node in unit if not _follows(node)} for unit in units]
-    labels = [each.pop() if len(each) == 1 else None for each in found]
-
+def _schedule(units: Sequence[Sequence[Node]], before: Sequence[Sequence[int]], claimed: Sequence[bool]) -> list[int]:
     @cache
     def size(unit: int) -> int:
         inside = set(units[unit])
@@ -251,4 +252,4 @@ def _number(label_of: Mapping[Node, str], together: Together) -> tuple[list[list
     def is_returned(unit: int) -> bool:
         return any(user.op == "output" for node in units[unit] for user in node.users)
 
-    return units, Dag(before, after, labels, size, is_returned)
+    return schedule(before, claimed, size, is_returned)

@@ -10,9 +10,15 @@ import networkx as nx
 from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
-from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.together import Together
-from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
+from exir_lowering.graphs import collector, measures
+from exir_lowering.partitioners.algorithms.convex import (
+    Proposal,
+    contract,
+    find_knots,
+    join_results,
+    list_computing,
+    order_units,
+)
 from exir_lowering.partitioners.supports.support import GraphScope
 
 
@@ -108,10 +114,7 @@ class _Work:
         pieces = [proposal] if len(left) == len(proposal.nodes) else contract(proposal.nodes, left, groups=units)
         pieces = [smaller for piece in pieces for smaller in self._cut_whole(piece, units)]
         if len(pieces) > 1:
-            crossing = _count_crossing(proposal.nodes, pieces, self.scope)
-            self._adjust(
-                "cut", proposal.nodes, f"{over}: cut into {len(pieces):,}, {_format_count(crossing, 'byte')} cross"
-            )
+            self._adjust("cut", proposal.nodes, f"{over}: cut into {len(pieces):,}")
         return pieces
 
     def _describe_excess(self, nodes: Sequence[Node]) -> str:
@@ -234,26 +237,15 @@ def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
-    """Return the bytes that cross, of values from outside from the second piece on; each piece has its constants."""
-    piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
-    inside, touched = set(nodes), dict[Node, set[int]]()
-    for node, piece in piece_of.items():
-        for source in node.all_input_nodes:
-            if source not in scope.constants:
-                made = {piece_of.get(source, len(pieces))} if source in inside else set[int]()
-                touched.setdefault(source, made).add(piece)
-    return sum(measures.value_bytes(source) * (len(found) - 1) for source, found in touched.items())
-
-
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
 
 
-def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[tuple[Node, ...]]:
+def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[list[Node]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
-    together = Together(nodes)
-    joined = [together.join(group) for node in nodes for group in groups_of.get(node, ())]
-    if any(joined):
-        together.close()
-    tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
-    return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
+    sets, inside = join_results(nodes), frozenset(nodes)
+    groups = {id(group): group for node in nodes for group in groups_of.get(node, ())}
+    for group in groups.values():
+        sets.union(*inside.intersection(group))
+    for knot in find_knots(nodes, sets) if groups else ():
+        sets.union(*knot)
+    return order_units(nodes, sets)[0]

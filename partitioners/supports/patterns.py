@@ -8,17 +8,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import networkx as nx
 import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
+from exir_lowering.graphs import quotient
+from exir_lowering.graphs.order import topological
 from exir_lowering.partitioners.supports.matching import Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, describe_node
 from exir_lowering.partitioners.supports.templates import read_template
-
-_ROUNDS = 8
-"""For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
 
 _Found = tuple[int, tuple[Node, ...]]
 """A match: the number of the pattern, and the nodes in graph order."""
@@ -67,58 +65,42 @@ def find(scope: GraphScope, patterns: Sequence[Pattern]) -> Matching:
         for node in search.refused:
             graph.reasons.setdefault(node, (number, search.reason))
     several = frozenset(number for number, pattern in enumerate(patterns) if len(pattern.template.results) > 1)
-    kept = _sort_matches(graph, _break_cycles(graph, ranked, several), several)
     return Matching(
-        tuple((number, tuple(map(graph.position.__getitem__, nodes))) for number, nodes in kept),
+        tuple(
+            (number, tuple(map(graph.position.__getitem__, nodes))) for number, nodes in _sort(graph, ranked, several)
+        ),
         {graph.position[node]: reason for node, reason in graph.reasons.items()},
         {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in graph.nearest.items()},
         graph.comparisons,
     )
 
 
-def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: frozenset[int]) -> list[_Found]:
-    """Drop matches that feed each other both ways, as only those with several results can, the last ones first."""
-    kept, turn = list(ranked), 0
-    while sum(number in several for number, _ in kept) > 1:
+def _sort(graph: SearchedGraph, ranked: Sequence[_Found], several: frozenset[int]) -> list[_Found]:
+    """Order matches topologically, by their last nodes where the order is free.
+
+    For matches with single results, these suffice. Those with several results may feed each other both ways: then the
+    later half of these is given up, again and again.
+    """
+    kept = list(ranked)
+    while not several.isdisjoint(number for number, _ in kept):
+        match_of = {node: i for i, (_, nodes) in enumerate(kept) for node in nodes}
+        last = {**graph.position, **{node: graph.position[nodes[-1]] for _, nodes in kept for node in nodes}}
+        by_last = sorted(graph.nodes, key=last.__getitem__)
+        vertices, successors = quotient.contract(by_last, lambda node, of=match_of: of.get(node, node))  # type: ignore[misc]
         given_up: set[int] = set()
-        knots = (knot for knot in nx.strongly_connected_components(_contract(graph, kept)) if len(knot) > 1)
-        for knot in sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots):
-            inside = [i for i in knot if kept[i][0] in several]
-            count = 1 if turn < _ROUNDS else max(1, len(inside) // 2)
+        for knot in quotient.find_knots(successors):
+            matches = sorted(match_of[vertices[i][0]] for i in knot if vertices[i][0] in match_of)
+            inside = [i for i in matches if kept[i][0] in several]
             why = f"it and the match at {kept[inside[0]][1][-1].name} would feed each other both ways"
-            for i in inside[-count:]:
+            for i in inside[-max(1, len(inside) // 2) :]:
                 given_up.add(i)
                 number, nodes = kept[i]
                 graph.nearest.setdefault(number, (nodes[-1], why))
                 graph.reasons.update(dict.fromkeys(nodes, (number, why)))
         if not given_up:
-            break
+            return [kept[match_of[vertices[i][0]]] for i in topological(successors) if vertices[i][0] in match_of]
         kept = [found for i, found in enumerate(kept) if i not in given_up]
-        turn += 1
-    return kept
-
-
-def _contract(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
-    """Return the graph with each match as one vertex, its number."""
-    unit: dict[Node, Any] = {node: i for i, (_, nodes) in enumerate(kept) for node in nodes}
-    contracted: Any = nx.DiGraph()
-    for node in graph.nodes:
-        source = unit.get(node, node)
-        contracted.add_node(source)
-        targets = (unit.get(user, user) for user in node.users)
-        contracted.add_edges_from((source, target) for target in targets if target != source)
-    return contracted
-
-
-def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: frozenset[int]) -> list[_Found]:
-    """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
-    kept = sorted(kept, key=lambda found: graph.position[found[1][-1]])
-    if several.isdisjoint(number for number, _ in kept):
-        return kept
-    ordered = nx.lexicographical_topological_sort(
-        _contract(graph, kept), key=lambda item: graph.position[kept[item][1][-1] if isinstance(item, int) else item]
-    )
-    return [kept[item] for item in ordered if isinstance(item, int)]
+    return sorted(kept, key=lambda found: graph.position[found[1][-1]])
 
 
 @dataclass(frozen=True)

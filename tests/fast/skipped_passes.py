@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack import _passes
 from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
 from executorch.exir.program._program import _transform
 from torch.export import ExportedProgram
@@ -32,10 +31,9 @@ def proving() -> Iterator[Counter[str]]:
     """
     decide, counted = xnnpack_passes._is_traced, Counter[str]()
 
-    def prove(condition: Any, program: ExportedProgram, work: Any) -> bool:
-        traced = decide(condition, program, work)
+    def prove(kind: Any, program: ExportedProgram, work: Any) -> bool:
+        traced = decide(kind, program, work)
         if traced:
-            kind = getattr(_passes, next(name for name, one in xnnpack_passes.CONDITIONS.items() if one is condition))
             counted[kind.__name__] += 1
             before = describe(program)
             with accelerated(False):

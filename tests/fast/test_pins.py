@@ -25,10 +25,10 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from exir_lowering import InputError, LoweringOptions, load, lower
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.pinned import FEATURES, Feature
+from exir_lowering._upstream.pins import FEATURES
 
-PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
-MENDED = ("scalar operands", "empty concatenations")
+PLACES = sorted({place for feature in FEATURES.values() for place in feature.code})
+MENDED = ("scalar operands",)
 ASKED_ELSEWHERE = ("linear-time proposals", "lazy inductor import")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(fast=False)
@@ -114,33 +114,33 @@ def test_all_are_known(slowly: bytes) -> None:
     assert content == slowly and report.switched_off == ()
 
 
-@pytest.mark.parametrize("place", sorted({place for _, place in PLACES}))
+@pytest.mark.parametrize("place", PLACES)
 def test_what_was_changed_is_not_known(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change(place, monkeypatch)
-    for feature in FEATURES:
-        if place in feature.places:
-            assert place in pins.why_off(feature.name) or "differs from the code" in pins.why_off(feature.name)
+    for name, feature in FEATURES.items():
+        if place in feature.code:
+            assert place in pins.why_off(name) or "differs from the code" in pins.why_off(name)
     monkeypatch.undo()
     assert pins.switched_off() == ()
 
 
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name.replace(" ", "-"))
+@pytest.mark.parametrize("name", FEATURES)
 def test_without_a_feature_upstream_does_it(
-    feature: Feature, slowly: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, slowly: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change(feature.places[0], monkeypatch)
-    expected = files(SLOW)[0] if feature.name in MENDED else slowly
+    change(next(iter(FEATURES[name].code)), monkeypatch)
+    expected = files(SLOW)[0] if name in MENDED else slowly
     monkeypatch.setattr(pins, "_OFF", set())
     monkeypatch.setattr(pins, "_LOGGED", set())
     caplog.clear()
     content, report = files()
-    off = [line for line in pins.report_switched_off() if line.startswith(f"{feature.name}: ")]
+    off = [line for line in pins.report_switched_off() if line.startswith(f"{name}: ")]
     assert content == expected
-    if feature.name not in ASKED_ELSEWHERE:
-        assert len(off) == 1 and feature.without in off[0]
-        if feature.name not in ("content comparison", "loops in files"):  # emitting asks for them
-            assert set(off) <= set(report.switched_off) and f"off: {feature.name}" in report.to_text(width=400)
-    logged = [record for record in caplog.records if record.message.startswith(f"Off: {feature.name}: ")]
+    if name not in ASKED_ELSEWHERE:
+        assert len(off) == 1 and FEATURES[name].without in off[0]
+        if name not in ("content comparison", "loops in files"):  # emitting asks for them
+            assert set(off) <= set(report.switched_off) and f"off: {name}" in report.to_text(width=400)
+    logged = [record for record in caplog.records if record.message.startswith(f"Off: {name}: ")]
     assert len(logged) == len(off) and all(record.levelno == logging.WARNING for record in logged)
 
 
@@ -161,7 +161,7 @@ def test_every_pass_to_edge_dialect_is_known() -> None:
     """A list of passes names them only; each has to be pinned itself."""
     from exir_lowering._upstream import legalizing  # which a child below does without
 
-    classes = {place.partition(":")[2] for feature in FEATURES for place in feature.places}
+    classes = {place.partition(":")[2] for place in PLACES}
     passes = legalizing.dialect_passes(EdgeCompileConfig())
     names = set()
     for each in passes:

@@ -12,40 +12,37 @@ import pytest
 import quantized_models
 import torch
 from executorch.backends.xnnpack import _passes
-from executorch.backends.xnnpack._passes import convert_to_linear
 from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
 from executorch.backends.xnnpack.test import ops as operator_tests
 from executorch.backends.xnnpack.test.tester import Tester
+from executorch.exir.pass_base import ExportPass
 from skipped_passes import proving
+from torch.fx.passes.infra.pass_base import PassResult
 
 from exir_lowering import lower
+from exir_lowering._upstream import pins
 from exir_lowering.fast import accelerated, xnnpack_passes
-
-
-@pytest.mark.parametrize("name", xnnpack_passes.CONDITIONS)
-def test_the_source_is_what_the_condition_was_written_for(name: str) -> None:
-    kind = getattr(_passes, name)
-    assert xnnpack_passes.source_digest(kind) == xnnpack_passes.CONDITIONS[name].digest
-    assert xnnpack_passes.is_known(kind)
 
 
 def test_every_pass_has_a_condition() -> None:
     manager = _passes.XNNPACKPassManager(None)
     assert {kind.__name__ for kind in manager.passes} == set(xnnpack_passes.CONDITIONS)
+    classes = {owner for kind in manager.passes for owner in kind.__mro__[: kind.__mro__.index(ExportPass)]}
+    assert {f"{one.__module__}:{one.__name__}" for one in classes} <= set(pins.FEATURES["passes of XNNPACK"].code)
 
 
-@pytest.mark.parametrize("owner, name", [("FuseActivationPass", "call"), ("ConvertToSDPAPass", "get_scale")])
-def test_a_pass_that_was_replaced_is_run(owner: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = getattr(_passes, owner)
-    original = getattr(kind, name)
-    monkeypatch.setattr(kind, name, lambda self, *given: original(self, *given))
-    assert not xnnpack_passes.is_known(kind)
+def test_another_pass_of_the_same_name_is_run() -> None:
+    class FuseActivationPass(ExportPass):
+        def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+            ran.append(self)
+            return PassResult(graph_module, False)
 
-
-def test_a_pass_whose_helper_was_replaced_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    helpers = importlib.import_module("executorch.backends.transforms.addmm_mm_to_linear")
-    monkeypatch.setattr(helpers, "replace_addmm_mm_with_linear", lambda graph: graph)
-    assert not xnnpack_passes.is_known(convert_to_linear.ConvertToLinearPass)
+    ran: list[Any] = []
+    program = lower(models.exported("mobilenet_v2")[2])["forward"]
+    with accelerated():
+        for kind in (FuseActivationPass, _passes.FuseActivationPass):
+            _passes.XNNPACKPassManager(program, [kind]).transform()
+    assert len(ran) == 1
 
 
 def test_another_version_runs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +54,7 @@ def test_another_version_runs_everything(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_pattern_is_never_idle(graphs: Any, name: str) -> None:
     """Each graph that the pass looks for has the operators without which it is left out."""
     for pattern in graphs.get_graphs():
-        assert not xnnpack_passes.CONDITIONS[name].idle(getattr(_passes, name), pattern.graph)
+        assert not xnnpack_passes.CONDITIONS[name](getattr(_passes, name), pattern.graph)
 
 
 def test_patterns_are_not_built_for_a_model_without_them() -> None:

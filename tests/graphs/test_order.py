@@ -1,17 +1,11 @@
-"""The one topological sort, the one search for what can be reached, and what stays together in a graph."""
+"""The one topological sort, and the one search for what can be reached."""
 
 from __future__ import annotations
 
-import operator
-from collections import deque
-
 import networkx as nx
-import torch
 from hypothesis import given, settings, strategies as st
-from torch.fx import Graph
 
 from exir_lowering.graphs.order import reach, topological
-from exir_lowering.graphs.together import Sets, Together
 
 
 @st.composite
@@ -38,23 +32,11 @@ def test_the_order_is_that_of_networkx_and_cycles_are_missing(successors: list[l
     assert topological(successors) == list(nx.lexicographical_topological_sort(rest))
 
 
-def test_the_queue_decides_which_ready_vertex_comes_next() -> None:
-    class OldestFirst:
-        def __init__(self) -> None:
-            self.queue: deque[int] = deque()
-
-        def push(self, vertex: int) -> None:
-            self.queue.append(vertex)
-
-        def pop(self) -> int:
-            return self.queue.popleft()
-
-        def __len__(self) -> int:
-            return len(self.queue)
-
+def test_vertices_come_when_they_are_ready_and_urgent_ones_at_once() -> None:
     successors = [[3], [], [4], [], []]
-    assert topological(successors, OldestFirst()) == [0, 1, 2, 3, 4]
-    assert topological([[4], [3], [], [], []], OldestFirst()) == [0, 1, 2, 4, 3]
+    assert topological(successors, lambda vertex: False) == [0, 1, 2, 3, 4]
+    assert topological([[4], [3], [], [], []], lambda vertex: False) == [0, 1, 2, 4, 3]
+    assert topological(successors, lambda vertex: vertex == 4) == [0, 1, 2, 4, 3]
 
 
 @settings(deadline=None)
@@ -66,39 +48,3 @@ def test_what_is_reached_is_what_networkx_reaches(successors: list[list[int]], s
     found = reach([(start, v) for v in successors[start]], successors.__getitem__, lambda v: v <= end)
     assert set(found) - {start} == {v for v in nx.descendants(inside, start) if v <= end}
     assert all(vertex in successors[before] for vertex, before in found.items())
-
-
-def test_the_search_ends_at_its_goal() -> None:
-    looked_at: list[int] = []
-
-    def successors(vertex: int) -> list[int]:
-        looked_at.append(vertex)
-        return [vertex + 1]
-
-    found = reach([(0, 1)], successors, lambda vertex: True, goal=5)
-    assert 5 in found and looked_at == [1, 2, 3, 4]
-
-
-def test_sets_are_named_by_their_least_member() -> None:
-    sets = Sets(6)
-    for one, other in ((4, 5), (5, 2), (1, 3)):
-        sets.join(one, other)
-    assert [sets.find(item) for item in range(6)] == [0, 1, 2, 1, 2, 2]
-
-
-def test_getitems_groups_and_what_a_group_encloses_stay_together() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    split = graph.call_function(torch.split, (x, 1))
-    first = graph.call_function(operator.getitem, (split, 0))
-    middle = graph.call_function(torch.relu, (first,))
-    last = graph.call_function(torch.add, (middle, first))
-    other = graph.call_function(torch.neg, (x,))
-    graph.output((last, other))
-    together = Together([split, first, middle, last, other])
-    assert together.members() == {0: [split, first], 2: [middle], 3: [last], 4: [other]}
-    assert not together.join([x, other]) and together.join([split, last])
-    assert list(together.knots()) == [[0, 2]]  # the way over the middle leaves the group and comes back
-    together.close()
-    assert together.members() == {0: [split, first, middle, last], 4: [other]}
-    assert together.successors() == {0: {}, 4: {}}

@@ -65,11 +65,11 @@ def test_a_convex_tag_is_one_unit() -> None:
 def test_without_tags_the_order_of_the_graph_stays() -> None:
     nodes, tag_of = graph({"a": "", "b": "", "c": "b", "d": "a", "e": "cd"}, [None] * 5)
     assert ordered(nodes, tag_of) == ["a", "b", "c", "d", "e"]
-    assert quotient.order(nodes, tag_of)[1] == []
+    assert quotient.order(nodes, tag_of)[1] is None
 
 
 def test_no_nodes_give_no_units() -> None:
-    assert quotient.order([], {}) == ([], [])
+    assert quotient.order([], {}) == ([], None)
 
 
 def test_a_diamond_with_both_sides_tagged_stays_whole() -> None:
@@ -79,8 +79,8 @@ def test_a_diamond_with_both_sides_tagged_stays_whole() -> None:
 def test_a_diamond_with_one_side_on_the_host_is_split() -> None:
     nodes, tag_of = graph({"a": "", "b": "a", "c": "a", "d": "bc"}, ["t", "t", None, "t"])
     assert ordered(nodes, tag_of) == ["t.0:ab", "c", "t.1:d"]
-    (cycle,) = quotient.order(nodes, tag_of)[1]
-    assert (cycle.tag, cycle.path) == ("t", ("a", "c", "d"))
+    _, cycle = quotient.order(nodes, tag_of)
+    assert cycle is not None and (cycle.tag, cycle.path) == ("t", ("a", "c", "d"))
     assert str(cycle) == "a -> c -> d"
 
 
@@ -96,7 +96,8 @@ def test_two_tags_that_feed_each_other_are_split() -> None:
     nodes, tag_of = graph({"a": "", "b": "", "c": "b", "d": "a"}, ["t", "u", "t", "u"])
     found = ordered(nodes, tag_of)
     assert len(found) == 3, "one of the two is split, not both"
-    assert {cycle.tag for cycle in quotient.order(nodes, tag_of)[1]} == {"t", "u"}
+    _, cycle = quotient.order(nodes, tag_of)
+    assert cycle is not None and cycle.path == ("a", "d", "b", "c")
 
 
 def test_only_the_tags_on_a_cycle_are_split() -> None:
@@ -143,9 +144,15 @@ def test_a_long_alternation_is_split_in_the_time_of_a_few_sweeps() -> None:
     for _ in range(20_000):
         nodes.append(made.create_node("call_function", max, (nodes[-1],)))
     tag_of = {node: "tu"[i % 2] for i, node in enumerate(nodes)}
-    units, cycles = quotient.order(nodes, tag_of)
-    assert len(units) == len(nodes)
-    assert {cycle.tag for cycle in cycles} == {"t", "u"}
+    units, cycle = quotient.order(nodes, tag_of)
+    assert len(units) == len(nodes) and cycle is not None
+
+
+def test_what_has_one_key_is_contracted_and_what_it_encloses_is_found() -> None:
+    nodes, keys = graph({"a": "", "b": "a", "c": "a", "d": "bc", "e": "d"}, ["t", "t", "u", "t", "v"])
+    units, successors = quotient.contract(nodes, keys.__getitem__)
+    assert ["".join(node.name for node in unit) for unit in units] == ["abd", "c", "e"]
+    assert successors == [[1, 2], [0], []] and quotient.find_knots(successors) == [[0, 1]]
 
 
 # -- random graphs ----------------------------------------------------------------------------------------------------
@@ -165,15 +172,13 @@ def test_random_graphs_are_always_ordered() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         nodes, tag_of = random_graph(rng, rng.randint(1, 60), rng.randint(1, 6), rng.choice([0.1, 0.3, 0.6]))
-        units, cycles = quotient.order(nodes, tag_of)
+        units, cycle = quotient.order(nodes, tag_of)
         require_valid(nodes, tag_of, units)
-        pieces: dict[str, int] = {}
-        for unit in units:
-            if unit.piece is not None:
-                pieces[unit.piece[0]] = pieces.get(unit.piece[0], 0) + 1
-        assert {tag for tag, count in pieces.items() if count > 1} <= {cycle.tag for cycle in cycles}, seed
-        names = {node.name: node for node in nodes}
-        for cycle in cycles:
+        split = {unit.piece[0] for unit in units if unit.piece is not None and unit.piece[1]}
+        assert cycle is not None or not split, seed
+        if cycle is not None:
+            names = {node.name: node for node in nodes}
             assert tag_of[names[cycle.path[0]]] == tag_of[names[cycle.path[-1]]] == cycle.tag, seed
+            assert all(tag_of.get(names[name]) != cycle.tag for name in cycle.path[1:-1]), seed
         again, _ = quotient.order(nodes, tag_of)
         assert again == units, seed

@@ -20,7 +20,6 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, Node
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering.errors import InputError
 from exir_lowering.graphs import operator_name, source_line
 from exir_lowering.graphs.ranges import TOP, Range, ValueRanges, bound_together
 from exir_lowering.graphs.ranges.nodes import compute_for
@@ -500,15 +499,6 @@ def test_the_source_line_of_a_culprit_is_named() -> None:
     (name,) = program.graph_signature.user_inputs
     assert doubt.node.name == name and f'assume={{"{name}": "finite"}}' in doubt.advice
     assert ValueRanges(program, {name: "finite"}).bounded(program.graph.output_node().args[0][0]) is None
-
-
-def test_unknown_assumptions_are_refused() -> None:
-    program = edge(Lambda(lambda x: x + 1), (X,))
-    (name,) = program.graph_signature.user_inputs
-    with pytest.raises(InputError, match=f"'nothing', which is not an input.*{name}"):
-        ValueRanges(program, {"nothing": "finite"})
-    with pytest.raises(InputError, match=r"'positive'.*'finite'.*'finite_rows'"):
-        ValueRanges(program, {name: "positive"})
 
 
 # -- buffers, constants, edited graphs -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
@@ -25,16 +26,16 @@ def main() -> int:
     warnings.simplefilter("ignore")
     for module in pins.vendor_modules():
         import_module(module)
-    table: dict[str, list[str]] = {}
     unknown = 0
-    for place in sorted({place for feature in pins.FEATURES for place in feature.places}):
-        known = pins.digests().get(place, [])
-        found = pins.digest_of(pins.find(place))
-        if found not in known:
-            unknown += 1
-            print(f"{place}: {found} is not one of {known}")
-        table[place] = known if found in known else [*known, found]
+    for feature in pins.FEATURES.values():
+        for place, known in feature.code.items():
+            found = pins.digest_of(pins.find(place))
+            if found not in known:
+                unknown += 1
+                print(f"{place}: {found} is not one of {known}")
+                feature.code[place] = [*known, found]
     if given.write:
+        table = {name: asdict(feature) for name, feature in pins.FEATURES.items()}
         Path(pins.__file__).with_name("pins.json").write_text(json.dumps(table, indent=1) + "\n")
         return 0
     return int(unknown > 0)

@@ -16,7 +16,6 @@ from torch.fx.passes.operator_support import create_op_support
 
 import exir_lowering
 from exir_lowering import InputError, PartitionerContractError, compat, graphs
-from exir_lowering.graphs.schedule import dag, fewest, schedule
 from exir_lowering.partitioners import ConvexPartitioner, convex_proposals, ops, propose_partitions
 
 
@@ -32,9 +31,19 @@ def test_on_random_graphs_never_more_than_torch_fx_and_acyclic(part: int) -> Non
         module = random_graph(rng, rng.choice([10, 30, 60, 120, 300]) if seed % 10 == 0 else rng.randint(2, 60))
         proposals = propose_partitions(module, is_a)
         assert contracts(module, [p.nodes for p in proposals]), seed
-        assert len(proposals) <= len(upstream_partitions(module)), seed
+        assert len(proposals) == alternations(module) <= len(upstream_partitions(module)), seed
         claimed = {node for p in proposals for node in p.nodes}
         assert {node for node in operators(module) if is_a(node)} == claimed & set(operators(module)), seed
+
+
+def alternations(module: GraphModule) -> int:
+    """Return the most segments of A on a path: no acyclic contraction has fewer partitions."""
+    most, taken = {}, dict[Node, bool]()
+    for node in module.graph.nodes:
+        taken[node] = is_a(node.args[0] if graphs.is_getitem(node) else node)
+        before = [most[source] + (taken[node] and not taken[source]) for source in node.all_input_nodes]
+        most[node] = max(before, default=int(taken[node]))
+    return max(most.values())
 
 
 def test_on_small_graphs_the_minimum() -> None:
@@ -174,21 +183,6 @@ def test_work_grows_linearly() -> None:
         module = chain(length, 2)
         proposals = propose_partitions(module, lambda n, asked=asked: (asked.append(n), is_a(n))[1])
         assert len(asked) == length and len(proposals) == length // 2
-
-
-def test_schedule_is_the_fewest_for_one_label() -> None:
-    """The longest alternating path is a bound, and it is met."""
-    for rng in seeds(100):
-        module = random_graph(rng, 80)
-        nodes = operators(module)
-        number = {node: i for i, node in enumerate(nodes)}
-
-        def sources(node: Node, number: dict[Node, int] = number) -> list[int]:
-            found = [n.args[0] if graphs.is_getitem(n) else n for n in node.all_input_nodes]
-            return sorted({number[n] for n in found if n in number})
-
-        graph = dag([sources(node) for node in nodes], [label(node) for node in nodes])
-        assert max(schedule(graph), default=0) == fewest(graph)
 
 
 # -- as torch.fx's partitioner -----------------------------------------------------------------------------------------

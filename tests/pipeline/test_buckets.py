@@ -282,13 +282,12 @@ class Relu(nn.Module):
     [
         ({"sqe": [4]}, r"no dynamic dimension 'sqe'. The dynamic dimensions are 'seq', 'tokens.1' \(1 to 32\)"),
         ({"tokens.0": [4]}, "no dynamic dimension 'tokens.0'"),
-        ({"seq": [64]}, "got 64, outside the program's range"),
-        ({"seq": [4, 4]}, "a size occurs twice"),
+        ({"seq": [64]}, "got the size 64, expected an int in its range"),
         ({"seq": []}, "expected a sequence of sizes"),
         ({"seq": 4}, "expected a sequence of sizes"),
         ({"seq": [4.0]}, "got the size 4.0, expected an int"),
         ({"seq": [True]}, "got the size True"),
-        ({"seq": [0]}, "got the size 0, expected an int of at least 1"),
+        ({"seq": [0]}, "got the size 0, expected an int"),
         ({"seq": [4], "tokens.1": [8]}, "given by another name"),
         ({}, "expected sizes by dimension"),
     ],
@@ -341,7 +340,7 @@ def test_an_output_that_cannot_be_cut() -> None:
 
 def test_dimensions_that_are_left_or_not_dynamic() -> None:
     program = export(Relu(), (torch.ones(2, 5),), dynamic_shapes=({0: Dim("batch"), 1: SEQ},))
-    with pytest.raises(InputError, match=r"no sizes are given for .tokens\.0., which stays dynamic"):
+    with pytest.raises(InputError, match=r"no sizes are given for .batch., which stays dynamic"):
         buckets(program, {"seq": [4]})
     with pytest.raises(InputError, match="No dimension of it is dynamic"):
         buckets(export(Relu(), (torch.ones(2, 5),)), {"seq": [4]})

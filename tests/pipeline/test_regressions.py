@@ -13,15 +13,12 @@ from exir_lowering import (
     Backend,
     CompileSpec,
     InputError,
-    LoweringOptions,
-    PartitionerContractError,
     PreprocessResult,
     load,
     lower,
     lower_whole_program,
     to_backend,
 )
-from exir_lowering.graphs import quotient
 
 
 class CopyNames(nn.Module):
@@ -101,24 +98,6 @@ def test_old_tags_do_not_stay_on_a_method_without_partitioner() -> None:
         node.meta["delegation_tag"] = "old"
     lowered = to_backend(program, None)["forward"]
     assert not [node for node in lowered.graph.nodes if "delegation_tag" in node.meta]
-
-
-def test_tags_on_many_cycles_take_time_that_grows_with_the_graph() -> None:
-    """The search for the cycle of each tag was quadratic, for a message that splitting does not need."""
-    searches = []
-    original = quotient.nx.single_source_shortest_path_length
-    program = edge_program(Unary(lambda x: (((x + 1).sin() + 1).sin() + 1).sin() + 1), (torch.ones(3),))
-    numbers = {node.name: i for i, node in enumerate(program.graph.nodes)}
-    partitioner = TagPartitioner(lambda node: f"t{numbers[node.name] % 3}")
-    try:
-        quotient.nx.single_source_shortest_path_length = lambda *a, **k: searches.append(a) or original(*a, **k)
-        to_backend(program, partitioner)
-        assert not searches
-        with pytest.raises(PartitionerContractError, match="leaves the tag and comes back"):
-            to_backend(program, partitioner, options=LoweringOptions(non_convex="raise"))
-        assert searches
-    finally:
-        quotient.nx.single_source_shortest_path_length = original
 
 
 class _Pair(NamedTuple):

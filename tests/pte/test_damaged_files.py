@@ -23,11 +23,10 @@ from torch.export import export
 
 from exir_lowering import Limits, LoweringError, cli, load, lower
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.backends.xnnpack.payload import XnnpackPayloads
-from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.format import read_program
+from exir_lowering.pte.payloads import XNNPACK, read_payload
 from exir_lowering.pte.value_kinds import TENSOR
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="children are forked")
@@ -248,7 +247,7 @@ def _dimension(file: Editor, base: int, tensor: Table) -> None:
 def _short(file: Editor) -> None:
     """Let the data of the first weight end after four bytes."""
     start = file.content.index(b"XH00") - 4
-    needed = XnnpackPayloads().check(memoryview(bytes(file.content[start:]))).weights
+    needed = read_payload(XNNPACK, memoryview(bytes(file.content[start:]))).weights
     program, _ = open_program(memoryview(file.content))
     index = next(one.number(1, "I") for one in program.tables(7) if one.text(0) in needed)
     file.put(list(program.tables(4))[index], 1, "Q", 4)
@@ -294,7 +293,7 @@ def test_payloads(files: dict[str, bytes], case: str) -> None:
     edit(file)
     result = used(bytes(file.content), name)
     assert result.startswith("refused: ") and words in result, result
-    assert XnnpackPayloads.backend_id in result
+    assert XNNPACK in result
 
 
 def test_an_unknown_version_and_an_unknown_node(files: dict[str, bytes]) -> None:
@@ -331,7 +330,7 @@ def test_data_files(tmp_path: Path) -> None:
     assert attempt(whole).startswith("done: ")
     size = sum(struct.unpack_from("<QQ", whole, 16))
     table = root(memoryview(whole)[:size])
-    needed = next(iter(read_program(memoryview(path.read_bytes()), find_checks).values())).external
+    needed = next(iter(read_program(memoryview(path.read_bytes())).values())).external
     entry = next(one for one in table.tables(2) if one.text(0) in needed and one.has(1))
     for field, code, value, words in ((2, "H", 0, "but method 'forward' needs"), (1, "I", 99, "99 of")):
         damaged = bytearray(whole)

@@ -21,7 +21,7 @@ def methods():
     program = export(torch.nn.ReLU(), (torch.ones(4, 8),))
     program.graph_module.meta[manifest.BUCKET] = BUCKET
     lowered = lower({"forward@n=4": program, "encode@any": export(torch.nn.ReLU(), (torch.ones(2),))}, "xnnpack")
-    return read_program(memoryview(lowered.emit().buffer), lambda backend: None)
+    return read_program(memoryview(lowered.emit().buffer))
 
 
 def with_text(methods, text):

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
-from debug_models import TWO, Branches, Steps, demo, line, lowered
-from lowering_support import TagPartitioner
-from torch.export import ExportedProgram, export
+from debug_models import TWO, Branches, Steps, line, lowered
+from torch.export import export
 
 import exir_lowering
 from exir_lowering import (
-    BackendContractError,
     BackendFailure,
-    CompileSpec,
     DelegateContext,
     LoadedProgram,
-    PreprocessResult,
 )
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.cli import main
 from exir_lowering.runtime.native import bridge
 
@@ -60,31 +55,6 @@ def test_each_instruction_has_its_line(steps: Path) -> None:
     assert tree["version"] == 1 and len(tree["rows"]) == len(found.rows)
     text = found.to_text(100)
     assert "delegate 0 (compiler_demo)" in text and max(map(len, text.splitlines())) <= 100
-
-
-class Maps(CompilerDemoBackend):
-    """Says something about its instructions."""
-
-    given: Any = None
-
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        return replace(super().preprocess(program, compile_specs), debug_handle_map=self.given)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"a": (99,)}, "'a' names the debug handle 99, expected some of"),
-        ([1], "debug_handle_map of type list, expected a dict from instructions to debug handles"),
-    ],
-)
-def test_a_map_that_is_wrong_is_refused(wrong: Any, message: str) -> None:
-    backend = Maps()
-    backend.given = wrong
-    with pytest.raises(BackendContractError, match=message):
-        exir_lowering.lower(
-            export(Steps(), TWO), TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend}
-        )
 
 
 def test_without_debug_information_the_rows_still_come(steps: Path) -> None:

@@ -17,7 +17,7 @@ from torchao.quantization.granularity import PerAxis
 from torchao.utils import unwrap_tensor_subclass
 
 import exir_lowering
-from exir_lowering import BackendUnavailableWarning, InputError, LoweringOptions, cli, lower
+from exir_lowering import BackendUnavailableWarning, InputError, LoweringOptions, lower
 
 X = torch.tensor([0.1, 0.3, 0.6, 0.9])
 
@@ -276,22 +276,3 @@ def test_a_linear_layer_of_torchao_need_not_be_delegated() -> None:
     for partitioner, tolerance in ((None, 1e-5), ("xnnpack", 0.05)):
         (result,) = run(lower(program, partitioner), example)
         torch.testing.assert_close(result, program.module()(example), atol=tolerance, rtol=tolerance)
-
-
-# -- the command line ------------------------------------------------------------------------------
-
-
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Run a command that is refused, and return what it says."""
-    assert cli.main([str(argument) for argument in argv]) == 2
-    return capsys.readouterr().err
-
-
-def test_an_operator_that_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = tmp_path / "shift.pt2"
-    torch.export.save(export(Next(), (X,)), model)
-    for name in ("aten.histk.default", "histc", "aten.histc.default.more", ""):
-        assert f"--allow-operator {name!r}: torch has no such operator" in told(
-            capsys, "plan", model, "--allow-operator", name
-        )
-    assert "Did you mean 'aten.histc.default'?" in told(capsys, "plan", model, "--allow-operator", "aten.histk.default")

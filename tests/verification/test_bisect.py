@@ -47,19 +47,19 @@ def test_one_operator_of_two_hundred_is_named(place: int) -> None:
     before, random_state = take_fingerprint({"": program}), torch.get_rng_state()
     name = f"aten_sin_default_{place}".removesuffix("_0")
     found = bisect(program, "reference", backends=planted(name))
-    assert found.kind == "off" and names(found) == [name] and found.others is False, str(found)
-    assert found.lowerings <= math.log2(200) + 5
+    assert found.kind == "off" and names(found) == [name], str(found)
+    assert found.lowerings <= math.log2(200) + 4
     assert found.operators[0].node.module == f"blocks.{place}"
     assert "return self.function(x)" in found.operators[0].node.source
     assert f"blocks.{place}\n" in str(found) and f"deny(name={name!r})" in str(found)
     assert take_fingerprint({"": program}) == before and torch.equal(torch.get_rng_state(), random_state)
-    assert "in a backend the file is wrong; without, it is not." in " ".join(str(found).split())
+    assert "With only this operator in a backend the file is wrong." in " ".join(str(found).split())
 
 
 def test_the_first_of_several_is_named_and_then_the_next() -> None:
     program, backends = chain(40), planted("aten_sin_default_9", "aten_sin_default_30")
     found = bisect(program, "reference", backends=backends)
-    assert names(found) == ["aten_sin_default_9"] and found.others and "another culprit" in str(found)
+    assert names(found) == ["aten_sin_default_9"] and "bisect again with it" in str(found)
     rest = RuledPartitioner(reference_partitioner(), deny(name="aten_sin_default_9"))
     assert names(bisect(program, rest, backends=backends)) == ["aten_sin_default_30"]
 
@@ -100,7 +100,7 @@ def test_methods_that_share_state(name: str, method: str) -> None:
         "read": export(model, (x[:1], torch.tensor([0]))),
     }
     found = bisect(programs, "reference", backends=planted(name))
-    assert names(found) == [name] and found.operators[0].method == method and not found.others, str(found)
+    assert names(found) == [name] and found.operators[0].method == method, str(found)
     if method == "write":
         inputs = {"write": [(x.square(), torch.tensor([0, 1]))]}
         wrong = planted("aten_cos_default")
@@ -141,7 +141,6 @@ def test_what_ends_the_process_hangs_or_fails(
     program = chain(9, {5: torch.atan})
     found = bisect(program, "reference", delegates=[delegate])
     assert names(found) == ["aten_atan_default"] and found.kind == kind and error in found.error, str(found)
-    assert "without, it does not." in " ".join(str(found).split())
 
 
 def test_a_piece_that_ends_the_process_where_the_whole_is_off() -> None:
@@ -151,14 +150,14 @@ def test_a_piece_that_ends_the_process_where_the_whole_is_off() -> None:
 
 def test_what_leaves_its_process_damaged() -> None:
     found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprit_delegates.Damaging])
-    assert names(found) == ["aten_atan_default"] and found.others is False, str(found)
+    assert names(found) == ["aten_atan_default"], str(found)
 
 
 def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
     program = chain(9, {2: lambda x: torch.nextafter(x, x + 1), 5: torch.atan})
     found = bisect(program, "reference", delegates=[culprit_delegates.Failing])
     assert found.where == "backend" and names(found) == ["aten_atan_default", "aten_nextafter_default"], str(found)
-    assert "out of order" in found.error and found.others is None
+    assert "out of order" in found.error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system lists the children of a process")
@@ -181,7 +180,7 @@ def test_what_goes_wrong_only_together(apart: int) -> None:
     program = chain(20, {8: torch.atan, 8 + apart: torch.erf})
     found = bisect(program, "reference", delegates=[culprit_delegates.Fused])
     between = [] if apart == 1 else [f"aten_sin_default_{number}" for number in range(15, 7, -1)]
-    assert names(found) == ["aten_erf_default", *between, "aten_atan_default"] and found.others is False, str(found)
+    assert names(found) == ["aten_erf_default", *between, "aten_atan_default"], str(found)
 
 
 def test_a_quantised_operator_with_what_is_around_it() -> None:
@@ -190,7 +189,7 @@ def test_a_quantised_operator_with_what_is_around_it() -> None:
         quantized_models.partitioners(False),
         backends={"XnnpackBackend": culprits.Negating("aten_linear_default_1")},
     )
-    assert names(found)[0] == "aten_linear_default_1" and found.others is False, str(found)
+    assert names(found)[0] == "aten_linear_default_1", str(found)
     assert all(name.startswith("quantized_decomposed") for name in names(found)[1:])
     assert names(found)[0] in str(found) and "and 3 more" in str(found) and len(str(found).splitlines()) < 15
 
@@ -207,11 +206,6 @@ def test_nothing_wrong_and_wrong_on_the_host() -> None:
     found = bisect(chain(5, {3: torch.atan}), "reference", options=wrong)
     assert found.where == "host" and not found.ok and not found.operators, str(found)
     assert "is wrong, without any backend too: forward, output 0" in str(found)
-    backends = planted("aten_sin_default_1")
-    given = [(torch.ones(2, 4),)]
-    found = bisect(chain(5, {3: torch.atan}), "reference", inputs=given, options=wrong, backends=backends)
-    assert found.where == "backend" and names(found) == ["aten_sin_default_1"], str(found)
-    assert found.others and found.verification is not None and not found.verification.ok
     found = bisect(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
     assert "matches eager PyTorch" in str(found) and json.loads(found.to_json())["ok"]
@@ -284,4 +278,4 @@ def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert cli.main([*command, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["operators"][0]["node"]["name"] == "aten_atan_default" and found["kind"] == "off"
-    assert found["version"] == 1 and not found["verification"]["ok"]
+    assert found["version"] == 2 and not found["verification"]["ok"]

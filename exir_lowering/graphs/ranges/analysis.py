@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -10,13 +10,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from exir_lowering.errors import InputError
 from exir_lowering.graphs.ranges import doubts, masks
 from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, whole
 from exir_lowering.graphs.ranges.known_values import Constants, filling
 from exir_lowering.graphs.ranges.nodes import MOVEMENTS, compute_for, dtype_of, name_of, product, shape_of
 from exir_lowering.graphs.ranges.operators import operands, range_of
-from exir_lowering.options import ASSUMPTIONS, FINITE_BOUND
+from exir_lowering.options import FINITE_BOUND
 
 _STATE_BOUND = 2.0**40
 """The magnitude that is tried for what a program keeps in a buffer."""
@@ -49,9 +48,6 @@ class ValueRanges:
             entirely False or, of integers, entirely 0).
         volatile: Names of buffers that another program may write to: nothing is known about them, whatever this program
             writes, unless `bound_together` finds it.
-
-    Raises:
-        InputError: The program has no such input, or there is no such property.
     """
 
     def __init__(
@@ -61,19 +57,17 @@ class ValueRanges:
         volatile: Collection[str] = (),
     ) -> None:
         self._program = program
-        self._inputs = {name: None for name in program.graph_signature.user_inputs if isinstance(name, str)}
-        self._assumed = _check_assumed(list(self._inputs), assume)
+        self._inputs = frozenset(name for name in program.graph_signature.user_inputs if isinstance(name, str))
+        self._assumed = dict(assume)
         self._constants = Constants(program, volatile)
         self.volatile = frozenset(volatile)
         self._ranges: dict[Node, Range] = {}
-        self.relied: frozenset[str] = frozenset()  # volatile buffers that every program keeps bounded
-        self._kept: frozenset[str] | None = None  # all buffers that stay bounded, if that was asked already
+        self._bounded: frozenset[str] | None = None  # the buffers that stay bounded, if that was asked already
         self._rows = masks.Rows(self)
 
     def of(self, node: Node) -> Range:
         """Return the range of a value; of several values nothing is known."""
-        if self._kept is None:
-            self._prove_state()
+        self._prove_state()
         return compute_for(node, self._ranges, operands, self._compute)
 
     def constant(self, node: Node) -> torch.Tensor | None:
@@ -125,9 +119,8 @@ class ValueRanges:
         This is relied on in all ranges. It holds if no one else writes to the buffers, except to those that are
         volatile.
         """
-        if self._kept is None:
-            self._prove_state()
-        return frozenset(self._kept or ())
+        self._prove_state()
+        return self._bounded or frozenset()
 
     def is_input(self, node: Node) -> bool:
         """Return whether a node is an input that the user passes."""
@@ -163,10 +156,13 @@ class ValueRanges:
     # -- buffers -------------------------------------------------------------------------------------------------------
 
     def _prove_state(self) -> None:
-        """Find the buffers of its own that are bounded at first, and after each run that finds them so."""
-        self._kept = self.relied
-        own = [[(self, state)] for state in self._written() if state not in self.volatile]
-        _prove(own, lambda ranges, states: ranges.rely_on(ranges.relied, ranges.relied | states))
+        if self._bounded is None:
+            self.rely_on(frozenset())
+            _prove(self.own_state())
+
+    def own_state(self) -> _Shared:
+        """Return the buffers that no other program writes to, each alone."""
+        return [[(self, state)] for state in self._written() if state not in self.volatile]
 
     def _written(self) -> dict[str, Node]:
         signature, output = self._program.graph_signature, self._program.graph.output_node()
@@ -192,9 +188,9 @@ class ValueRanges:
         value = self._written().get(state)
         return value is None or self.of(value).magnitude <= _STATE_BOUND
 
-    def rely_on(self, relied: frozenset[str], kept: frozenset[str] | None) -> None:
-        """Begin again, with what is known about buffers."""
-        self.relied, self._kept, self._ranges = relied, kept, {}
+    def rely_on(self, bounded: frozenset[str]) -> None:
+        """Begin again, with the buffers that stay bounded."""
+        self._bounded, self._ranges = bounded, {}
 
 
 _Shared = Sequence[Collection[tuple[ValueRanges, str]]]
@@ -207,32 +203,19 @@ def bound_together(shared: _Shared) -> None:
         shared: For each buffer, the analyses of all programs that have it, which were not asked anything yet, with its
             name, which is volatile in them.
     """
-    _prove(shared, lambda ranges, states: ranges.rely_on(states, None))
+    analyses = {ranges: None for each in shared for ranges, _ in each}
+    _prove([*shared, *(each for ranges in analyses for each in ranges.own_state())])
 
 
-def _prove(shared: _Shared, rely: Callable[[ValueRanges, frozenset[str]], None]) -> None:
+def _prove(states: _Shared) -> None:
     """Rely on it that buffers which are bounded at first stay so; on fewer, until every program keeps them so."""
-    first = {ranges: ranges.initially_bounded() for each in shared for ranges, _ in each}
-    kept = [each for each in shared if all(name in first[ranges] for ranges, name in each)]
-    for attempt in range(4):
-        kept = kept if attempt < 3 else []
+    first = {ranges: ranges.initially_bounded() for each in states for ranges, _ in each}
+    kept = [each for each in states if all(name in first[ranges] for ranges, name in each)]
+    for attempt in range(6):
+        kept = kept if attempt < 5 else []
         for ranges in first:
-            rely(ranges, frozenset(name for each in kept for other, name in each if other is ranges))
+            ranges.rely_on(frozenset(name for each in kept for other, name in each if other is ranges))
         still = [each for each in kept if all(ranges.keeps_bounded(name) for ranges, name in each)]
         if len(still) == len(kept):
             return
         kept = still
-
-
-def _check_assumed(inputs: Sequence[str], assume: Mapping[str, str]) -> dict[str, str]:
-    """Return the assumptions by input; InputError if there is no such input or no such property."""
-    for name, promised in assume.items():
-        if name not in inputs:
-            raise InputError(
-                f"assume names {name!r}, which is not an input of the program. "
-                f"Its inputs are: {', '.join(inputs) or 'none'}."
-            )
-        if promised not in ASSUMPTIONS:
-            possible = "; ".join(f"{key!r}: {text}" for key, text in ASSUMPTIONS.items())
-            raise InputError(f"assume says {promised!r} of the input {name!r}. What can be assumed is {possible}.")
-    return dict(assume)

@@ -62,36 +62,24 @@ class Container:
 
     def unpack(self, content: Any) -> Any:
         """Read a tree of JSON; InputError if it is something else, has another version, or is damaged."""
-        who, found = f"This is not a {self.what}", f"A {self.what}"
-        if not isinstance(content, (bytes, bytearray, memoryview)) or len(content) < _HEADER.size:
-            given = type(content).__name__ if not hasattr(content, "__len__") else f"{len(content)} bytes"
-            raise InputError(f"{who}, or a truncated one: got {given}, expected at least {_HEADER.size} bytes.")
-        magic, version, checksum, length = _HEADER.unpack_from(content)
-        if magic != self.magic:
-            raise InputError(f"{who}: it starts with {magic!r}, expected {self.magic!r}.")
+        start = bytes(content[:8]) if isinstance(content, (bytes, bytearray, memoryview)) else type(content).__name__
+        if start != self.magic:
+            raise InputError(f"This is not a {self.what}: it starts with {start!r}, expected {self.magic!r}.")
+        version = int.from_bytes(content[8:12], "little")
         if version != self.version:
             raise InputError(
-                f"{found} has format version {version}; this exir-lowering reads version {self.version}.{self.advice}"
+                f"A {self.what} has format version {version}; this exir-lowering reads version {self.version}."
+                f"{self.advice}"
             )
-        if length > LARGEST:
-            raise InputError(f"{found} declares {length} bytes, expected at most {LARGEST}.")
         reader = zlib.decompressobj()
         try:
-            body = reader.decompress(memoryview(content)[_HEADER.size :], length + 1)
-        except zlib.error as error:
-            raise InputError(f"{found} is damaged: {error}.") from error
-        if not reader.eof and len(body) <= length:
-            raise InputError(f"{found} is truncated: got {len(body)} bytes of JSON, expected {length}.")
-        if reader.unused_data:
-            raise InputError(f"{found} is followed by other data.")
-        if len(body) != length or zlib.crc32(body) != checksum:
-            raise InputError(
-                f"{found} is damaged: its length or checksum is wrong. Get the file from its source again."
-            )
-        try:
+            *_, checksum, length = _HEADER.unpack_from(content)
+            body = reader.decompress(memoryview(content)[_HEADER.size :], min(length, LARGEST) + 1)
+            if len(body) != length or not reader.eof or reader.unused_data or zlib.crc32(body) != checksum:
+                raise ValueError("its length or checksum is wrong")
             return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{found} is damaged: {type(error).__name__}: {error}") from error
+        except (struct.error, zlib.error, ValueError, RecursionError) as error:
+            raise InputError(f"A {self.what} is damaged: {error}. Get the file from its source again.") from error
 
 
 def pick(table: Sequence[Any], number: Any) -> Any:

@@ -25,8 +25,7 @@ from exir_lowering._upstream.value_keys import PLAIN, form_of
 from exir_lowering.graphs.checksums import hash_storage
 from exir_lowering.graphs.copies import list_tensors
 from exir_lowering.model import Partition
-from exir_lowering.plugins.backend import CompileSpec
-from exir_lowering.plugins.reads import NAMES
+from exir_lowering.plugins.backend import NAMES, CompileSpec
 
 UNIMPORTANT = frozenset({"desc", "seq_nr"})
 """Keys of `node.meta` that nothing reads: AOTAutograd's descriptions, and a count of what was differentiated."""
