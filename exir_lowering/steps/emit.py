@@ -18,7 +18,7 @@ from exir_lowering._upstream import emission, locks
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, InvariantError
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
@@ -28,6 +28,7 @@ from exir_lowering.plans.planned import PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import digests, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps import edge_errors, finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
@@ -167,7 +168,7 @@ def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
     file = File(lowered, options, lowered.report)
     _make(file, SEALERS)
-    DIGESTS.run(file)  # it reads all that was emitted, while other threads convert
+    _seal(file, [DIGESTS])  # it reads all that was emitted, while other threads convert
     return Artifact(file.manager, file.report, file.debug, file.etrecord)
 
 
@@ -221,5 +222,12 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
         except Exception as error:
             raise edge_errors.explain_emission(lowered.programs, error, variants) from error
         file.calls, file.values = emitted.methods, emitted.values
-        for row in sealers:
+        _seal(file, sealers)
+
+
+def _seal(file: File, sealers: Sequence[Row]) -> None:
+    for row in sealers:
+        try:
             row.run(file)
+        except (CorruptError, digests.SealError) as error:
+            raise InvariantError(f"The emitted file cannot be completed, in {row.name!r}: {error}.") from error

@@ -167,7 +167,7 @@ def choose_out_variants(file: File) -> None:
 
 def record_memory(file: File) -> None:
     """Keep what the planner plans for each method."""
-    file.planning = memory_planning.Planning(file.config, list(file.programs), file.place_state)
+    file.planning = memory_planning.Planning(file)
     file.config = replace(file.config, memory_planning_pass=file.planning)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.errors import InvariantError
 from exir_lowering.plans.planned import LiveTensor, PlannedMemory
+from exir_lowering.steps.file import File
 
 
 def configure(config: ExecutorchBackendConfig, planner: str) -> ExecutorchBackendConfig:
@@ -44,15 +45,10 @@ def plans_results(config: ExecutorchBackendConfig, method: str) -> bool:
 class Planning:
     """Plans the memory of each method in the place of the passes of a configuration, and keeps what was planned."""
 
-    def __init__(
-        self,
-        config: ExecutorchBackendConfig,
-        methods: Sequence[str],
-        place_state: Mapping[str, Callable[[GraphModule, Any], None]],
-    ) -> None:
-        given, usual = config.memory_planning_pass, ExecutorchBackendConfig().memory_planning_pass
-        self._passes = [given.get(name, usual) if isinstance(given, Mapping) else given for name in methods]
-        self._names, self._place_state = methods, place_state
+    def __init__(self, file: File) -> None:
+        given, usual = file.config.memory_planning_pass, ExecutorchBackendConfig().memory_planning_pass
+        self._names, self._place_state = list(file.programs), file.place_state
+        self._passes = [given.get(name, usual) if isinstance(given, Mapping) else given for name in self._names]
         self._planned: list[tuple[GraphModule, Any]] = []
         self.enable_non_cpu_memory_planning = False  # set by ExecuTorch
 

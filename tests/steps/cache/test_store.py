@@ -214,38 +214,6 @@ def test_a_kill_at_any_moment_leaves_nothing_wrong(count: int, tmp_path: Path) -
     assert done.stdout.startswith("partial")
 
 
-TOGETHER = """
-import os, sys
-import cached
-from cached import Tracing, trace
-expected = trace(False).emit().buffer
-children = []
-for _ in range(4):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            for round in range(3):
-                for name in os.listdir(sys.argv[1]) if round else ():
-                    try:
-                        os.unlink(os.path.join(sys.argv[1], name))
-                    except FileNotFoundError:
-                        pass
-                assert trace(sys.argv[1]).emit().buffer == expected
-            code = 0
-        finally:
-            os._exit(code)
-    children.append(child)
-for child in children:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-def test_processes_write_at_once(tmp_path: Path) -> None:
-    done = forked.run(TOGETHER, tmp_path, env=_paths())
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_folder_that_another_user_owns_is_a_warning(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
