@@ -62,15 +62,11 @@ def items(values: Sequence[ValueSpec], index: int) -> tuple[int, ...]:
     return (index,)
 
 
-_LISTS: Mapping[int, str] = {
-    K.INT_LIST: "q",
-    K.DOUBLE_LIST: "d",
-    K.BOOL_LIST: "B",
-    K.TENSOR_LIST: "i",
-    K.OPTIONAL_TENSOR_LIST: "i",
+_CODES: Mapping[int, str] = {
+    **{K.INT: "q", K.BOOL: "B", K.DOUBLE: "d", K.INT_LIST: "q", K.BOOL_LIST: "B", K.DOUBLE_LIST: "d"},
+    **{K.TENSOR_LIST: "i", K.OPTIONAL_TENSOR_LIST: "i"},
 }
-_NUMBERS: Mapping[int, str] = {K.INT: "q", K.BOOL: "B", K.DOUBLE: "d"}
-"""The kinds of lists, and of numbers, with the type of their items."""
+"""The types of numbers, and of the items of lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +103,14 @@ def read_value(
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
         return ValueSpec(kind, tensor), storage
-    if kind in _NUMBERS:
-        found = content.number(slots.ONLY, _NUMBERS[kind])
+    if kind in (K.INT, K.BOOL, K.DOUBLE):
+        found = content.number(slots.ONLY, _CODES[kind])
         return ValueSpec(kind, bool(found) if kind == K.BOOL else found), None
     # These have no default: the runtime reads them without checking.
     if not content.has(slots.ONLY):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
-    return ValueSpec(
-        kind, content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
-    ), None
+    text = kind == K.STRING
+    return ValueSpec(kind, content.text(slots.ONLY) if text else content.numbers(slots.ONLY, _CODES[kind])), None
 
 
 def _tensor(

@@ -18,7 +18,7 @@ from exir_lowering._upstream import emission, locks
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
-from exir_lowering.errors import InputError, InvariantError
+from exir_lowering.errors import InputError, InvariantError, exception_text
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
@@ -29,7 +29,7 @@ from exir_lowering.plans.report import Report
 from exir_lowering.pte import digests, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.steps import edge_errors, finishing, placement, sealing, shared_state
+from exir_lowering.steps import finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
 
@@ -209,7 +209,7 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
     with locks.conversion(), collector.heap_frozen(), context, accelerated(fast):
         for row in (*CHECKS, *FINISHERS):
             row.run(file)
-        emitted_from, variants = [*lowered.programs.values(), *file.programs.values()], file.config.to_out_var_pass
+        emitted_from = [*lowered.programs.values(), *file.programs.values()]
         try:
             with forgetting_delegates(emitted_from), accelerated(fast, "emit"):
                 edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
@@ -220,7 +220,8 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
         except MemoryError:
             raise
         except Exception as error:
-            raise edge_errors.explain_emission(lowered.programs, error, variants) from error
+            methods = ", ".join(map(repr, lowered.programs))
+            raise InputError(f"Methods {methods} could not be emitted: {exception_text(error)}") from error
         file.calls, file.values = emitted.methods, emitted.values
         _seal(file, sealers)
 
@@ -229,5 +230,5 @@ def _seal(file: File, sealers: Sequence[Row]) -> None:
     for row in sealers:
         try:
             row.run(file)
-        except (CorruptError, digests.SealError) as error:
+        except CorruptError as error:
             raise InvariantError(f"The emitted file cannot be completed, in {row.name!r}: {error}.") from error

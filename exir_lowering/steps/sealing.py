@@ -23,6 +23,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, PlannedMemory
 from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
+from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps.file import File
 from exir_lowering.steps.provenance import complete
 
@@ -159,7 +160,7 @@ def write_digests(file: File) -> None:
     cord = emission.pte_contents(file.manager)
     first, *content, last = emission.cord_pieces(cord)
     if bytes(last) != digests.RESERVED:
-        raise digests.SealError("the reserved segment is not its last one")
+        raise CorruptError("the reserved segment is not its last one")
     emission.set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, emission.write_buffer))
 
 
@@ -167,10 +168,10 @@ def data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
     """Return the key and content of the digests that come after a data file's segments."""
     made: list[bytes] = []
     for buffer in buffers:
-        one = digests.RangeDigests([len(buffer)])
+        one = digests.Hash()
         emission.write_buffer(buffer, one)
-        made += one.digests()
-    return digests.data_key(), digests.encode_segments(made)
+        made.append(one.digest())
+    return digests.data_key(), b"".join([*made, digests.END])
 
 
 def data_name(name: str) -> str:

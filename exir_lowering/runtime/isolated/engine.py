@@ -190,7 +190,6 @@ def open_isolated(
         "unavailable": unavailable,
         "sources": [source if isinstance(source, str) else None for source in sources],
         "delegates": addresses,
-        "debug": str(file.debug.path) if file.debug.asked else None,
         "folder": current_folder(),
         "threads": torch.get_num_threads(),
         "libraries": sorted(torch.ops.loaded_libraries),

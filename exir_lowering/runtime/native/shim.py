@@ -116,22 +116,19 @@ def folder() -> Path:
 def compiler() -> list[str]:
     """Return the command of the C++ compiler."""
     chosen = os.environ.get("CXX", "").strip()
-    command = chosen.split()
-    if chosen and shutil.which(command[0]) is None:
+    if chosen and shutil.which(chosen.split()[0]) is None:
         raise BackendUnavailableError(
             f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which does not "
             "exist. Correct it, or unset it."
         )
-    for name in () if chosen else COMPILERS:
-        if shutil.which(name) is not None:
-            return [name]
-    if not chosen:
+    found = chosen or next(filter(shutil.which, COMPILERS), "")
+    if not found:
         raise BackendUnavailableError(
             f"Python delegates need a C++ compiler once, and none of {', '.join(COMPILERS)} is on the PATH. Install "
             "one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; "
             "conda: conda install cxx-compiler), or name one with the environment variable CXX."
         )
-    return command
+    return found.split()
 
 
 def _compile(package: Path, target: Path) -> None:
