@@ -157,11 +157,7 @@ def _write_record(record: Any, file: BinaryIO) -> None:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
-            f"{reason}. Emit without etrecord=True; the debug information next to the .pte file does not need it."
-        ) from error
+        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be saved: {exception_text(error)}") from error
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
@@ -189,7 +185,7 @@ def plan_memory(
         """Emit copies, without payloads, for what is planned on the way."""
         file = File(lowered, EmitOptions(provenance=False), lowered.report)
         try:
-            _make(file, SEALERS[:1])
+            _make(file, SEALERS[:1])  # which reports the memory
         except InputError:  # without a configuration, they cannot be emitted
             if options.require_memory is not None:
                 raise

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from executorch.exir.backend.backend_details import PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
@@ -237,9 +236,9 @@ def _make_task(partition: Partition, address: str, options: LoweringOptions) -> 
     except Exception as error:
         reason = error if isinstance(error, NoKeyError) else exception_text(error)[:500]
         raise RefusedError(f"its program cannot be sent: {reason}") from error
-    specs = [(spec.key, bytes(spec.value)) for spec in partition.compile_specs]
     settings = options.check_weights, options.fast, torch.get_num_threads()
-    return address, partition.id, partition.method, partition.backend_id, specs, sent, described, settings
+    known = partition.id, partition.method, partition.backend_id, partition.compile_specs
+    return address, *known, sent, described, settings
 
 
 def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
@@ -251,8 +250,7 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
         backend = registry.as_backend(backend_id, load_class(address))
         program = transport.loads(*sent)
         program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
-        given = tuple(CompileSpec(*spec) for spec in specs)
-        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), ""))
+        partition = Partition(name, method, "", backend_id, specs, program, CallSite(method, (), ""))
         if digest(describe_partition(partition, None)) != described:
             return "its program would be another one in another process"
     except MemoryError:
