@@ -14,15 +14,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
-from exir_lowering._upstream import locks
-from exir_lowering._upstream.edge import SpecViolationError, check_left_over, gen_edge_manager, transform
+from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
+from exir_lowering.errors import InputError, LoweringError, exception_text
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
-from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
@@ -63,13 +61,12 @@ def to_edge(
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
     """Accept programs in Edge dialect as they are; InputError if one is not, or fails `check_written`."""
-    methods = tuple(methods)
+    accepted = []
     for method in methods:
         require_edge(method.name, method.program)
         check_written(method.name, method.program)
-    return tuple(
-        EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners) for method in methods
-    )
+        accepted.append(EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners))
+    return tuple(accepted)
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
@@ -78,20 +75,18 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         return as_edge([method])[0]
     options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
-    with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
-        origin, edge = None, method.program
-        left: tuple[str, ...] = ()
-        if is_edge(method.program):
-            edge = private_copy(method.program)
-        else:
-            origin = method.program
-            try:
-                edge, left = _convert(method, options, decomposed)
-            except (LoweringError, MemoryError):
-                raise
-            except Exception as error:
-                raise edge_errors.explain_conversion(method.name, method.program, error) from error
-            _recover_sources(method.program, edge)
+    with context, mending_passes(), fast.accelerated(options.fast):
+        origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
+        try:
+            edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
+        except (LoweringError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(
+                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+            ) from error
+        if origin:
+            _recover_sources(origin, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left)
@@ -217,18 +212,6 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
             "constants instead."
         )
     return result
-
-
-def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
-    """Check that what partitioners kept from decomposition was delegated."""
-    if method.converted_from is None:
-        return
-    try:
-        check_left_over(method.name, owner, list(method.partitioners))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:

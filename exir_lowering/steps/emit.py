@@ -19,7 +19,7 @@ from exir_lowering._upstream import emission, locks
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
@@ -29,7 +29,7 @@ from exir_lowering.plans.planned import PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import digests, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
-from exir_lowering.steps import edge_errors, finishing, placement, sealing, shared_state
+from exir_lowering.steps import finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
 from exir_lowering.steps.placement import StoredData
@@ -239,7 +239,7 @@ def _emitting(lowered: Lowered) -> Iterator[None]:
 
 def _call_emitter(file: File) -> None:
     """Run ExecuTorch's passes, memory planning and emitter on the copies."""
-    programs, variants = file.lowered.programs, file.config.to_out_var_pass
+    programs = file.lowered.programs
     try:
         emitted_from = [*programs.values(), *file.programs.values()]
         with forgetting_delegates(emitted_from), accelerated(file.lowered.fast, "emit"):
@@ -251,5 +251,6 @@ def _call_emitter(file: File) -> None:
     except MemoryError:
         raise
     except Exception as error:
-        raise edge_errors.explain_emission(programs, error, variants) from error
+        methods = ", ".join(map(repr, programs))
+        raise InputError(f"Methods {methods} could not be emitted: {exception_text(error)}") from error
     file.calls, file.values = emitted.methods, emitted.values

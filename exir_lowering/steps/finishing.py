@@ -27,7 +27,6 @@ from exir_lowering.pte import digests, manifest, provenance
 from exir_lowering.pte.payloads import ORIGINALS, original_key
 from exir_lowering.steps import host_memory, memory_planning
 from exir_lowering.steps.control_flow import check_emitted
-from exir_lowering.steps.edge_errors import OutVariants
 from exir_lowering.steps.file import File
 from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.preprocess import preprocess
@@ -161,7 +160,7 @@ def import_kernels(file: File) -> None:
 
 def choose_out_variants(file: File) -> None:
     """Change graphs after the last pass that traces them, when operators get their out variants."""
-    variants = OutVariants(host_memory.make_emittable(file.config.to_out_var_pass))
+    variants = host_memory.make_emittable(file.config.to_out_var_pass)
     file.config = replace(file.config, to_out_var_pass=variants)
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ from rich.console import Console
 from rich.table import Table
 from torch._inductor import config as inductor_config
 
-from exir_lowering import LoweringOptions
 from exir_lowering.dynamo import backend, reports
 
 BASE = "aot_eager"
@@ -100,11 +98,6 @@ def measure_model(name: str, rounds: int) -> Row:
     first_call("tried", BASE)  # torch's and transformers' own first time
     _forget()
     first_call(BASE, BASE)
-    with tempfile.TemporaryDirectory() as folder:
-        for label in ("cache filled", "cache"):
-            _forget(conversions=True)
-            ours(label, lowering=LoweringOptions(cache=folder))
-    assert all(use.hit for report in reports() for _, one in report.reports for use in one.cache), "not in the cache"
     _forget(conversions=True)
     ours("first")
     share = _share()
@@ -157,7 +150,6 @@ def show_models(console: Console, rows: Sequence[Row]) -> None:
         "first": "xnnpack, first",
         "again": "again",
         "kept": "while a copy is in use",
-        "cache": "with a cache on disk",
     }
     for column in ("model", *labels.values(), "operators delegated"):
         table.add_column(column, justify="left" if column == "model" else "right")

@@ -1,10 +1,9 @@
 """From a program to a `.pte` with XNNPACK, beside ExecuTorch's own way: `python tests/benchmarks/lowering.py`.
 
 CPU seconds, interleaved, in one run. Modes:
-    cold        the first lowering of the model, in a process that has lowered another one
-    again       later lowerings of the same model in that process
-    fresh       the first lowering in a fresh process, imports included
-    warm-cache  with a cache on disk that has the model, in a process that has not lowered it
+    cold   the first lowering of the model, in a process that has lowered another one
+    again  later lowerings of the same model in that process
+    fresh  the first lowering in a fresh process, imports included
 The payloads of all delegates, the operators on the host and the outputs in ExecuTorch's runtime are compared too.
 """
 
@@ -15,26 +14,23 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from lowering_engines import ENGINES, STEPS, FakeResults, Lowered, forget, ours, run
+from lowering_engines import ENGINES, STEPS, FakeResults, Lowered, forget, run
 from lowering_models import GROWTH, ISSUE, MODELS, OTHERS, Built, export_model
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.export import ExportedProgram, export
+from torch.export import export
 
 import exir_lowering
-from exir_lowering import LoweringOptions
 
-MODES = ("cold", "again", "fresh", "warm-cache")
+MODES = ("cold", "again", "fresh")
 BASE = "executorch"
 Seconds = dict[str, list[dict[str, float]]]
 
@@ -94,25 +90,10 @@ def measure_here(
                 lowered = results[engine] = run(ENGINES[engine], program)
                 if turn:
                     _save(found["again"], engine, lowered)
-    if "warm-cache" in modes:
-        results["cache"] = _measure_cache(program, fakes, repeat, found["warm-cache"])
     if BASE not in results:
         results[BASE] = run(ENGINES[BASE], program)
     differences = {e: compare(one, results[BASE], built) for e, one in results.items() if e != BASE}
     return found, differences
-
-
-def _measure_cache(program: ExportedProgram, fakes: FakeResults, repeat: int, seconds: Seconds) -> Lowered:
-    """Measure lowerings that find the model in a cache on disk, and those that fill it ("filling")."""
-    for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as folder:
-            cached = partial(ours, options=LoweringOptions(cache=folder, rewrites="none"))
-            for engine, lowerer in ((BASE, ENGINES[BASE]), ("filling", cached), ("ours", cached)):
-                forget()
-                fakes.restore()
-                lowered = run(lowerer, program)
-                _save(seconds, engine, lowered)
-    return lowered
 
 
 def measure_fresh(name: str, engines: Sequence[str], repeat: int) -> Seconds:

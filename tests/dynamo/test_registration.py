@@ -65,32 +65,16 @@ assert not [name for name in sys.modules if name.startswith(("exir_lowering", "e
     run(script, installed, fresh=True)
 
 
-def test_the_name_is_enough_where_the_entry_point_is_found(installed: dict[str, str]) -> None:
-    run(COMPILES, installed)
-
-
-@pytest.mark.parametrize("first", ["exir_lowering.dynamo", "exir_lowering.dynamo.compiler", "torch._dynamo"])
+@pytest.mark.parametrize("first", ["exir_lowering.dynamo", "torch._dynamo"])
 def test_importing_first_registers_nothing_twice(installed: dict[str, str], first: str) -> None:
     run(f"import {first}\n{COMPILES}", installed)
 
 
-@pytest.mark.parametrize("first", ["exir_lowering.dynamo", "exir_lowering.dynamo.compiler"])
-def test_importing_registers_where_no_entry_point_is_found(first: str) -> None:
+def test_importing_registers_where_no_entry_point_is_found() -> None:
     listed = "assert 'exir_lowering' in torch._dynamo.list_backends()\n"
     before = f"{NO_ENTRY_POINTS}\nimport torch\nassert 'exir_lowering' not in torch._dynamo.list_backends()\n"
-    run(f"{before}import {first}\n{listed}{COMPILES}{listed}", {"PYTHONPATH": str(ROOT)})
+    run(f"{before}import exir_lowering.dynamo\n{listed}{COMPILES}{listed}", {"PYTHONPATH": str(ROOT)})
 
 
 def test_entry_points_and_registration_name_the_same_functions() -> None:
     assert {backend.__name__: f"{backend.__module__}:backend"} == ENTRY_POINTS
-
-
-def test_the_public_names_are_what_they_say_whatever_is_imported_first() -> None:
-    for first in ("exir_lowering.dynamo.compiler", "exir_lowering.dynamo.logs"):
-        script = f"""
-import {first}
-import exir_lowering.dynamo as dynamo
-assert all(callable(getattr(dynamo, name)) for name in dynamo.__all__), dynamo.__all__
-assert dynamo.reports() == () and dynamo.backend.__name__ == "exir_lowering"
-"""
-        run(script, {})

@@ -12,7 +12,7 @@ from executorch.exir.emit import _emitter
 from torch import nn
 from torch.export import export
 
-from exir_lowering import LoweringOptions, graphs, lower
+from exir_lowering import graphs, lower
 from exir_lowering._upstream.delegates import named_data_contents
 
 
@@ -38,15 +38,6 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def programs() -> Any:
     return {f"m{count}": export(Net().eval(), (torch.arange(count)[None],)) for count in (2, 5)}
-
-
-@pytest.mark.parametrize("external", [None, "weights"])
-def test_the_files_are_the_same(programs: Any, external: Any) -> None:
-    one, other = (
-        lower(programs, "xnnpack", options=LoweringOptions(fast=fast)).emit(external_weights=external)
-        for fast in (True, False)
-    )
-    assert one.buffer == other.buffer and one.data_files == other.data_files
 
 
 def test_the_delegates_of_methods_have_one_copy(programs: Any) -> None:

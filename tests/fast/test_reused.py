@@ -21,12 +21,11 @@ from executorch.backends.xnnpack import _passes
 from executorch.exir import pass_base, tensor
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.pass_base import ExportPass
-from interrupts import interrupted_after
 from skipped_passes import describe_value
 from torch._export import utils
 from torch._subclasses import fake_impls
 from torch.export import Dim, ExportedProgram, ExportGraphSignature, export, exported_program
-from torch.export.graph_signature import InputSpec
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Interpreter, symbolic_trace
 from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
@@ -34,7 +33,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
-from exir_lowering.fast import accelerated, current, decompose
+from exir_lowering.fast import accelerated, current
 
 PLAIN = LoweringOptions(fast=False)
 REPLACED: list[tuple[Any, str]] = [
@@ -140,16 +139,6 @@ def test_a_forked_child_of_a_thread_that_accelerates() -> None:
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
     assert is_restored()
-
-
-def test_an_interrupt_leaves_nothing_behind() -> None:
-    given, edge = small(), lower(small(), None)["forward"]
-    expected = lower(given, "xnnpack").emit().buffer
-    for number in range(10):
-        with interrupted_after(0.005 + 0.01 * number):
-            lower(edge, "xnnpack").emit()
-        assert is_restored()
-    assert lower(given, "xnnpack").emit().buffer == expected
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -283,6 +272,25 @@ def test_a_value_that_a_pass_left_behind_is_corrected() -> None:
     assert joined.meta["val"].shape[1] == 8
 
 
+def test_a_table_follows_its_signature() -> None:
+    signature = _edge().graph_signature
+    with accelerated():
+        table = signature.inputs_to_parameters
+        assert signature.inputs_to_parameters is table
+        (name, *_) = table
+        signature.replace_all_uses(name, "renamed")
+        assert "renamed" in signature.inputs_to_parameters and name not in signature.inputs_to_parameters
+        added = InputSpec(InputKind.PARAMETER, TensorArgument(name="another"), "another.weight")
+        signature.input_specs.insert(0, added)
+        assert signature.inputs_to_parameters["another"] == "another.weight"
+        added.target = "other.weight"
+        assert signature.inputs_to_parameters["another"] == "other.weight"
+        added.kind = InputKind.BUFFER
+        assert "another" not in signature.inputs_to_parameters and "another" in signature.inputs_to_buffers
+        expected = dict(signature.inputs_to_buffers)
+    assert signature.inputs_to_buffers is not signature.inputs_to_buffers == expected
+
+
 # -- composite operators -----------------------------------------------------------------------------------------------
 
 
@@ -357,20 +365,6 @@ def test_kernels_of_an_operator_that_has_others_by_now_are_made_anew() -> None:
     assert nested != first
     with DECOMPOSITIONS:
         assert first == _kernels(_chosen({}))
-
-
-def test_what_a_table_leaves_whole_is_what_torch_leaves_whole() -> None:
-    aten, whole = torch.ops.aten, utils._special_op_to_preserve_cia
-    given = [{}, {aten.linear.default: whole}, {aten.linear.default: print, aten.relu.default: whole}]
-    with accelerated():
-        for table in [*given, dict(exported_program.default_decompositions())] * 2:
-            composite, in_python = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
-            expected = {op for op, do in composite.items() if do is whole}, set(in_python)
-            assert decompose.split_table(table) == expected
-        library = torch.library.Library("exir_lowering_split", "DEF")
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
-        assert decompose.split_table({})[0] - expected[0] >= {torch.ops.exir_lowering_split.twice.default}
 
 
 def test_an_operator_that_is_defined_again_under_its_name_is_found() -> None:

@@ -142,11 +142,11 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "none": (lambda: None, ("got NoneType", "expected a torch.export.ExportedProgram")),
     "none-in-map": (lambda: {"decode": None}, ("'decode'", "got NoneType", "expected")),
     "empty": (dict, ("empty", "at least one method")),
-    "key": (lambda: {7: EDGE["decode"]}, ("method name 7", "expected a non-empty string")),
-    "no-name": (lambda: {"": EDGE["decode"]}, ("method name ''", "expected a non-empty string")),
+    "key": (lambda: {7: EDGE["decode"]}, ("method name 7", "expected a text")),
+    "no-name": (lambda: {"": EDGE["decode"]}, ("method name ''", "expected a text")),
     "list": (lambda: [EDGE["decode"]], ("got list", "a mapping of method names")),
-    "space": (lambda: {"de code": EDGE["decode"]}, ("'de code'", "contains a space")),
-    "control": (lambda: {"de\x1b[2Jcode": EDGE["decode"]}, ("'de\\x1b[2Jcode'", "a character that cannot be printed")),
+    "space": (lambda: {"de code": EDGE["decode"]}, ("'de code'", "without spaces")),
+    "control": (lambda: {"de\x1b[2Jcode": EDGE["decode"]}, ("'de\\x1b[2Jcode'", "characters that cannot be printed")),
     "graph-module": (lambda: EDGE["decode"].graph_module, ("GraphModule", "torch.export.export(")),
 }
 
@@ -284,26 +284,12 @@ def _reorders(program: ExportedProgram, depth: int) -> None:
     second.append(first)
 
 
-def _renames(program: ExportedProgram, depth: int) -> None:
-    named(program, "aten.mul", depth).name = "renamed"
-
-
 def _changes_argument(program: ExportedProgram, depth: int) -> None:
     node = named(program, "aten.mul", depth)
     node.args = (node.args[0], node.args[0])
 
 
-def _changes_keyword(program: ExportedProgram, depth: int) -> None:
-    node = named(program, "aten.mul", depth)
-    node.kwargs = {**node.kwargs, "extra": 1}
-
-
-def _changes_operator(program: ExportedProgram, depth: int) -> None:
-    node = named(program, "aten.mul", depth)
-    node.target = named(program, "aten.add", depth).target
-
-
-REWRITES = [_adds, _removes, _reorders, _renames, _changes_argument, _changes_keyword, _changes_operator]
+REWRITES = [_adds, _removes, _reorders, _changes_argument]
 
 
 @pytest.mark.parametrize("depth", [0, 1], ids=["top", "branch"])
@@ -334,11 +320,6 @@ TAGS: dict[str, tuple[str, Callable[[ExportedProgram], Any], tuple[str, ...]]] =
         lambda program: _tag(named(program, "aten.mul", 1), "lost"),
         (".aten_mul_tensor", "'lost'", "no destination"),
     ),
-    "tag-type": (
-        "tag_without_destination",
-        lambda program: _tag(named(program, "aten.mul"), ["lost"]),
-        ("aten_mul_tensor", "['lost']", "no destination"),
-    ),
     "input": (
         "input_tagged",
         lambda program: _tag(_first_input(program), "t"),
@@ -349,20 +330,10 @@ TAGS: dict[str, tuple[str, Callable[[ExportedProgram], Any], tuple[str, ...]]] =
         lambda program: _tag(program.graph.output_node(), "t"),
         ("output node", "Tag the operators"),
     ),
-    "no-tags": (
-        "destinations",
-        lambda program: PartitionResult(program, None),
-        ("partition_tags=None", "expected a mapping"),
-    ),
     "list-of-tags": (
         "destinations",
         lambda program: PartitionResult(program, ["t"]),
         ("partition_tags=['t']", "expected a mapping"),
-    ),
-    "no-spec": (
-        "destinations",
-        lambda program: PartitionResult(program, {"t": "good"}),
-        ("'t'", "'good'", "expected DelegationSpec"),
     ),
     "spec-without-list": (
         "destinations",
@@ -448,17 +419,9 @@ RESULTS: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], tuple[str, ...]]
         lambda r: {**r, "decode": r["decode"] * 2},
         ("returned 2 results for method 'decode'", "expected 1", "decode/0:"),
     ),
-    "none-of-a-method": (
-        lambda r: {**r, "decode": None},
-        ("returned NoneType results for method 'decode'", "expected 1"),
-    ),
     "not-a-list": (
         lambda r: {**r, "decode": r["decode"][0]},
         ("returned PreprocessResult results for method 'decode'", "expected 1"),
-    ),
-    "missing-method": (
-        lambda r: {"prefill": r["prefill"]},
-        ("['prefill']", "expected ['decode', 'prefill']", "missing: ['decode']"),
     ),
     "another-method": (
         lambda r: {"prefill": r["prefill"], "train": r["decode"]},
@@ -474,10 +437,6 @@ RESULTS: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], tuple[str, ...]]
     "no-bytes": (
         lambda r: _replace_last(r, PreprocessResult("x")),
         ("processed_bytes of type str", "partition prefill", "expected bytes"),
-    ),
-    "no-bytes-at-all": (
-        lambda r: _replace_last(r, PreprocessResult(None)),
-        ("processed_bytes of type NoneType", "expected bytes"),
     ),
 }
 
@@ -764,11 +723,6 @@ def make_none():
     return None
 
 
-def make_error():
-    raise OSError("no licence")
-
-
-text = "not a backend"
 """
 
 PLUGIN_RUN = """
@@ -804,10 +758,10 @@ def to(backend):
 
 
 found = {name: to(name) for name in (
-    "works", "wroks", "twice", "gone", "nothing", "syntax", "raises", "text"
+    "works", "wroks", "twice", "gone", "raises"
 )}
 found |= {name: attempt(lambda: exir_lowering.to_backend(program, name)) for name in (
-    "makes-none", "makes-error", "twice-partitioner", "gone-partitioner",
+    "makes-none", "twice-partitioner",
 )}
 found["given"] = attempt(lambda: exir_lowering.to_backend(
     program, TagPartitioner(lambda node: "t", "twice"), backends={"twice": __import__("plugin_a").Works}
@@ -829,18 +783,13 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         works = plugin_a:Works
         twice = plugin_a:Works
         gone = plugin_missing:Works
-        nothing = plugin_a:Absent
-        syntax = plugin_broken:Works
         raises = plugin_a:Raises
-        text = plugin_a:text
 
         [exir_lowering.partitioners]
         makes-none = plugin_a:make_none
-        makes-error = plugin_a:make_error
-        gone-partitioner = plugin_missing:make
         twice-partitioner = plugin_a:make_none
         """,
-        {"plugin_a": PLUGIN, "plugin_broken": "def ("},
+        {"plugin_a": PLUGIN},
     )
     _distribution(
         site,
@@ -864,14 +813,9 @@ PLUGINS: dict[str, tuple[str, tuple[str, ...]]] = {
     "wroks": ("UnknownPluginError", ("'wroks'", "was not found", "'works'", "install the package")),
     "twice": ("PluginLoadError", ("'twice'", "vendor_a 1.0", "vendor_b 1.0", "provided twice", "Uninstall")),
     "gone": ("PluginLoadError", ("'gone'", "vendor_a 1.0", "plugin_missing", "ModuleNotFoundError")),
-    "nothing": ("PluginLoadError", ("'nothing'", "vendor_a 1.0", "Absent", "AttributeError")),
-    "syntax": ("PluginLoadError", ("'syntax'", "vendor_a 1.0", "SyntaxError")),
     "raises": ("PluginLoadError", ("'raises'", "plugin_a.Raises", "OSError: no licence")),
-    "text": ("PluginLoadError", ("'text'", "not a backend", "expected an exir_lowering.Backend")),
     "makes-none": ("PluginLoadError", ("'makes-none'", "got NoneType", "expected an ExecuTorch Partitioner")),
-    "makes-error": ("PluginLoadError", ("'makes-error'", "OSError: no licence")),
     "twice-partitioner": ("PluginLoadError", ("'twice-partitioner'", "vendor_a 1.0", "vendor_b 1.0")),
-    "gone-partitioner": ("PluginLoadError", ("'gone-partitioner'", "vendor_a 1.0", "ModuleNotFoundError")),
 }
 
 

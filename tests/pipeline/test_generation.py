@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir import ExecutorchBackendConfig
-from executorch.exir.passes import MemoryPlanningPass
 from torch.export import Dim, ExportedProgram, export
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
@@ -117,29 +115,3 @@ def test_a_method_is_rewritten_beside_another_one_as_it_is_alone(programs: dict[
         assert (len(method.host), len(method.rewritings)) == (len(alone.host), len(alone.rewritings))
         assert not method.refused_rewrites
     assert len(together.states) == 6 and all(state.shared for state in together.states)
-
-
-def test_a_cache_inside_of_a_delegate_is_not_shared() -> None:
-    """Where it would silently be two caches, emission says what to do."""
-
-    class Count(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count.add_(x)
-            return self.count * 1
-
-    counts = {name: export(Count(), (torch.ones(1),)) for name in ("first", "second")}
-    planning = MemoryPlanningPass(share_mutable_buffers=True)
-    for options in ({"share_state": True}, {"config": ExecutorchBackendConfig(memory_planning_pass=planning)}):
-        with pytest.raises(exir_lowering.InputError) as caught:
-            exir_lowering.lower(counts, "reference").emit(**options)
-        for part in ("'count'", "'first'", "'second'", "'reference'", "own_state=False"):
-            assert part in str(caught.value)
-    with pytest.raises(exir_lowering.InputError, match="'count'"):
-        exir_lowering.lower(counts, {"first": "reference"}).emit(share_state=["count"])
-    lowered = exir_lowering.lower(counts, PARTITIONERS["reference"])
-    program = exir_lowering.load(lowered.emit(share_state=True).buffer)
-    assert [program.run(method, torch.ones(1))[0].item() for method in ("first", "second", "first")] == [1, 2, 3]

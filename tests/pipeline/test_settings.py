@@ -79,15 +79,6 @@ def test_a_setting_of_the_caller_changes_no_byte(
         assert again.buffer == lowered.emit(provenance=False).buffer
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_of_the_caller_changes_no_result(program: ExportedProgram, setting: str) -> None:
-    expected = _module()(GIVEN).detach()
-    with SETTINGS[setting]():
-        lowered = lower(program, "reference")
-        got = lowered.module()(GIVEN)
-    torch.testing.assert_close(got, expected)
-
-
 def test_a_program_keeps_the_default_dtype_that_it_was_exported_with() -> None:
     """An operator that was given no dtype means the default one at export."""
     with _dtype(torch.float64):
