@@ -209,7 +209,7 @@ def _span(tensor: torch.Tensor) -> _Span:
             f"{tensor.device}{', quantised' if tensor.is_quantized else ''}; expected a dense tensor on the CPU."
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
-    start = plain.storage_offset() * plain.element_size()
+    start = int(plain.storage_offset()) * plain.element_size()
     return plain, start, start + extent_of(plain.shape, plain.stride()) * plain.element_size()
 
 

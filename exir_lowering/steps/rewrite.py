@@ -19,8 +19,8 @@ from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
-from exir_lowering.steps.rewriting.editor import Editor
-from exir_lowering.steps.rewriting.probing import Candidate, choose, would_remove
+from exir_lowering.steps.rewriting.editor import Editor, would_remove
+from exir_lowering.steps.rewriting.probing import Candidate, choose
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
 
@@ -130,7 +130,7 @@ class _Walk:
             for rewrite in self._interested(node):
                 new, made = self._propose(rewrite, node), tuple(self.editor.made)
                 if new in made:
-                    candidates.append(Candidate(rewrite, node, new, made, would_remove(node, made)))
+                    candidates.append(Candidate(rewrite, node, new, made, tuple(sorted(would_remove(node, made)))))
                     break
                 self.editor.discard()
         return candidates

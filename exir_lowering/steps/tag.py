@@ -83,17 +83,7 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
             while part in tagged.destinations:  # a partitioner may call its own tags so
                 part += "-"
             node.meta[DELEGATION_TAG], destinations[part] = part, spec
-    _follow_readers(tagged.program)
     return replace(tagged, destinations=destinations, rejections=tuple(rejections))
-
-
-def _follow_readers(program: ExportedProgram) -> None:
-    """Give a constant that must not be copied the tag that all its readers have now, or none: it is then an input."""
-    for node in program.graph.find_nodes(op="placeholder"):
-        if node.meta.get("no_copy") and node.meta.pop(DELEGATION_TAG, None) is not None:
-            tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
-            if len(tags) == 1 and None not in tags:
-                (node.meta[DELEGATION_TAG],) = tags
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:

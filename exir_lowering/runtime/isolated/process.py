@@ -22,6 +22,9 @@ Message: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
 # With -P nothing is imported from the current folder, whatever lies there.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from exir_lowering.runtime.child import main; main(*sys.argv[1:3])"
 
+_FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"}
+"""Options of Python that the process gets if this one has them, by the name in `sys.flags`."""
+
 
 class TooLateError(Exception):
     """A message was not there in time."""
@@ -56,7 +59,8 @@ class Process:
 
     @staticmethod
     def _popen(theirs: Connection, modules: Sequence[str]) -> subprocess.Popen[bytes]:
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
         return subprocess.Popen(
             command,

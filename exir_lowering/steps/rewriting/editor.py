@@ -151,18 +151,11 @@ class Editor:
 
     def replace(self, node: Node, new: Node) -> list[Node]:
         """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
+        removed = would_remove(node, (*self.made, new))
         node.replace_all_uses_with(new)
         self._returned[new] += self._returned.pop(node, 0)
-        removed, pending = [], [node]
-        while pending:
-            dead = pending.pop()
-            if dead in self.gone or dead.users or not (dead is node or only_computes(dead)):
-                continue  # of the node itself the rewrite knows what it computes
-            operands = dead.all_input_nodes
+        for dead in removed:
             self.erase(dead)
-            removed.append(dead)
-            pending += [operand for operand in operands if not operand.users and operand not in self.made]
-        self.made = [made for made in self.made if made not in self.gone]
         return removed
 
     def erase(self, node: Node) -> None:
@@ -187,6 +180,18 @@ class Editor:
         for value, spec in zip(self.graph.output_node().args[0], signature.output_specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name
+
+
+def would_remove(node: Node, kept: Collection[Node]) -> list[Node]:
+    """Return a node and what nothing but that needs, and is not to be kept, each behind those that use it."""
+    removed, pending = dict[Node, None](), [node]
+    while pending:
+        dead = pending.pop()
+        free = dead is node or (only_computes(dead) and dead not in kept and removed.keys() >= dead.users.keys())
+        if free and dead not in removed:  # of the node itself, the rewrite knows what it computes
+            removed[dead] = None
+            pending += dead.all_input_nodes
+    return list(removed)
 
 
 def _content(tensor: torch.Tensor) -> Any:

@@ -7,7 +7,7 @@ partitioner sees the operands that it will see in the method, parameters as para
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,6 @@ from exir_lowering._upstream.programs import assemble_program, guards_code_of, l
 from exir_lowering._upstream.value_keys import KeyMaker
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.rewriting import gains
@@ -147,18 +146,3 @@ def _key(candidate: Candidate, lifted: Mapping[Node, InputSpec]) -> Hashable:
         described.append((node.target, repr(map_arg((node.args, dict(node.kwargs)), names.__getitem__))))
         names[node] = f"%{len(names)}"
     return tuple(described)
-
-
-def would_remove(node: Node, made: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes that nothing would need if a node were not used any more, in the graph's order.
-
-    The operands of what was made to replace it stay.
-    """
-    removed, pending, added = {node}, [node], set(made)
-    while pending:
-        for operand in pending.pop().all_input_nodes:
-            free = operand not in removed and operand not in added and only_computes(operand)
-            if free and all(user in removed for user in operand.users):
-                removed.add(operand)
-                pending.append(operand)
-    return tuple(sorted(removed))
