@@ -250,7 +250,7 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
-                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.feature for case in CASES))}."
+                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.name.partition('/')[0] for case in CASES))}."
             )
         for case in found:
             if chosen.setdefault(case.name, case) != case:
