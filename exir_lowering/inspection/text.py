@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -15,7 +15,7 @@ from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import make_table, middle, printable, render
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport
 
 MOST = 30
 """How many rows of a list are shown; the others are counted."""
@@ -112,7 +112,6 @@ def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
     yield from section(f"every byte: {report.size:,}", ("bytes ", "what", "share "), kinds)
     if (known := report.provenance) is not None:
         facts = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
-        facts += [("plan", known.plan)] * bool(known.plan)
         for name, made in known.methods.items():
             facts.append((f"{name}: partitioners", ", ".join(made.partitioners) or "none"))
             facts += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in made.rewrites.items()]
@@ -126,15 +125,11 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
     rows = [row for delegate in method.delegates for row in _delegate(delegate)]
     yield from section("delegates", ("#", "backend", "payload ", "has"), rows)
     tensors = {tensor.value: tensor for tensor in method.memory.tensors}
-    arenas = [
-        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(tensors, arena.tensors))
-        for arena in method.memory.arenas
-    ]
+    arenas = []
+    for arena in method.memory.arenas:
+        makers = few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in arena.tensors), _FEW)
+        arenas.append((str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), makers))
     yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
-
-
-def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
-    return few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values), _FEW)
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:

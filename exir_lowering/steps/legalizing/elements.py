@@ -220,6 +220,7 @@ rules(
     {
         "exp2": lambda a: torch.pow(2.0, a),
         "hypot": _hypot,
+        "angle": lambda a: torch.where(a != a, math.nan, torch.where(a < 0, math.pi, 0.0)),
         "erfc": _erfc,
         "lgamma": _lgamma,
         "digamma special_digamma": lambda x: _polygamma(0, x),

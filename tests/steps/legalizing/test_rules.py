@@ -23,7 +23,7 @@ OPERATORS = (
     "hist.*|hypot|index_reduce_.*|kthvalue|lgamma|linalg.*|logcumsumexp|log_softmax|masked_median|masked_select|median|"
     "msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
     "sort|take|topk|trunc|cholesky.*|lu.*|logdet|inverse|"
-    "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|addbmm|triangular_solve|"
+    "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|angle|addbmm|"
     "nn_functional_(adaptive.*|bilinear|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*))$"
 )
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
