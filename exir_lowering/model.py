@@ -228,12 +228,9 @@ class State:
 
     def __str__(self) -> str:
         names = "/".join(dict.fromkeys(self.names.values()))
-        users = f"read by {_list(self.read_by)}, written by {_list(self.written_by)}"
-        return f"{names}: {self.bytes:,} B, {users}, {'shared' if self.shared else 'not shared'}"
-
-
-def _list(methods: tuple[str, ...]) -> str:
-    return " and ".join(methods) or "none"
+        read, written = (" and ".join(methods) or "none" for methods in (self.read_by, self.written_by))
+        shared = "shared" if self.shared else "not shared"
+        return f"{names}: {self.bytes:,} B, read by {read}, written by {written}, {shared}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
 
 
-FINITE_BOUND = 1e6
-"""The magnitude up to which the elements of an input that is "finite" are."""
+FINITE_BOUND = 1e6  # the magnitude up to which the elements of an input that is "finite" are
 
 ASSUMPTIONS: Mapping[str, str] = {
     "finite": f"no element is NaN, and each is at most {FINITE_BOUND:g} in magnitude",
@@ -93,6 +92,8 @@ class LoweringOptions:
     def __post_init__(self) -> None:
         read_size(self.require_memory)
         chosen, share, planners = self.rewrites, self.require_coverage, get_args(MemoryPlanner)
+        kinds = [kind.__name__ for kind in type(self.edge_compile_config).__mro__]  # without an import of ExecuTorch's
+        converts = "NoneType" in kinds or "EdgeCompileConfig" in kinds
         named = chosen in ("safe", "none") if isinstance(chosen, str) else isinstance(chosen, (Sequence, type(None)))
         sets = '"safe", "none", or a sequence of names and Rewrite objects such as ["safe", "mine"]'
         counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
@@ -111,6 +112,7 @@ class LoweringOptions:
             ("jobs", counts, "a number of jobs, at least 1"),
             *((flag, isinstance(getattr(self, flag), bool), "True or False") for flag in _FLAGS),
             ("require_coverage", shares, "a share between 0 and 1"),
+            ("edge_compile_config", converts, "ExecuTorch's EdgeCompileConfig or None"),
         ):
             if not fits:
                 raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected {expected}.")
@@ -120,12 +122,6 @@ class LoweringOptions:
                     f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
                     f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
                 )
-        if self.edge_compile_config is not None:
-            from executorch.exir import EdgeCompileConfig
-
-            if not isinstance(self.edge_compile_config, EdgeCompileConfig):
-                given = f"LoweringOptions(edge_compile_config={self.edge_compile_config!r})"
-                raise InputError(f"{given}: expected ExecuTorch's EdgeCompileConfig or None.")
 
 
 def read_size(given: int | str | None) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -39,7 +39,7 @@ from exir_lowering.steps.arguments import Request, TransformPasses, describe_fam
 from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.control_flow import check_emitted
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
+from exir_lowering.steps.edge import as_edge, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
@@ -159,15 +159,11 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        with _conversion(given, session.options.fast):
+        with converting((one.program for one in given), gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             methods, extracted, planned = _partition_all(methods, states, session)
-            planned = plan_memory(methods, extracted, planned, session.options)
-            if any(method.rewritings for method in methods):
-                _, _, unchanged = _partition_all(given, states, session, required=False)
-                planned = planned.beside(unchanged)
-    return planned
+            return plan_memory(methods, extracted, planned, session.options)
 
 
 def to_backend(
@@ -232,7 +228,7 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "")
-    with locks.conversion(), converting([program], gradients=True):
+    with converting([program], gradients=True):
         copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
@@ -252,11 +248,11 @@ def _lower(
     """Lower methods in Edge dialect: the line."""
     options = session.options
     with collector.heap_frozen() as set_aside:
-        with _conversion(given, options.fast):
+        with converting((one.program for one in given), gradients=True, fast=options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
 
         def partition(methods: Sequence[EdgeMethod], treatment: Treatment | None) -> Partitioned:
-            with _conversion(methods, options.fast):
+            with converting((one.program for one in methods), gradients=True, fast=options.fast):
                 methods, extracted, planned = _partition_all(methods, states, session, treatment)
                 if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
@@ -265,9 +261,12 @@ def _lower(
                 programs = ((method.program, *(one.program for one in method.partitions)) for method in extracted)
                 own_state(itertools.chain.from_iterable(programs))
             set_aside()
-            groups = _group(extracted)
-            called = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
-            return Partitioned(methods, tuple(extracted), planned, tuple(groups), called, families)
+            by_backend: dict[str, list[Partition]] = {}  # in the order in which backends first occur
+            for one in itertools.chain.from_iterable(method.partitions for method in extracted):
+                by_backend.setdefault(one.backend_id, []).append(one)
+            groups = tuple(BackendGroup(backend_id, tuple(found)) for backend_id, found in by_backend.items())
+            called = {backend_id: registry.find_backend(backend_id, backends) for backend_id in by_backend}
+            return Partitioned(methods, tuple(extracted), planned, groups, called, families)
 
         def lower_group(group: BackendGroup, backend: Backend) -> list[LoweredPartition]:
             with session.timed("preprocess"):
@@ -305,20 +304,11 @@ def _lower(
     )
 
 
-@contextmanager
-def _conversion(methods: Iterable[EdgeMethod], fast: bool) -> Iterator[None]:
-    """Take the lock of conversions, and set up for these methods what they need."""
-    with locks.conversion(), converting([method.program for method in methods], gradients=True, fast=fast):
-        yield
-
-
 def _partition_all(
     methods: Sequence[EdgeMethod],
     states: Sequence[State],
     session: Session,
     treatment: Treatment | None = None,
-    *,
-    required: bool = True,
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     legal, extracted, plans, refused = [], [], [], []
@@ -331,19 +321,16 @@ def _partition_all(
             if legalized is None:
                 break
             method = legalized
-        refused.append(found)
+        if method.converted_from is not None:
+            check_emitted(method.name, partitioned.program)
+        refused.append((partitioned, found))
         legal.append(method)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned))
-    for method, partitioned in zip(legal, extracted, strict=True):
-        check_preserved(method, partitioned.program)
-        if method.converted_from is not None:
-            check_emitted(method.name, partitioned.program)
+    require_legal(refused, session)
     planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
-    if required:
-        require_legal(zip(extracted, refused, strict=True), session)
-        require_coverage(planned, session.options)
+    require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
 
 
@@ -369,12 +356,3 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
-
-
-def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
-    """Group the partitions of all methods by backend, in the order in which backends first occur."""
-    found: dict[str, list[Partition]] = {}
-    for method in methods:
-        for partition in method.partitions:
-            found.setdefault(partition.backend_id, []).append(partition)
-    return [BackendGroup(backend_id, tuple(partitions)) for backend_id, partitions in found.items()]

@@ -2,7 +2,7 @@ from .algorithms.convex import Proposal as Proposal, contract as contract, propo
 from .algorithms.limits import Limits as Limits
 from .by_support import PatternPartitioner as PatternPartitioner, SupportPartitioner as SupportPartitioner
 from .chained import ChainedPartitioner as ChainedPartitioner
-from .drop_in import ConvexPartitioner as ConvexPartitioner, convex_proposals as convex_proposals
+from .drop_in import convex_proposals as convex_proposals
 from .rules import Rule as Rule, RuledPartitioner as RuledPartitioner, allow as allow, deny as deny, pin as pin
 from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
 from .supports.predicates import (

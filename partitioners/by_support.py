@@ -172,15 +172,14 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
 class PatternPartitioner(SupportPartitioner):
     """Gives a backend each match of a pattern as a separate partition, and says why the rest stays on the host.
 
-    A pattern that matches nothing in a program causes a warning.
+    A pattern that matches nothing in a program causes a warning. For as few partitions as possible, give a
+    `SupportPartitioner` a `PatternSupport`.
 
     Args:
         backend_id: The backend.
         patterns: The patterns.
-        compile_specs: The compile specs of each partition, or a mapping from the backend to them.
+        compile_specs: The compile specs of each partition.
         limits: How small and how large a partition may be.
-        keep_apart: With `merge`, whether parts of a partition that share no edge become separate partitions.
-        merge: Whether matches share partitions, so that there are as few as possible.
         own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
@@ -194,24 +193,20 @@ class PatternPartitioner(SupportPartitioner):
         self,
         backend_id: str,
         *patterns: Pattern,
-        compile_specs: Sequence[CompileSpec] | Mapping[str, Sequence[CompileSpec]] = (),
+        compile_specs: Sequence[CompileSpec] = (),
         limits: Limits | None = None,
-        keep_apart: bool = False,
-        merge: bool = False,
         own_state: bool = False,
         keep_whole: Sequence[Any] = (),
     ) -> None:
         self.support = PatternSupport(*patterns)
-        specs = compile_specs if isinstance(compile_specs, Mapping) else {backend_id: compile_specs}
         super().__init__(
             {backend_id: self.support},
-            compile_specs=specs,
+            compile_specs={backend_id: compile_specs},
             limits=limits,
-            keep_apart=keep_apart,
             own_state=own_state,
             keep_whole=keep_whole,
         )
-        self.backend_id, self.merge = backend_id, merge
+        self.backend_id = backend_id
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Tag the matches of a program, including its nested graphs.
@@ -229,9 +224,7 @@ class PatternPartitioner(SupportPartitioner):
         return super().partition(exported_program)
 
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
-        """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""
-        if self.merge:
-            return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
+        """Return the matches in a graph."""
         return [Proposal(self.backend_id, tuple(group)) for group in groups]
 
     def _warn(self, seen: Sequence[GraphScope]) -> None:

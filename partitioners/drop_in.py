@@ -1,72 +1,27 @@
-"""The proposal algorithm as a replacement for torch.fx's `CapabilityBasedPartitioner`."""
+"""The proposal algorithm in the place of that of torch.fx's `CapabilityBasedPartitioner`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx import Node
+from torch.fx.passes.infra.partitioner import Partition
 
 from exir_lowering import InputError
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing
-from exir_lowering.plugins import capability
+from exir_lowering.plugins import asking
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 """What torch.fx's partitioner never counts as computing when it drops partitions with a single node."""
-
-
-class ConvexPartitioner(CapabilityBasedPartitioner):
-    """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
-
-    It makes no more partitions than torch.fx's where those may have parts that share no edge, and needs no table of all
-    downstream nodes. Its other methods are torch.fx's.
-
-    Args:
-        graph_module: The graph.
-        operator_support: What is supported. Supported placeholders and get_attr nodes go with their first user
-            that is in a partition.
-        allows_single_node_partition: Whether partitions with one computing node are kept.
-        non_compute_ops: Names of operators that do not count as computing.
-        allowed_single_node_partition_ops: Names of operators that may be alone.
-        skip_horizontal_fusion: Whether parts that share no edge are kept apart.
-        node_groups: Nodes that must stay together, as in ExecuTorch's `GroupBasedPartitioner`.
-    """
-
-    def __init__(
-        self,
-        graph_module: GraphModule,
-        operator_support: OperatorSupportBase,
-        allows_single_node_partition: bool = False,
-        non_compute_ops: Sequence[str] | None = None,
-        allowed_single_node_partition_ops: Sequence[str] | None = None,
-        skip_horizontal_fusion: bool = False,
-        node_groups: Sequence[Sequence[Node]] | None = None,
-    ) -> None:
-        self.graph_module = graph_module
-        self.operator_support = operator_support
-        self.allows_single_node_partition = allows_single_node_partition
-        self.non_compute_ops = non_compute_ops or []
-        self.allowed_single_node_partition_ops = allowed_single_node_partition_ops or []
-        self.skip_horizontal_fusion = skip_horizontal_fusion
-        self.node_groups = node_groups
-
-    def propose_partitions(self) -> list[Partition]:
-        """Propose partitions.
-
-        Returns:
-            The partitions, numbered from the end of the graph as torch.fx does, each with its nodes in graph order.
-        """
-        return _propose(self)
 
 
 def convex_proposals() -> AbstractContextManager[None]:
     """Return a context in which torch.fx's and ExecuTorch's partitioners propose with this algorithm, in all threads.
 
     This replaces methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so every
-    partitioner that is based on them gains, including XNNPACK's.
+    partitioner that is based on them gains, including XNNPACK's. It takes linear time, and makes no more partitions
+    than theirs where those may have parts that share no edge.
     """
     return _PROPOSING
 
@@ -74,7 +29,7 @@ def convex_proposals() -> AbstractContextManager[None]:
 def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
-    supported = capability.list_supported(partitioner)
+    supported = asking.list_supported(partitioner)
     nodes = list_computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
@@ -101,7 +56,7 @@ def _propose(partitioner: Any) -> list[Partition]:
     alone = set(partitioner.allowed_single_node_partition_ops)
     kept = []
     for constants, proposal in zip(found, proposals, strict=True):
-        names = [capability.qualified_operator(node) for node in proposal.nodes if node.op == "call_function"]
+        names = [asking.qualified_operator(node) for node in proposal.nodes if node.op == "call_function"]
         computing = sum((name not in non_compute) + (name in alone) for name in names)
         if partitioner.allows_single_node_partition or computing > 1:
             kept.append([*constants, *proposal.nodes])
@@ -111,4 +66,4 @@ def _propose(partitioner: Any) -> list[Partition]:
     ]
 
 
-_PROPOSING = capability.proposing_with(_propose)
+_PROPOSING = asking.proposing_with(_propose)

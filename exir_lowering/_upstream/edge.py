@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -19,14 +19,11 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
 from executorch.exir.passes import to_out_var_skiplist
 
-# to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes, check that
-# nothing preserved is left over) have no public name.
+# to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes) have no public
+# name.
 from executorch.exir.program._program import (
     EdgeProgramManager as EdgeProgramManager,
-    _can_skip_using_EDGE_DO_NOT_DECOMP,
     _gen_edge_manager_for_partitioners,
-    _remove_invalid_ops_for_not_decompose,
-    _sanity_check_graph_for_non_decomp_ops,
     _transform,
     _transform_with_pass_manager,
     lift_constant_tensor_pass,
@@ -91,20 +88,6 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
     record.add_edge_dialect_program(EdgeProgramManager(dict(programs), None, without_validity_checks()))
     record.add_executorch_program(manager)
     return record
-
-
-def check_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> None:
-    """Check that what partitioners preserved was delegated, by ExecuTorch's RuntimeError."""
-    preserved: set[Any] = set()
-    for partitioner in partitioners:
-        ops, supported = partitioner.ops_to_not_decompose(program)
-        if not _can_skip_using_EDGE_DO_NOT_DECOMP(partitioner, program):
-            ops = _remove_invalid_ops_for_not_decompose(ops)
-        preserved.update(ops)
-        who = type(partitioner).__name__
-        _sanity_check_graph_for_non_decomp_ops(
-            name, program, set(preserved), supported, partitioner_name=who, generate_error=True
-        )
 
 
 ADD_NUMBER = ops.edge.aten.add.Scalar

@@ -13,14 +13,9 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  #
 from executorch.exir.emit import _emitter as et_emitter  # records what it emits only for the top graphs of methods
 from torch.export.graph_signature import InputKind
 
-from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
+from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.locks import during, replacing
 from exir_lowering._upstream.loops import emitting_loops
-
-
-def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
-    """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
-    return {key: content for key, _, content in named_buffers(manager._named_data)}
 
 
 def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:
@@ -90,12 +85,11 @@ class GivenValue:
 
 @dataclass(slots=True)
 class Emissions:
-    """What is emitted: the calls and the given values by method, and the calls of each emitter state."""
+    """What is emitted, by method: the calls and the given values."""
 
     methods: dict[str, list[EmittedCall]]
     values: dict[str, list[GivenValue]]
-    states: list[tuple[Any, list[EmittedCall]]]
-    names: dict[str, dict[str, str]]  # by method what the model calls its weights and state, by node
+    names: dict[str, str]  # what the model calls the weights and the state of the last method, by node
 
 
 _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
@@ -103,7 +97,7 @@ _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions",
 
 def emitting() -> AbstractContextManager[Emissions]:
     """List, by method, what is emitted, with the calls in nested graphs, which the emitter's own tables lack."""
-    return during(_emissions, Emissions({}, {}, [], {}), _EMITTING)
+    return during(_emissions, Emissions({}, {}, {}), _EMITTING)
 
 
 def _emitting() -> list[tuple[Any, str, Any]]:
@@ -115,31 +109,28 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         emissions = _emissions.get()
         if emissions is not None:
             self.given_mutable_buffer_warning = True  # that initial values are dropped: they are not, see the step
-            emissions.states.append((self.emitter_state, emissions.methods.setdefault(name, [])))
+            emissions.methods[name], emissions.values[name] = [], []
             specs = self.exported_program.graph_signature.input_specs
             lifted = (spec for spec in specs if spec.kind is not InputKind.USER_INPUT)
-            emissions.names[name] = {spec.arg.name: str(spec.target) for spec in lifted}
+            emissions.names = {spec.arg.name: str(spec.target) for spec in lifted}
 
     def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
         emissions, handle = _emissions.get(), self.node.meta.get("debug_handle")
         add(self, emitter_id, target, lowered_module)
-        # Methods are emitted one after the other; the emitters of nested graphs use their method's state.
-        if emissions is not None and emissions.states and emissions.states[-1][0] is self.emitter_state:
-            instruction = self.instruction_start_offset + emitter_id
-            delegate, value = -1, self.node.meta.get("val")
-            if lowered_module is not None:
-                delegate = len(self.emitter_state.delegates) - 1
+        if emissions is not None:
+            value = self.node.meta.get("val")
+            delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
             results = len(value) if isinstance(value, (list, tuple)) else 1
-            emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate, results))
+            instruction = self.instruction_start_offset + emitter_id
+            # Methods are emitted one after the other; the emitters of nested graphs are those of the last one.
+            calls = list(emissions.methods.values())[-1]
+            calls.append(EmittedCall(instruction, handle, lowered_module, delegate, results))
 
     def given(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        emissions = _emissions.get()
-        if emissions is None:
-            return give(self, target, args, kwargs)
-        name = emissions.names[self.name].get(target)
-        value = give(self, target, args, kwargs)
-        values = emissions.values.setdefault(self.name, [])
-        values.append(GivenValue(value.id, target if name is None else name, name is None))
+        emissions, value = _emissions.get(), give(self, target, args, kwargs)
+        if emissions is not None:
+            name = emissions.names.get(target, target)
+            emissions.values[self.name].append(GivenValue(value.id, name, target not in emissions.names))
         return value
 
     return [

@@ -17,6 +17,7 @@ import torch
 from executorch.exir import pass_base as et_pass_base  # these three trace, and describe each value that they trace
 from torch._export import pass_base as torch_pass_base
 from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.fakes import shape_env_of
@@ -39,32 +40,24 @@ _evaluating: ContextVar[bool] = ContextVar("exir_lowering_evaluating", default=F
 def _replacements() -> list[tuple[Any, str, Any]]:
     if not pins.is_on("sizes without guards"):
         return []
-    choose = torch._C._select_conv_backend  # what fake tensors ask of a convolution
-    describe = et_pass_base._extract_tensor_metadata  # asks whether a size is 1, to say how memory is ordered
 
-    @wraps(choose)
-    def select(given: Any, *args: Any, **kwargs: Any) -> Any:
-        with without_guards(shape_env_of(given) if _evaluating.get() else None):
-            return choose(given, *args, **kwargs)
+    def unguarded(owner: Any, name: str) -> tuple[Any, str, Any]:
+        function = getattr(owner, name)
 
-    @wraps(describe)
-    def extract(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        with without_guards(shape_env_of(value) if _evaluating.get() else None):
-            return describe(value, *args, **kwargs)
+        @wraps(function)
+        def asked(given: Any, *args: Any, **kwargs: Any) -> Any:
+            environment = shape_env_of(pytree.tree_leaves(given)[0]) if _evaluating.get() else None
+            with without_guards(environment):
+                return function(given, *args, **kwargs)
 
-    def one_row(unstack: Any) -> Any:  # passes look at the first row of what is mapped, and take all of them apart
-        @wraps(unstack)
-        def rows(mapped: Any) -> Any:
-            first = torch.utils._pytree.tree_leaves(mapped)[0]
-            with without_guards(shape_env_of(first) if _evaluating.get() else None):
-                return unstack(mapped)
-
-        return rows
+        return owner, name, asked
 
     return [
-        (torch._C, "_select_conv_backend", select),
-        *((base, "_unstack_pytree", one_row(base._unstack_pytree)) for base in (et_pass_base, torch_pass_base)),
-        *((tracing, describe.__name__, extract) for tracing in (proxy_tensor, et_pass_base, torch_pass_base)),
+        unguarded(torch._C, "_select_conv_backend"),  # what fake tensors ask of a convolution
+        # Passes look at the first row of what is mapped, and take all of them apart.
+        *(unguarded(base, "_unstack_pytree") for base in (et_pass_base, torch_pass_base)),
+        # It asks whether a size is 1, to say how memory is ordered.
+        *(unguarded(base, "_extract_tensor_metadata") for base in (proxy_tensor, et_pass_base, torch_pass_base)),
     ]
 
 

@@ -8,11 +8,8 @@ reentrant. `with conversion():` takes a lock that is implemented in C, so that n
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,10 +19,6 @@ from typing import Any, TypeAlias, TypeVar
 
 Lock: TypeAlias = Any  # threading.RLock is a function
 
-_PATIENCE = 60.0  # seconds after which a warning says what a thread waits for
-
-_LOG = logging.getLogger(__name__)
-
 
 class _Locks:
     """The current locks; a forked child has others."""
@@ -34,34 +27,14 @@ class _Locks:
         self.conversions: Lock = threading.RLock()
         self.engine: Lock = threading.RLock()
         self.epoch = 0  # how often the engines' lock was renewed
-        self.holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
 
 
 _locks = _Locks()
 
 
 def conversion() -> Lock:
-    """Return the lock to hold while graphs are traced or rewritten, once it is free; after a minute, it warns."""
-    lock, free = _locks.conversions, True
-    if not converts_here():
-        try:
-            free = lock.acquire(timeout=_PATIENCE)
-        finally:
-            try:  # noqa: SIM105  # without a call before it: no interrupt can come in between
-                lock.release()
-            except RuntimeError:
-                pass  # it was not taken
-    if free:
-        _locks.holder = threading.get_ident()
-    elif (frame := sys._current_frames().get(_locks.holder)) is not None:
-        # It may wait for this one, as only users can see.
-        _LOG.warning(
-            "Lowering has waited %.0f seconds for another thread, which is converting a program at this line. If a "
-            'plug-in there waits for this thread, the two deadlock: declare its backend parallel = "thread".\n%s',
-            _PATIENCE,
-            "".join(traceback.format_stack(frame)[-4:]),
-        )
-    return lock
+    """Return the lock to hold while graphs are traced or rewritten."""
+    return _locks.conversions
 
 
 def converts_here() -> bool:

@@ -1,12 +1,17 @@
-"""ExecuTorch's pass that makes tensors of Python numbers beside tensors, put right while this thread converts.
+"""Passes of ExecuTorch's conversion to Edge dialect that get something wrong, put right while this thread converts.
 
-A number takes no part in what torch promotes, a tensor does: beside an int32 without dimensions, 1 becomes an int64 and
-makes the result one, and 0.1 beside a float64 loses half of its digits. Such numbers become tensors of the dtype that
-the operator computes in.
+Numbers: the pass makes tensors of Python numbers beside tensors. A number takes no part in what torch promotes, a
+tensor does: beside an int32 without dimensions, 1 becomes an int64 and makes the result one, and 0.1 beside a float64
+loses half of its digits. Such numbers become tensors of the dtype that the operator computes in.
+
+Empty tensors: where all that is concatenated is empty, the pass writes sizes that are not known into the graph as if
+they were numbers, and nothing computes them. (A concatenation that is left has another shape in ExecuTorch's kernel,
+which skips what is empty.) Operators compute such sizes.
 """
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
@@ -14,7 +19,7 @@ from typing import Any
 
 import torch
 from executorch.exir.pass_base import ProxyValue, map_args  # what a pass sees of values
-from executorch.exir.passes import ScalarToTensorPass
+from executorch.exir.passes import PruneEmptyTensorsPass, ScalarToTensorPass
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes  # what operators compute in
 from torch.utils._python_dispatch import _disable_current_modes  # tensors that are constants, whatever mode torch is in
 
@@ -25,13 +30,18 @@ _mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=
 
 
 def mending_passes() -> AbstractContextManager[bool]:
-    """Put the pass right for what this thread converts."""
+    """Put the known passes right for what this thread converts."""
     return during(_mending, True, _MENDING)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    if not pins.is_on("scalar operands"):
-        return []
+    return [
+        *([_with_exact_numbers()] if pins.is_on("scalar operands") else []),
+        *([_with_empty_concatenations()] if pins.is_on("empty concatenations") else []),
+    ]
+
+
+def _with_exact_numbers() -> tuple[Any, str, Any]:
     calling = ScalarToTensorPass.call_operator
 
     @wraps(calling)
@@ -40,7 +50,57 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             args, kwargs = _with_exact(self, op, args, kwargs)
         return calling(self, op, args, kwargs, meta)
 
-    return [(ScalarToTensorPass, "call_operator", call_operator)]
+    return ScalarToTensorPass, "call_operator", call_operator
+
+
+def _with_empty_concatenations() -> tuple[Any, str, Any]:
+    pruning = PruneEmptyTensorsPass.remove_empty_tensors_from_cat
+
+    @wraps(pruning)
+    def remove_empty_tensors_from_cat(self: Any, graph_module: Any, cat_node: Any) -> None:
+        if _mending.get() and _has_unknown_sizes(cat_node):
+            _make_empty(cat_node)
+        else:
+            pruning(self, graph_module, cat_node)
+
+    return PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat
+
+
+def _has_unknown_sizes(node: torch.fx.Node) -> bool:
+    """Return whether a result has no elements, and a size that is only known when the program runs."""
+    sizes = node.meta["val"].shape
+    known = [size for size in sizes if isinstance(size, int)]
+    return 0 in known and len(known) < len(sizes)
+
+
+def _make_empty(cat_node: torch.fx.Node) -> None:
+    """Replace a concatenation without elements by an empty tensor, whose sizes are computed."""
+    value = cat_node.meta["val"]
+    operands: Any = cat_node.args[0]
+    # torch skips those of shape (0).
+    whole = [operand for operand in operands if operand.meta["val"].dim() == value.dim()]
+    given: Any = cat_node.args[1] if len(cat_node.args) > 1 else cat_node.kwargs.get("dim", 0)
+    along = given % value.dim()
+
+    def call(target: Any, args: Any, made: Any) -> Any:
+        if isinstance(made, int):
+            return made
+        with cat_node.graph.inserting_before(cat_node):
+            node = cat_node.graph.call_function(target, args)
+        node.meta = {**cat_node.meta, "val": made}
+        return node
+
+    def size(operand: torch.fx.Node, dim: int) -> Any:
+        return call(torch.ops.aten.sym_size.int, (operand, dim), operand.meta["val"].shape[dim])
+
+    sizes = [size(whole[0], dim) for dim in range(value.dim())]
+    total = whole[0].meta["val"].shape[along]
+    for operand in whole[1:]:
+        total = total + operand.meta["val"].shape[along]
+        sizes[along] = call(operator.add, (sizes[along], size(operand, along)), total)
+    full = call(torch.ops.aten.full.default, (sizes, 0), value)
+    full.kwargs = {"dtype": value.dtype}
+    cat_node.replace_all_uses_with(full)
 
 
 def _with_exact(running: Any, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

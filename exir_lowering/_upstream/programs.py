@@ -18,6 +18,8 @@ from torch.utils import _pytree  # an ExportedProgram describes its inputs and o
 from torch.utils._sympy.value_ranges import bound_sympy  # says between which numbers an expression of sizes lies
 
 ATEN_VERIFIER, CALL_DELEGATE, pytree = Verifier, executorch_call_delegate, _pytree
+load_treespec = getattr(_pytree.treespec_loads, "__wrapped__", _pytree.treespec_loads)
+"""`treespec_loads` without its cache, which keeps classes of modules that were reloaded."""
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:

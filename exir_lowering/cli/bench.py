@@ -119,9 +119,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, given: Path | None) -> Subject:
     """Load a file, and run its method once."""
-    from exir_lowering.runtime.program import open_file, read_file
+    from exir_lowering.runtime.program import open_file
+    from exir_lowering.runtime.source import read_file
 
-    file = read_file(source, list(data) or None, None, True)
+    file = read_file(source, list(data) or None, True)
     program = open_file(file, None)
     method = method_inputs.choose_method(arguments.method, program, source)
     inputs = method_inputs.make_inputs(given, arguments.seed, program, method)

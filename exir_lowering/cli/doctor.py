@@ -20,8 +20,8 @@ examples:
   EXIR_LOWERING_PLAIN=1 exir-lower lower model.pt2 -p xnnpack -o model.pte
 
 Where a feature is off, torch's and ExecuTorch's code does the work: more slowly, and with ExecuTorch's results for
-scalar operands. EXIR_LOWERING_PLAIN=1 turns all features off, for example to find out whether a defect is in this
-package. Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
+scalar operands and empty concatenations. EXIR_LOWERING_PLAIN=1 turns all features off, for example to find out whether
+a defect is in this package. Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
 """
 
 

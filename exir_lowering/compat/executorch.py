@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, overload
 
 from executorch.exir.backend import backend_api
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec
@@ -87,22 +87,8 @@ class PatchedLowering:
         return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {what}"
 
 
-class PatchedLowerings(Sequence[PatchedLowering]):
-    """The lowerings done inside `patch_executorch`, in order; the sequence grows until the context ends."""
-
-    def __init__(self, found: Sequence[PatchedLowering] = ()) -> None:
-        """Show what is found, which others add to."""
-        self._found = found
-
-    @overload
-    def __getitem__(self, index: int) -> PatchedLowering: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[PatchedLowering, ...]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self._found[index]) if isinstance(index, slice) else self._found[index]
-
-    def __len__(self) -> int:
-        return len(self._found)
+class PatchedLowerings(list[PatchedLowering]):
+    """The lowerings done inside `patch_executorch`, in order; it grows until the context ends."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "Nothing was lowered."
@@ -143,7 +129,7 @@ def patch_executorch(
     """
     options = LoweringOptions(fast=fast, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
     arguments.choose_rewrites(options, default="none")
-    done: list[PatchedLowering] = []
+    done = PatchedLowerings()
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
     try:
         with ExitStack() as stack:
@@ -153,7 +139,7 @@ def patch_executorch(
                 stack.enter_context(_ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())
-            yield PatchedLowerings(done)
+            yield done
     finally:
         _patched.reset(token)
 
@@ -163,7 +149,7 @@ class _Patch:
     """How ExecuTorch's code lowers in this thread, and where that is noted."""
 
     options: LoweringOptions = field(default_factory=lambda: LoweringOptions(unsupported="allow"))
-    notes: tuple[list[PatchedLowering], ...] = ()
+    notes: tuple[PatchedLowerings, ...] = ()
 
     def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:
         """Note a lowering that is done."""
@@ -172,8 +158,7 @@ class _Patch:
             note.append(one)
 
 
-_UNPATCHED = _Patch()
-_patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_UNPATCHED)
+_patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_Patch())  # noqa: B039  # frozen
 
 
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
@@ -284,30 +269,26 @@ def _refuse_returned_state(program: ExportedProgram) -> None:
 
 @contextmanager
 def _executorch_errors() -> Iterator[None]:
+    """Raise what ExecuTorch raises in the same case, where a plug-in's own exception passes through unwrapped."""
     try:
         yield
-    except LoweringError as error:
-        _raise_executorch_error(error)
-
-
-def _raise_executorch_error(error: LoweringError) -> NoReturn:
-    """Raise what ExecuTorch raises in the same case, where a plug-in's own exception passes through unwrapped."""
-    if isinstance(error, UnknownPluginError):
+    except UnknownPluginError as error:
         raise NotImplementedError(f"Backend {error.plugin_id} was not found.") from error
-    if isinstance(error, BackendFailure) and error.__cause__ is not None:
-        raise error.__cause__
-    if isinstance(error, PartitionerContractError):
-        if error.violation == "raised" and error.__cause__ is not None:
-            cause = error.__cause__
-            while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another one
-                cause = cause.__cause__
-            raise cause
-        if error.violation in _MESSAGES:
-            kind, message = _MESSAGES[error.violation]
-            raise kind(message.format_map(error.details)) from error
-    if isinstance(error, InputError):
+    except InputError as error:
         raise AssertionError(str(error)) from error
-    raise RuntimeError(str(error)) from error
+    except LoweringError as error:
+        cause = error.__cause__
+        if isinstance(error, BackendFailure) and cause is not None:
+            raise cause  # noqa: B904  # the context says more
+        if isinstance(error, PartitionerContractError):
+            if error.violation == "raised" and cause is not None:
+                while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another
+                    cause = cause.__cause__
+                raise cause  # noqa: B904
+            if error.violation in _MESSAGES:
+                kind, message = _MESSAGES[error.violation]
+                raise kind(message.format_map(error.details)) from error
+        raise RuntimeError(str(error)) from error
 
 
 _MESSAGES: Mapping[str, tuple[type[Exception], str]] = {

@@ -275,9 +275,9 @@ def _delegated(
     cached = HANDLES.get(key)
     if cached is None:
         where, content, options = _where(method), module.processed_bytes, module.compile_specs
-        job = contract.Compilation(where, method, plan, content, options, named.get, lines=lines)
+        job = delegate, where, method, plan, content, options, named.get
         with locks.engine():
-            made = Cached(contract.compile_payload(delegate, job), (given, delegate))
+            made = Cached(contract.compile_payload(*job, lines=lines), (given, delegate))
         weakref.finalize(made, contract.destroy, made.value)
         cached = share(HANDLES, key, made)
     compiled: contract.Handle = cached.value

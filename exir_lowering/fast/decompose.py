@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_n
 from torch._export.utils import _special_op_to_preserve_cia
 from torch._export.verifier import Verifier
 from torch._higher_order_ops.effects import has_effects  # keeps calls in order, by passing tokens
-from torch.export import ExportedProgram, exported_program
+from torch.export import ExportedProgram
 from torch.export.exported_program import _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -68,7 +68,9 @@ class Decomposition(Stage):
     def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
         """Describe the stage, by a table as for `run_decompositions` and the calls whose histories name it already."""
         self._table, self._inlined = dict(table), inlined
-        self._whole, self._in_python = split_table(table)
+        # What it says of composite operators, and the other ones that it decomposes.
+        composite, self._in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+        self._whole = {op for op, do in composite.items() if do is _special_op_to_preserve_cia}
         self.key = _one_of_equals(("decompose", frozenset((op, _identity(do)) for op, do in self._table.items())))
         self._plain: dict[Any, bool] = {}
 
@@ -90,7 +92,7 @@ class Decomposition(Stage):
             return True
         if not operators.is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        if operators.writes(target) or {str(each.type) for each in target._schema.returns} != {"Tensor"}:
+        if operators.mutates_arguments(target) or {str(each.type) for each in target._schema.returns} != {"Tensor"}:
             return False
         if has_effects(target):
             return False
@@ -135,23 +137,6 @@ class Decomposition(Stage):
         )
         decomposed: GraphModule = program.run_decompositions(dict(self._table)).graph_module
         return decomposed
-
-
-def split_table(table: Mapping[Any, Any]) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
-    whole = frozenset(op for op, do in table.items() if do is _special_op_to_preserve_cia)
-    composite = exported_program._collect_all_valid_cia_ops()  # type: ignore[attr-defined]  # as it is replaced now
-    return _split(frozenset(table), whole, frozenset(composite))
-
-
-@lru_cache(maxsize=8)  # for the same tables, each conversion asks several times
-def _split(
-    named: frozenset[Any], whole: frozenset[Any], composite: frozenset[Any]
-) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Do what `split_table` does, for the operators in a table, those left whole in it, and all composite ones."""
-    table: dict[Any, Any] = {op: _special_op_to_preserve_cia if op in whole else None for op in named}
-    found, in_python = _split_decomp_table_to_cia_and_python_decomp(table)
-    return frozenset(op for op, do in found.items() if do is _special_op_to_preserve_cia), frozenset(in_python)
 
 
 def _written(call: DistinctCall, template: Template) -> frozenset[int]:

@@ -16,7 +16,7 @@ from torch.fx.graph import _Namespace
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.legalizing import dialect_passes
-from exir_lowering._upstream.operators import is_overload, list_arguments, packet_name, writes
+from exir_lowering._upstream.operators import is_overload, list_arguments, mutates_arguments, packet_name
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering.fast.rewriter import Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS
@@ -82,7 +82,7 @@ def _replaced_only(target: Any) -> Plain | None:
     """Return the Edge operator of one that passes only replace, whatever its operands are."""
     if not is_overload(target):
         return Plain(target, same=True) if target in SYMBOLIC_OPERATORS else None
-    if target in _LOOKED_AT or writes(target):
+    if target in _LOOKED_AT or mutates_arguments(target):
         return None
     copying: Any = target
     if target.is_view or any(argument.aliased for argument in list_arguments(target)):

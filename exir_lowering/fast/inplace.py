@@ -134,7 +134,7 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
 
 def is_mutable(node: Node) -> bool:
     """Return whether a node's operator writes into an operand."""
-    return node.op == "call_function" and operators.writes(node.target)
+    return node.op == "call_function" and operators.mutates_arguments(node.target)
 
 
 def _list_versions(node: Node) -> list[Node]:

@@ -25,7 +25,7 @@ def heap_frozen() -> Iterator[Callable[[], None]]:
         the heap was already frozen by other code, which may rely on that.
     """
     with _FROZEN:
-        yield lambda: gc.freeze() if _frozen_here else None
+        yield (lambda: None) if _frozen_elsewhere else gc.freeze
 
 
 def paused() -> AbstractContextManager[None]:
@@ -33,26 +33,13 @@ def paused() -> AbstractContextManager[None]:
     return collector_paused
 
 
-_frozen_here = False
 _frozen_elsewhere = False  # counting what other code has set aside takes 40 ms: it is done once
 
 
 def _freezing() -> tuple[Change, Change]:
     global _frozen_elsewhere
     _frozen_elsewhere = _frozen_elsewhere or gc.get_freeze_count() > 0
-    return ((lambda: None), (lambda: None)) if _frozen_elsewhere else (_freeze, _unfreeze)
-
-
-def _freeze() -> None:
-    global _frozen_here
-    gc.freeze()
-    _frozen_here = True
-
-
-def _unfreeze() -> None:
-    global _frozen_here
-    _frozen_here = False
-    gc.unfreeze()
+    return ((lambda: None), (lambda: None)) if _frozen_elsewhere else (gc.freeze, gc.unfreeze)
 
 
 _FROZEN = Shared(_freezing)

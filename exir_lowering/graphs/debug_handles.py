@@ -111,20 +111,6 @@ def list_handles(graph_module: GraphModule) -> list[int]:
     return sorted({found for _, node in every_node(graph_module) if (found := handle(node)) is not None})
 
 
-def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
-    """Return the first entry of a backend's debug handle map with a handle that its partition does not have.
-
-    The map has one or several handles for each identifier. Returned are the identifier and the first of its handles
-    that no operator has; None if all exist.
-    """
-    known = frozenset(list_handles(graph_module))
-    for identifier, named in handle_map.items():
-        for each in as_tuple(named):
-            if isinstance(each, bool) or not isinstance(each, int) or each not in known:
-                return identifier, each
-    return None
-
-
 def as_tuple(named: Any) -> tuple[Any, ...]:
     """Return what an entry of a debug handle map names: one handle, or several."""
     return tuple(named) if isinstance(named, (tuple, list, set, frozenset)) else (named,)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from exir_lowering._upstream.programs import context_reader, find_registered_type, pytree
+from exir_lowering._upstream.programs import context_reader, find_registered_type, load_treespec, pytree
 from exir_lowering.errors import InputError
 
 LARGEST, DEEPEST = 1 << 24, 150
@@ -61,7 +61,7 @@ def loads(text: str) -> Any:
         if type(version) is not int:
             raise InputError(f"the version of a structure is a number, got {_show(version)}.")
         _check_names(tree, 0)
-        spec = pytree.treespec_loads(text)
+        spec = load_treespec(text)
         _check_contexts(spec)
     except (InputError, MemoryError):
         raise

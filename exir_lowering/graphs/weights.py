@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,18 +125,18 @@ class WeightStore:
             InputError: The tensor is sparse, quantised, or not on the CPU.
         """
         self._add_announced()
-        view = _View.of(tensor)
+        memory, start, end = span = _span(tensor)
         if tensor.numel() == 0:
-            return WeightRef("", 0, tensor.dtype, view.shape, view.strides)
-        pieces = self._pieces.setdefault(view.storage, [])
-        piece = next((piece for piece in pieces if piece.has(view)), None)
+            return WeightRef("", 0, tensor.dtype, tuple(memory.shape), memory.stride())
+        pieces = self._pieces.setdefault(_address(memory), [])
+        piece = next((piece for piece in pieces if piece.has(memory, start, end)), None)
         if piece is None:
-            piece = self._store(_Piece.of([view]))  # or it was written to since it was stored
+            piece = self._store([span])  # or it was written to since it was stored
             pieces.append(piece)
-        strides = piece.strides or view.strides
         if piece.key:
             self._referred.add(piece.key)
-        return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
+        offset = start - piece.start if piece.key else 0
+        return WeightRef(piece.key, offset, tensor.dtype, tuple(memory.shape), piece.strides or memory.stride())
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
         """Return the data of some references, each key once, for `PreprocessResult.data_store_output`."""
@@ -157,104 +157,78 @@ class WeightStore:
 
     def _add_announced(self) -> None:
         announced, self._announced = self._announced, ()
-        by_storage: dict[int, list[_View]] = {}
-        for tensor in {id(tensor): tensor for tensor in announced}.values():
+        by_storage: dict[int, list[_Span]] = {}
+        for tensor in announced:
             if _plain(tensor) and tensor.numel() > 0:
-                view = _View.of(tensor)
-                by_storage.setdefault(view.storage, []).append(view)
-        for storage, views in by_storage.items():
-            self._pieces[storage] = [self._store(piece) for piece in _pieces(views)]
+                span = _span(tensor)
+                by_storage.setdefault(_address(span[0]), []).append(span)
+        for address, spans in by_storage.items():
+            groups: list[list[_Span]] = []  # overlapping spans share a piece
+            reached = 0
+            for span in sorted(spans, key=lambda span: span[1:]):
+                if span[1] >= reached:
+                    groups.append([])
+                groups[-1].append(span)
+                reached = max(reached, span[2])
+            self._pieces[address] = list(map(self._store, groups))
 
-    def _store(self, piece: _Piece) -> _Piece:
-        data = piece.data()
+    def _store(self, spans: Sequence[_Span]) -> _Piece:
+        """Store overlapping spans of a storage as one piece; one with holes is packed if it is alone."""
+        # Storages at the same address may differ in length: that of the span which reaches farthest is long enough.
+        memory, _, end = max(spans, key=lambda span: span[2])
+        start = min(span[1] for span in spans)
+        places = {(begin, other.shape, other.stride()) for other, begin, _ in spans}
+        packed = len(places) == 1 and memory.numel() * memory.element_size() < end - start
+        strides = torch.empty(memory.shape, device="meta").stride() if packed else ()
+        whole = memory.contiguous() if packed else memory
+        place, size = (0, whole.numel() * whole.element_size()) if packed else (start, end - start)
+        raw = torch.empty(0, dtype=torch.uint8).set_(whole.untyped_storage(), place, (size,), (1,))
+        data, key = raw.numpy().tobytes(), ""
         if data.count(0) != len(data):
-            piece.key = hashlib.sha256(data).hexdigest()[:32]
-            self._data.setdefault(piece.key, data)
-        return piece
+            key = hashlib.sha256(data).hexdigest()[:32]
+            self._data.setdefault(key, data)
+        return _Piece(memory, start, end, strides, version(memory), key)
+
+
+_Span = tuple[torch.Tensor, int, int]
+"""A tensor's memory, and the bytes of its storage that it covers."""
 
 
 def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
+def _address(memory: torch.Tensor) -> int:
+    return memory.untyped_storage().data_ptr()
+
+
+def _span(tensor: torch.Tensor) -> _Span:
+    if not _plain(tensor):
+        raise InputError(
+            f"A weight of shape {list(tensor.shape)} cannot be stored: got layout {tensor.layout}, device "
+            f"{tensor.device}{', quantised' if tensor.is_quantized else ''}; expected a dense tensor on the CPU."
+        )
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    start = int(plain.storage_offset()) * plain.element_size()
+    return plain, start, start + extent_of(plain.shape, plain.stride()) * plain.element_size()
+
+
 @dataclass(frozen=True, slots=True)
-class _View:
-    """The bytes of a storage that a tensor covers."""
-
-    memory: torch.Tensor
-    start: int
-    end: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _View:
-        if not _plain(tensor):
-            raise InputError(
-                f"A weight of shape {list(tensor.shape)} cannot be stored: got layout {tensor.layout}, device "
-                f"{tensor.device}{', quantised' if tensor.is_quantized else ''}; expected a dense tensor on the CPU."
-            )
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        shape, strides, item = tuple(plain.shape), tuple(plain.stride()), plain.element_size()
-        start = int(plain.storage_offset()) * item
-        return cls(plain, start, start + extent_of(shape, strides) * item, shape, strides)
-
-    @property
-    def storage(self) -> int:
-        return self.memory.untyped_storage().data_ptr()
-
-    @property
-    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        return self.start, self.shape, self.strides
-
-
-@dataclass(slots=True)
 class _Piece:
     """A range of a storage that is stored as one."""
 
-    view: _View  # the one that reaches farthest
+    memory: torch.Tensor  # the tensor that reaches farthest
     start: int  # the first byte
     end: int  # the byte after the last one
-    strides: tuple[int, ...]  # after packing, if the piece is one view with holes; () if it is stored unchanged
-    version: int  # how often the view's memory had been written to
-    key: str = ""  # of its data, "" if all bytes are zero
+    strides: tuple[int, ...]  # after packing, if the piece is one tensor with holes; () if it is stored unchanged
+    version: int  # how often the memory had been written to
+    key: str  # of its data, "" if all bytes are zero
 
-    @classmethod
-    def of(cls, views: Sequence[_View]) -> _Piece:
-        # Storages at the same address may differ in length.
-        farthest = max(views, key=lambda view: view.end)
-        start = min(view.start for view in views)
-        alone = all(view.place == views[0].place for view in views)
-        packed = farthest.memory.numel() * farthest.memory.element_size() < farthest.end - start
-        strides = torch.empty(farthest.shape, device="meta").stride() if alone and packed else ()
-        return cls(farthest, start, farthest.end, strides, version(farthest.memory))
-
-    def has(self, view: _View) -> bool:
-        """Return whether the piece stores the current content of a view of the same storage."""
-        if self.version != version(self.view.memory):
+    def has(self, memory: torch.Tensor, start: int, end: int) -> bool:
+        """Return whether the piece stores the current content of a tensor of the same storage."""
+        if self.version != version(self.memory):
             return False
         if self.strides:
-            return view.place == self.view.place and view.memory.dtype == self.view.memory.dtype
-        return self.start <= view.start and view.end <= self.end
-
-    def data(self) -> bytes:
-        memory, start, end = self.view.memory, self.start, self.end
-        if self.strides:
-            memory = memory.contiguous()
-            start, end = 0, memory.numel() * memory.element_size()
-        raw = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (end - start,), (1,))
-        return bytes(raw.numpy().tobytes())
-
-
-def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:
-    """Yield the ranges of a storage that views cover; overlapping views share one."""
-    group: list[_View] = []
-    end = 0
-    for view in sorted(views, key=lambda v: (v.start, v.end)):
-        if group and view.start >= end:
-            yield _Piece.of(group)
-            group = []
-        group.append(view)
-        end = max(end, view.end) if len(group) > 1 else view.end
-    if group:
-        yield _Piece.of(group)
+            own = (self.start, self.memory.shape, self.memory.stride(), self.memory.dtype)
+            return own == (start, memory.shape, memory.stride(), memory.dtype)
+        return self.start <= start and end <= self.end

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exir_lowering.inspection.reading import find_debug, inspect
 from exir_lowering.pte import files, format as file_format, manifest, slots
 from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, Payload, items
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.debug_info import DebugFile, MethodDebug
 from exir_lowering.pte.payloads import read_payload
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.releases import Form, Target, Verdict, join_ranks, known_releases
@@ -50,13 +49,12 @@ def _features(code: Code, data: Data) -> set[str]:
     kinds = {instruction[0] for chain in code.chains for instruction in chain}
     used = {_WORDS[kind] for kind in kinds - {KERNEL, DELEGATE}}
     used |= {"several arenas"} if len(code.arenas) > 2 else set()
-    for value, stored in zip(code.values, code.storage, strict=True):
-        tensor = value.content
-        if not isinstance(tensor, Tensor) or stored is None:
+    for tensor in (value.content for value in code.values):
+        if not isinstance(tensor, Tensor):
             continue
         used |= {"a dynamic shape"} if tensor.dynamic else set()
         used |= {"an unbound shape"} if tensor.unbound else set()
-        if stored.name is not None:
+        if tensor.external:
             used.add(_DATA_FILE)
         elif tensor.stored:
             used.add("first values of state" if tensor.planned else "weights of the host")
@@ -132,7 +130,7 @@ class Finding:
     why: str
     advice: str
     calls: int = 0  # how many instructions ask for it
-    where: tuple[str, ...] = ()  # the modules and lines of the model that ask for it, as far as they are known
+    where: tuple[str, ...] = ()  # the lines of the model that ask for it, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ class RuntimeCompatibility:
     """Whether a runtime runs a file."""
 
     runtime: str
-    verdict: Verdict  # the worst of the methods that clients run: of a family, those that its manifest chooses there
+    verdict: Verdict  # the worst of what clients run: of a family, for each size, the first method with all backends
     methods: Mapping[str, Verdict]
     findings: tuple[Finding, ...]
     needs: tuple[str, ...]  # libraries of kernels that have to be loaded
@@ -162,32 +160,27 @@ class _Requirements:
     """What a method asks of a runtime."""
 
     forms: Mapping[Form, list[int]]  # and the instructions that ask for each
-    places: Mapping[int, tuple[str, ...]]  # for these, where in the model they are from
+    lines: Callable[[int], list[str]]  # of the model, that an instruction is from
     memory: int  # bytes of planned memory
 
 
 def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[RuntimeCompatibility]:
     """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
-    forms, report = file.parse(_read_forms, files.PTE), inspect(source)
-    required, debug = {}, find_debug(file)
-    for method in report.methods:
-        known = debug.get(method.name, MethodDebug({}, (), {}))
-        handles = {**known.kernels, **{one.instruction: one.handles for one in known.delegates}}
-        at = {one.number: (*one.modules, *known.lines(handles.get(one.number, ()))) for one in method.calls}
-        required[method.name] = _Requirements(forms[method.name], at, method.memory.heap["planned memory"])
-    return [_judge(target, required, report.families) for target in targets]
+    debug = DebugFile(file).methods
 
+    def read(content: memoryview) -> tuple[dict[str, _Requirements], Sequence[manifest.Line]]:
+        methods, data = file_format.read_checked(content)
+        required: dict[str, _Requirements] = {}
+        for name, (code, *_) in methods.items():
+            forms = {form: list[int]() for form in table_forms(content)}
+            for number, form in method_forms(code, data):
+                forms.setdefault(form, []).extend([] if number is None else [number])
+            required[name] = _Requirements(forms, debug.get(name, MethodDebug({}, (), {})).lines_at, sum(code.arenas))
+        return required, manifest.read({name: spec for name, (_, spec, _) in methods.items()})
 
-def _read_forms(content: memoryview) -> dict[str, dict[Form, list[int]]]:
-    """Return what each method asks of a runtime, with the instructions that do."""
-    methods, data = file_format.read_checked(content)
-    required: dict[str, dict[Form, list[int]]] = {}
-    for name, (code, _) in methods.items():
-        forms = required[name] = {form: list[int]() for form in table_forms(content)}
-        for number, form in method_forms(code, data):
-            forms.setdefault(form, []).extend([] if number is None else [number])
-    return required
+    required, families = file.parse(read, files.PTE)
+    return [_judge(target, required, families) for target in targets]
 
 
 def _judge(
@@ -198,32 +191,19 @@ def _judge(
     methods = {name: worst(each.verdict for each in found if each.method == name) for name in required}
     libraries = {target.release.kernels.get(form.name, "") for one in required.values() for form in one.forms}
     needs = tuple(text for name, text in _LIBRARIES.items() if name in libraries)
-    chosen = worst(chosen_verdicts(methods, lines, target.available))
-    return RuntimeCompatibility(target.name, chosen, methods, tuple(found), needs)
+    listed = {(manifest.split(line.method)[0], line.bucket): list[Verdict]() for line in lines}
+    for line in lines:
+        if target.available.issuperset(line.backends):
+            listed[manifest.split(line.method)[0], line.bucket].append(methods[line.method])
+    named = {line.method for line in lines}
+    run = [verdict for name, verdict in methods.items() if name not in named]
+    run += [able[0] if able else "does not run" for able in listed.values()]
+    return RuntimeCompatibility(target.name, worst(run), methods, tuple(found), needs)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of some verdicts."""
     return max(verdicts, key=_ORDER.index, default="runs")
-
-
-def chosen_verdicts(
-    methods: Mapping[str, Verdict], lines: Sequence[manifest.Line], backends: Collection[str]
-) -> Iterator[Verdict]:
-    """Yield the verdicts on the methods that clients run: of families those that the manifest's rule chooses."""
-    yield from (verdict for name, verdict in methods.items() if name not in {line.method for line in lines})
-    for wanted in lines:
-        for least in (False, True):  # the largest and the smallest sizes that each method of a family takes
-            given = {one: one.least if least and not one.exact else one.size for one in wanted.bucket.sizes}
-            sizes = {(one.input, one.dimension): size for one, size in given.items()}
-            able = (line for line in lines if {*line.backends} <= {*backends} and _fits(wanted, line, sizes))
-            yield next((methods[line.method] for line in able), "does not run")
-
-
-def _fits(wanted: manifest.Line, line: manifest.Line, sizes: Mapping[tuple[int, int], int]) -> bool:
-    given = ((one, sizes.get((one.input, one.dimension), one.size)) for one in line.bucket.sizes)
-    same = manifest.split(wanted.method)[0] == manifest.split(line.method)[0]
-    return same and all((one.size if one.exact else one.least) <= size <= one.size for one, size in given)
 
 
 def _find(target: Target, name: str, required: _Requirements) -> Iterator[Finding]:
@@ -237,7 +217,7 @@ def _find(target: Target, name: str, required: _Requirements) -> Iterator[Findin
         if (missing := _missing(target, form)) is not None:
             verdict, (why, advice) = "does not run", missing
         if verdict != "runs":
-            where = dict.fromkeys(place for number in numbers for place in required.places.get(number, ()))
+            where = dict.fromkeys(line for number in numbers for line in required.lines(number))
             yield Finding(name, verdict, form.name, why, advice, len(numbers), tuple(where))
 
 

@@ -4,45 +4,73 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
-from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, Code, PlanInstruction, items
+from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.kernel_signatures import signature as kernel_signature
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
 _Spans = Mapping[int, tuple[int, int]]
-_VALUE, _TENSOR, _DIMENSION, _CALL, _ARGUMENT = 24, 64, 9, 16, 8
-"""Bytes that ExecuTorch's runtime takes for each, about; see `Memory.heap`."""
 
 
-def measure(code: Code, signature: MethodSignature, state: Sequence[int], begun: Mapping[int, int]) -> Memory:
-    """Return what a method takes at run time: `state` are values that are state, `begun` is that of `list_calls`."""
+def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
+    """Return what a method takes at run time."""
     instructions: list[PlanInstruction] = []
     for chain in code.chains:  # a jump names an instruction of its chain
         begin = len(instructions)
         instructions += [(kind, target + begin * (kind == JUMP), arguments) for kind, target, arguments in chain]
-    names = _names(code, signature, state, instructions, begun)
-    spans = _spans(code, instructions, state, begun)
+    begun = _begun(code, spec, instructions)
+    names = _names(code, spec, signature, instructions, begun)
+    spans = _spans(code, instructions, spec.state, begun)
     tensors: list[PlannedTensor] = []
     by_arena: dict[int, list[PlannedTensor]] = defaultdict(list)
-    for value, (spec, storage) in enumerate(zip(code.values, code.storage, strict=True)):
-        tensor = spec.content
-        if not isinstance(tensor, Tensor) or storage is None or storage.planned is None or value not in spans:
+    for value, known in enumerate(code.values):
+        tensor = known.content
+        if not isinstance(tensor, Tensor) or tensor.planned is None or value not in spans:
             continue
         name, dtype = names.get(value, f"value {value}"), str(tensor.dtype).removeprefix("torch.")
-        where = storage.planned.arena, storage.planned.offset, 0 if tensor.unbound else tensor.size
+        where = tensor.planned.arena, tensor.planned.offset, 0 if tensor.unbound else tensor.size
         tensors.append(PlannedTensor(value, name, dtype, tensor.sizes, *where, *spans[value]))
-        by_arena[storage.planned.arena].append(tensors[-1])
+        by_arena[tensor.planned.arena].append(tensors[-1])
     sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
     arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
-    return Memory(arenas, tuple(tensors), _heap(code, instructions))
+    return Memory(arenas, tuple(tensors), sum(code.arenas))
+
+
+def _begun(code: Code, spec: MethodSpec, instructions: Sequence[PlanInstruction]) -> dict[int, int]:
+    """Return since which instruction each value has its memory; a view, which no instruction makes, is known by it."""
+
+    def place(value: int) -> Hashable:
+        planned = code.place(value)
+        return value if planned is None else planned
+
+    begun = dict[int, int]()
+    made: dict[Hashable, int] = {place(value): 0 for value in code.inputs}  # what wrote to some memory last
+    for number, (kind, target, values) in enumerate(instructions):
+        cut = len(values) - (spec.delegations[target].counts[0] if kind == DELEGATE else int(kind == MOVE))
+        written: Sequence[int] = range(max(cut, 0), len(values))
+        in_place = False
+        if kind == KERNEL:
+            known, in_place = kernel_signature(*code.operators[target]), code.operators[target][0].endswith("_")
+            # An operator that nothing is known of writes to its last value, as a view does.
+            at = {*known.written, *range(len(known.types), len(values))} if known is not None else ()
+            written = sorted(at) or range(len(values) - 1, len(values))
+        made_here = code.items(*(values[index] for index in written if index < len(values)))
+        for value in code.items(*(value for index, value in enumerate(values) if in_place or index not in written)):
+            begun.setdefault(value, made.get(place(value), number))
+        for value in made_here:
+            begun.setdefault(value, number)
+            made[place(value)] = number
+    return begun
 
 
 def _names(
     code: Code,
+    spec: MethodSpec,
     signature: MethodSignature,
-    state: Sequence[int],
     instructions: Sequence[PlanInstruction],
     begun: Mapping[int, int],
 ) -> dict[int, str]:
@@ -55,7 +83,7 @@ def _names(
             found[value] = f"value {value} of {number} {maker}"
     named = (*zip(code.outputs, signature.outputs, strict=True), *zip(code.inputs, signature.inputs, strict=True))
     found.update({index: value.name for index, value in named})
-    found.update({index: value.name for index, value in zip(state, signature.state, strict=True)})
+    found.update({index: value.name for index, value in zip(spec.state, signature.state, strict=True)})
     return found
 
 
@@ -102,13 +130,3 @@ def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:
     most = [tensor for tensor in tensors if tensor.first <= at <= tensor.last] if peak else []
     most.sort(key=lambda tensor: (-tensor.bytes, tensor.value))
     return Arena(number, size, peak, at, tuple(tensor.value for tensor in most))
-
-
-def _heap(code: Code, instructions: Sequence[PlanInstruction]) -> dict[str, int]:
-    tensors = [value.content for value in code.values if isinstance(value.content, Tensor)]
-    return {
-        "planned memory": sum(code.arenas),
-        "values": _VALUE * len(code.values),
-        "tensors": sum(_TENSOR + _DIMENSION * len(tensor.sizes) for tensor in tensors),
-        "calls": sum(_CALL + _ARGUMENT * len(arguments) for _, _, arguments in instructions),
-    }

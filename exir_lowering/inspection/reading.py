@@ -2,135 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from exir_lowering.inspection import memory
-from exir_lowering.inspection.report import (
-    ByteRange,
-    Call,
-    DelegateReport,
-    FileReport,
-    Flow,
-    Kind,
-    MethodReport,
-    Stored,
-)
+from exir_lowering.inspection.report import ByteRange, DelegateReport, FileReport, Kind, MethodReport, Stored
 from exir_lowering.pte import assembling, container, digests, files, format as file_format, manifest, provenance
-from exir_lowering.pte.code import DELEGATE, FREE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
+from exir_lowering.pte.code import KERNEL, Code
 from exir_lowering.pte.container import Data
-from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.files import MappedFile
-from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import PayloadContent, reader
+from exir_lowering.pte.format import Checked, MethodSpec
+from exir_lowering.pte.payloads import PayloadContent
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
-
-_WORDS: Mapping[int, str] = {MOVE: "move", JUMP: "jump", FREE: "free"}
-
-
-@dataclass(frozen=True, slots=True)
-class Modules:
-    """Finds the modules of a method's instructions."""
-
-    debug: MethodDebug
-    names: Mapping[int, str]  # of values
-    weights: Sequence[Sequence[str]]  # the names of those that each delegate reads
-    found: set[int] = field(default_factory=set)  # the delegates whose modules were found
-
-    def find(self, number: int, instruction: PlanInstruction) -> tuple[str, ...]:
-        """Return the paths of the modules that an instruction is from: of each delegate once, as it may have many."""
-        kind, target, values = instruction
-        if kind == DELEGATE:
-            if target in self.found:
-                return ()
-            self.found.add(target)
-        handles = self.debug.kernels.get(number, ()) if kind == KERNEL else ()
-        if kind == DELEGATE and target < len(self.debug.delegates):
-            handles = self.debug.delegates[target].handles
-        nodes = (node for handle in handles for node in self.debug.nodes.get(handle, ()))
-        paths = [node.modules[-1].partition(": ")[0] for node in nodes if node.modules]
-        named = self.weights[target] if kind == DELEGATE else (self.names.get(value, "") for value in values)
-        return tuple(dict.fromkeys(filter(None, paths or (name.rpartition(".")[0] for name in named))))
-
-
-def list_calls(
-    code: Code, spec: MethodSpec, shown: MethodSignature, modules: Modules
-) -> tuple[tuple[Call, ...], tuple[Flow, ...], dict[int, int]]:
-    """Return a method's instructions with their modules, what flows between them, and since when values have memory.
-
-    What a view is of, which no instruction makes, is known by its memory. What a value is given after another one had
-    written it, as in a branch, comes from both, one through the other.
-    """
-    state = {_memory_of(code, value): one.name for value, one in zip(spec.state, shown.state, strict=True)}
-    calls: list[Call] = []
-    flows: dict[tuple[int, int, Hashable], Flow] = {}
-    made: dict[Hashable, int] = {}  # the last call that wrote to some memory, or made a value without memory
-    seen: set[int] = set()  # the values that were written
-    given, begun = {_memory_of(code, value) for value in code.inputs}, dict[int, int]()
-    for number, instruction in enumerate(each for chain in code.chains for each in chain):
-        read, written = (_with_items(code, values) for values in _ends(code, spec, instruction))
-        for value in (*read, *(value for value in written if value in seen)):
-            place = _memory_of(code, value)
-            if place in made:
-                tensor = code.values[value].content
-                size = tensor.size if isinstance(tensor, Tensor) and not tensor.unbound else 0
-                flows.setdefault((made[place], number, place), Flow(made[place], number, value, size))
-            begun.setdefault(value, made.get(place, 0 if place in given else number))
-        begun.update((value, number) for value in written if value not in begun)
-        made.update((_memory_of(code, value), number) for value in written)
-        seen.update(written)
-        places = ([_memory_of(code, value) for value in values] for values in (read, written))
-        kept = (tuple(dict.fromkeys(state[place] for place in known if place in state)) for known in places)
-        origin, called = modules.find(number, instruction), instruction[1] if instruction[0] == DELEGATE else None
-        calls.append(Call(number, *_name(code, instruction), instruction[2], origin, called, *kept))
-    return tuple(calls), tuple(flows.values()), begun
-
-
-def _name(code: Code, instruction: PlanInstruction) -> tuple[str, str]:
-    kind, target, _ = instruction
-    if kind == KERNEL:
-        return "kernel", ".".join(filter(None, code.operators[target]))
-    if kind == DELEGATE:
-        return "delegate", f"{target} ({code.payloads[target].backend})"
-    return _WORDS[kind], _WORDS[kind]
-
-
-def _ends(code: Code, spec: MethodSpec, instruction: PlanInstruction) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the values that an instruction reads, and those that it writes."""
-    kind, target, values = instruction
-    if kind != KERNEL:
-        count = spec.delegations[target].counts[0] if kind == DELEGATE else int(kind == MOVE)
-        cut = max(len(values) - count, 0)
-        return values[:cut], values[cut:]
-    name, overload = code.operators[target]
-    known, last = signature(name, overload), {len(values) - 1}
-    # An operator that nothing is known of writes to its last value, as a view does.
-    at: Collection[int] = {*known.written, *range(len(known.types), len(values))} or last if known else last
-    in_place = name.endswith("_") and name != "aten::copy_"
-    read = [value for number, value in enumerate(values) if in_place or number not in at]
-    return read, [value for number, value in enumerate(values) if number in at]
-
-
-def _with_items(code: Code, values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(item for value in values for item in items(code.values, value)))
-
-
-def _memory_of(code: Code, value: int) -> Hashable:
-    storage = code.storage[value]
-    return value if storage is None or storage.planned is None else storage.planned
-
 
 _EXPECTED = "the path or the content of a .pte or .ptd file"
 _CONTENT = frozenset({"constant", "state", "payload", "named data"})
@@ -157,14 +48,14 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
     if files.kind_of_content(file.content) is files.PTD:
         return _read_data(file, file.parse(container.read_data, files.PTD))
     name = file.source if isinstance(file.source, str) else file.name
-    found = file.parse(partial(_read_program, name, find_debug(file)), files.PTE)
+    found = file.parse(partial(_read_program, name), files.PTE)
     return replace(found, data=tuple(_read_data(one.file, one.weights) for one in given.files))
 
 
-def _read_program(name: str, debug: Mapping[str, MethodDebug], content: memoryview) -> FileReport:
+def _read_program(name: str, content: memoryview) -> FileReport:
     """Make the report of a `.pte` file; raise a CorruptError when it is damaged."""
     methods, data = file_format.read_checked(content)
-    return _Reader(content, data, provenance.read(data.named), debug).report(name, methods)
+    return _Reader(content, data, provenance.read(data.named)).report(name, methods)
 
 
 def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileReport:
@@ -184,19 +75,6 @@ def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileR
     return FileReport(name, ".ptd", len(content), (), _ordered(stored), ranges, sealed=sealed)
 
 
-def find_debug(file: MappedFile) -> Mapping[str, MethodDebug]:
-    """Return what the debug information beside a file says of its methods, by name, if it is about this file."""
-    path = Path(file.source).with_suffix(SUFFIX) if isinstance(file.source, str) and Path(file.source).name else None
-    if path is None or not path.is_file() or not digests.is_sealed(file.content):
-        return {}
-    try:
-        info = DebugInfo.from_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        warnings.warn(f"The debug information {str(path)!r} is not used: {error}.", stacklevel=3)
-        return {}
-    return info.methods if info.digest == digests.identity(file.content) else {}
-
-
 def _ordered(stored: Iterable[Stored]) -> tuple[Stored, ...]:
     return tuple(sorted(stored, key=lambda one: (-one.bytes, one.kind, one.title, one.key)))
 
@@ -208,27 +86,26 @@ class _Reader:
     file: memoryview
     data: Data
     known: Provenance | None
-    debug: Mapping[str, MethodDebug]
     parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
-    read_payload: Callable[[str, memoryview], PayloadContent | None] = field(default_factory=reader)
     # What is stored, by where it is, and who uses it.
     stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     users: dict[tuple[object, ...], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
-    def report(self, name: str, methods: Mapping[str, tuple[Code, MethodSpec]]) -> FileReport:
+    def report(self, name: str, methods: Mapping[str, Checked]) -> FileReport:
         """Return the report."""
         self._add_outline()
         for key, content in self.data.named.items():
             self._add(_OURS.get(key, "named data"), key, self._name(key), content, len(content))
-        shown = file_format.program_signatures({name: spec for name, (_, spec) in methods.items()})
-        made = tuple(self._method(code, spec, shown[name]) for name, (code, spec) in methods.items())
+        specs = {name: spec for name, (_, spec, _) in methods.items()}
+        shown = file_format.program_signatures(specs)
+        made = tuple(self._method(*one, shown[name]) for name, one in methods.items())
         stored = [replace(one, users=tuple(self.users[where])) for where, one in self.stored.items()]
         return FileReport(
             *(name, ".pte", len(self.file), made, _ordered(one for one in stored if one.kind in _CONTENT)),
             _cover(len(self.file), self.parts),
             self.known,
             digests.KEY in self.data.named,
-            families=manifest.read({name: spec for name, (_, spec) in methods.items()}),
+            families=manifest.read(specs),
         )
 
     def _add_outline(self) -> None:
@@ -260,40 +137,35 @@ class _Reader:
         """Return the model's name of named data, "" if that is not known."""
         return self.known.weights.get(key, "") if self.known is not None else ""
 
-    def _method(self, code: Code, spec: MethodSpec, signature: MethodSignature) -> MethodReport:
+    def _method(
+        self, code: Code, spec: MethodSpec, checked: Sequence[PayloadContent | None], signature: MethodSignature
+    ) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
         self._add_tensors(code, made or MethodProvenance())
-        delegates = tuple(self._delegate(code, number) for number in range(len(code.payloads)))
-        stored = enumerate(code.storage)
-        names = {index: storage.label or "" for index, storage in stored if storage is not None}
-        names.update(made.values if made else {})
-        weights = [[self._name(key) for key in one.weights] for one in delegates]
-        origin = Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
-        calls, flows, begun = list_calls(code, spec, signature, origin)
-        kernels = Counter(call.name for call in calls if call.kind == "kernel")
-        used = memory.measure(code, signature, spec.state, begun)
-        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, calls, flows)
+        delegates = tuple(self._delegate(code, number, one) for number, one in enumerate(checked))
+        names = (code.operators[target] for kind, target, _ in code.instructions() if kind == KERNEL)
+        kernels = Counter(".".join(filter(None, name)) for name in names)
+        used = memory.measure(code, spec, signature)
+        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used)
 
     def _add_tensors(self, code: Code, known: MethodProvenance) -> None:
         """Add the weights of the host, and the first values of state."""
-        for index, (value, storage) in enumerate(zip(code.values, code.storage, strict=True)):
-            tensor = value.content
-            if not isinstance(tensor, Tensor) or storage is None or not tensor.stored:
+        for index, tensor in enumerate(value.content for value in code.values):
+            if not isinstance(tensor, Tensor) or not tensor.stored:
                 continue
-            name = known.values.get(index) or storage.label or ""
-            kind: Kind = "state" if tensor.planned else "constant"
-            content, size = storage.content, tensor.size
+            name = known.values.get(index) or tensor.label or ""
+            kind: Kind = "constant" if tensor.planned is None else "state"
+            content, size = tensor.content, tensor.size
             if content is not None and not tensor.unbound:
                 start = _place(self.file, content)
                 self._add(kind, f"{kind} at byte {start}", name, content[:size], size, code.name)
-            elif storage.name is not None:
-                self._add(kind, storage.name, name, None, size, code.name)
+            elif tensor.external:
+                self._add(kind, str(tensor.label), name, None, size, code.name)
 
-    def _delegate(self, code: Code, number: int) -> DelegateReport:
+    def _delegate(self, code: Code, number: int, checked: PayloadContent | None) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"
         self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
-        known = self.read_payload(payload.backend, payload.content)
-        operators, weights = ((), {}) if known is None else (known.operators, known.weights)
+        operators, weights = ((), {}) if checked is None else (checked.operators, checked.weights)
         for key, size in weights.items():
             content = self.data.named.get(key)
             self._add("named data", key, self._name(key), content, size if content is None else len(content), user)
@@ -318,26 +190,16 @@ def _cover(size: int, parts: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
     given = [part for part in parts if part.size]
     end = max((part.start + part.size for part in given), default=0)
     outside = [ByteRange(0, end, "padding"), ByteRange(end, size - end, "rest")]
+    layers = [one for one in outside if one.size] + given
+    edges = np.unique([edge for one in layers for edge in (one.start, one.start + one.size)])
+    top = np.zeros(max(len(edges) - 1, 0), dtype=np.int64)
+    for number, one in enumerate(layers):
+        first, last = np.searchsorted(edges, (one.start, one.start + one.size))
+        top[first:last] = number
     found: list[ByteRange] = []
-    for start, stop, part in _pieces([one for one in outside if one.size] + given):
-        last = found[-1] if found else None
-        if last is not None and (last.kind, last.what) == (part.kind, part.what):
-            found[-1] = ByteRange(last.start, stop - last.start, last.kind, last.what)
-        else:
-            found.append(ByteRange(start, stop - start, part.kind, part.what))
+    for (start, stop), number in zip(itertools.pairwise(edges.tolist()), top.tolist(), strict=True):
+        part, before = layers[number], found[-1] if found else None
+        if before is not None and (before.kind, before.what) == (part.kind, part.what):
+            start = found.pop().start
+        found.append(ByteRange(start, stop - start, part.kind, part.what))
     return tuple(found)
-
-
-def _pieces(parts: list[ByteRange]) -> Iterator[tuple[int, int, ByteRange]]:
-    """Yield, in order, from where to where which of the parts is on top: the last of those that are there."""
-    starts = sorted(range(len(parts)), key=lambda number: parts[number].start)
-    edges = sorted({edge for part in parts for edge in (part.start, part.start + part.size)})
-    on_top: list[int] = []
-    begun = 0
-    for start, stop in itertools.pairwise(edges):
-        while begun < len(starts) and parts[starts[begun]].start <= start:
-            heapq.heappush(on_top, -starts[begun])
-            begun += 1
-        while parts[-on_top[0]].start + parts[-on_top[0]].size <= start:
-            heapq.heappop(on_top)
-        yield start, stop, parts[-on_top[0]]

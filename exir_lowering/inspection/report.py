@@ -16,7 +16,7 @@ from exir_lowering.pte.printing import Shown
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 
-VERSION = 1
+VERSION = 2
 """Increased when a field of the JSON changes its meaning or is removed."""
 
 Kind = Literal[
@@ -137,50 +137,13 @@ class Memory:
     Attributes:
         arenas: Its planned memories.
         tensors: The tensors in them, by value.
-        heap: An estimate of the bytes that ExecuTorch's runtime allocates for it, by purpose: planned memory; and, on
-            64-bit systems, 24 bytes per value, 64 per tensor plus 9 per dimension, 16 per call and 8 per argument. Not
-            counted: what backends allocate, and weights, which are mapped or read.
+        bytes: The size of all planned memory. What backends allocate is not counted, nor are weights, which are mapped
+            or read.
     """
 
     arenas: tuple[Arena, ...]
     tensors: tuple[PlannedTensor, ...]
-    heap: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An instruction of a method.
-
-    Attributes:
-        number: Its number.
-        kind: "kernel", "delegate", "move", "jump" or "free".
-        name: The kernel, or the delegate as "0 (XnnpackBackend)".
-        values: The values that it is called with.
-        modules: The paths of the modules that it is from, as far as names of weights or the debug information beside
-            the file show; of a delegate, at its first call.
-        delegate: The number of the delegate that it calls; None if it calls none.
-        reads: The state that it reads, by name.
-        writes: The state that it writes.
-    """
-
-    number: int
-    kind: str
-    name: str
-    values: tuple[int, ...]
-    modules: tuple[str, ...] = ()
-    delegate: int | None = None
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """A value that one instruction makes and another reads."""
-
-    source: int  # the number of the first
-    target: int  # the number of the second
-    value: int  # the value, as the second one reads it: it may be a view
-    bytes: int  # its size; 0 for a number, and for a tensor whose size has no bound
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +154,6 @@ class MethodReport:
     delegates: tuple[DelegateReport, ...]  # the parts of it that backends execute
     kernels: Mapping[str, int]  # how often it calls each kernel, such as "aten::add.out"
     memory: Memory  # the memory that it takes at run time
-    calls: tuple[Call, ...]  # its instructions
-    flows: tuple[Flow, ...] = ()  # the values that go from one instruction to a later one
 
     @property
     def name(self) -> str:
@@ -253,7 +214,7 @@ class FileReport(Shown):
         return text.to_text(self, width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 1, "name", ...}`, the fields of this class and of what it holds.
+        """Return it as JSON: `{"version": 2, "name", ...}`, the fields of this class and of what it holds.
 
         Equal files give equal text, but for the name. Element types are words such as "float32", bytes are hexadecimal.
         """

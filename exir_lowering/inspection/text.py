@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -15,13 +15,10 @@ from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import make_table, middle, printable, render
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor, Stored
-    from exir_lowering.pte.provenance import Provenance
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport
 
 MOST = 30
 """How many rows of a list are shown; the others are counted."""
-
-FAMILY = ("method", "backends", "sizes", "payloads ", "planned memory ")
 
 _FEW = 3
 _MADE_BY = ("exir-lowering", "torch", "executorch")
@@ -36,7 +33,9 @@ def _summary(report: FileReport) -> Iterator[str]:
     sealed = "with digests" if report.sealed else "without digests"
     yield f"{report.name}: {report.format} of {shown.size(report.size)}, {sealed}"
     if report.format == ".pte":
-        yield f"made by: {made_by(report)}"
+        known = report.provenance.versions if report.provenance is not None else {}
+        versions = ", ".join(f"{name} {known[name]}" for name in _MADE_BY if name in known)
+        yield f"made by: {versions or 'not recorded in the file'}"
     for method in report.methods[:_FEW]:
         yield f"method {method.signature!r}"
     if len(report.methods) > _FEW:
@@ -46,21 +45,13 @@ def _summary(report: FileReport) -> Iterator[str]:
         kernels = sum((Counter(method.kernels) for method in report.methods), Counter[str]())
         yield f"delegates: {shown.format_count(backends) or 'none'}; kernels: {shown.format_count(kernels) or 'none'}"
         yield "memory: " + ", ".join(
-            f"{shown.size(sum(method.memory.heap.values()))} for {method.name}" for method in report.methods[:_FEW]
+            f"{shown.size(method.memory.bytes)} for {method.name}" for method in report.methods[:_FEW]
         )
     if report.stored:
         yield _weights(report)
     # Below half of 0.1% a part would be shown as 0.0%.
     shares = ((kind, size / report.size) for kind, size in report.bytes_by_kind().items())
     yield "bytes: " + ", ".join(f"{share:.1%} {kind}" for kind, share in shares if share >= 0.0005)
-
-
-def made_by(report: FileReport) -> str:
-    """Say which versions made a file."""
-    if report.provenance is None:
-        return "not recorded in the file"
-    versions = report.provenance.versions
-    return ", ".join(f"{name} {versions[name]}" for name in _MADE_BY if name in versions) or "not recorded in the file"
 
 
 def _weights(report: FileReport) -> str:
@@ -94,49 +85,37 @@ def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], m
 
 
 def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
-    yield from section("families of methods, in order of preference", FAMILY, family_rows(report))
+    methods, rows = {method.name: method for method in report.methods}, list[tuple[str, ...]]()
+    for line in report.families:
+        method = methods[line.method]
+        sizes = (
+            f"{method.signature.inputs[size.input].name}.{size.dimension} "
+            f"{f'{size.least} to ' * (not size.exact)}{size.size}"
+            for size in line.bucket.sizes
+        )
+        payloads, planned = sum(one.payload_bytes for one in method.delegates), method.memory.bytes
+        backends = ", ".join(line.backends) or "none"
+        rows.append((line.method, backends, ", ".join(sizes), f"{payloads:,}", f"{planned:,}"))
+    columns = ("method", "backends", "sizes", "payloads ", "planned memory ")
+    yield from section("families of methods, in order of preference", columns, rows)
     for method in report.methods:
         yield from _method(method)
     if report.methods or report.stored:
         yield Text("\nfile")
-    yield from section(
-        "weights, payloads and named data", ("bytes ", "kind", "name", "used by"), [_row(one) for one in report.stored]
-    )
+    stored = []
+    for one in report.stored:
+        where, more = "" if one.start is not None else " (in a data file)", ", ..." * (len(one.users) > 6)
+        users = ", ".join(one.users[:6]) + more
+        stored.append((f"{one.bytes:,}", f"{one.kind}{where}", middle(one.title, 60), users))
+    yield from section("weights, payloads and named data", ("bytes ", "kind", "name", "used by"), stored)
     kinds = [(f"{size:,}", kind, f"{size / report.size:.1%}") for kind, size in report.bytes_by_kind().items()]
     yield from section(f"every byte: {report.size:,}", ("bytes ", "what", "share "), kinds)
-    if report.provenance is not None:
-        yield from section("how it was made", ("", ""), facts(report.provenance))
-
-
-def facts(known: Provenance) -> list[tuple[str, str]]:
-    """Return what a file says about how it was made, but for the versions and names."""
-    rows = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
-    rows += [("plan", known.plan)] * bool(known.plan)
-    for name, method in known.methods.items():
-        rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
-        rows += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in method.rewrites.items()]
-    return rows
-
-
-def family_rows(report: FileReport) -> list[tuple[str, ...]]:
-    """Return a row for each method of a family, in order of preference, with the columns of `FAMILY`."""
-    found, rows = {method.name: method for method in report.methods}, list[tuple[str, ...]]()
-    for line in report.families:
-        method = found[line.method]
-        inputs, payloads = method.signature.inputs, sum(one.payload_bytes for one in method.delegates)
-        sizes = (
-            f"{inputs[size.input].name}.{size.dimension} {f'{size.least} to ' * (not size.exact)}{size.size}"
-            for size in line.bucket.sizes
-        )
-        planned = f"{method.memory.heap['planned memory']:,}"
-        rows.append((line.method, ", ".join(line.backends) or "none", ", ".join(sizes), f"{payloads:,}", planned))
-    return rows
-
-
-def _row(one: Stored) -> tuple[str, str, str, str]:
-    name = middle(one.title, 60)
-    where = "" if one.start is not None else " (in a data file)"
-    return f"{one.bytes:,}", f"{one.kind}{where}", name, ", ".join(one.users[:6]) + ", ..." * (len(one.users) > 6)
+    if (known := report.provenance) is not None:
+        facts = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
+        for name, made in known.methods.items():
+            facts.append((f"{name}: partitioners", ", ".join(made.partitioners) or "none"))
+            facts += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in made.rewrites.items()]
+        yield from section("how it was made", ("", ""), facts)
 
 
 def _method(method: MethodReport) -> Iterator[RenderableType]:
@@ -146,17 +125,11 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
     rows = [row for delegate in method.delegates for row in _delegate(delegate)]
     yield from section("delegates", ("#", "backend", "payload ", "has"), rows)
     tensors = {tensor.value: tensor for tensor in method.memory.tensors}
-    arenas = [
-        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(tensors, arena.tensors))
-        for arena in method.memory.arenas
-    ]
+    arenas = []
+    for arena in method.memory.arenas:
+        makers = few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in arena.tensors), _FEW)
+        arenas.append((str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), makers))
     yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
-    heap = [(f"{size:,}", name) for name, size in method.memory.heap.items()]
-    yield from section("on the heap, about", ("bytes ", "for"), heap)
-
-
-def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
-    return few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values), _FEW)
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:

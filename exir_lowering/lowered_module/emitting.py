@@ -13,12 +13,13 @@ from exir_lowering.errors import BackendUnavailableWarning
 from exir_lowering.lowered_module.convention import of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.source import Source
 from exir_lowering.plugins import availability, registry
 from exir_lowering.pte.assembling import RESERVED
+from exir_lowering.pte.debug_info import DebugFile
 from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.runtime.engine import open_engine
-from exir_lowering.runtime.program import LoadedProgram, read_file
+from exir_lowering.runtime.program import LoadedProgram
+from exir_lowering.runtime.source import read_file
 from exir_lowering.steps.emit import emit
 from exir_lowering.steps.file import EmitOptions, Lowered
 
@@ -29,11 +30,18 @@ def of_lowered(
     """Make a module from lowered programs; see `LoweredMethods.module`."""
     contents = Record({name: of_program(name, program) for name, program in lowered.programs.items()}, {}, {})
     given = registry.check_delegates(delegates)
-    source = emit_source(lowered, options)
-    engine = open_engine(source.file, given, "later")
+    prepared = {name: _prepare(program) for name, program in lowered.programs.items()}
+    artifact = emit(replace(lowered, programs=prepared), replace(options, reserved=RESERVED))
+    folder = TemporaryFolder() if artifact.data_files else None  # which goes with the module
+    data = [folder.path / name for name in artifact.data_files] if folder is not None else []
+    for path, content in zip(data, artifact.data_files.values(), strict=True):
+        path.write_bytes(content)
+    file = read_file(artifact.buffer, data or None, verify=False)
+    file = replace(file, debug=DebugFile(file.file, artifact.methods))
+    engine = open_engine(file, given, "later")
     reasons = [
         f"Method {name!r} needs the backend {backend!r}, and {missing.reason}. {missing.advice}"
-        for name, method in source.file.methods.items()
+        for name, method in file.methods.items()
         for backend, missing in engine.missing.items()
         if backend in method.backends
     ]
@@ -43,19 +51,7 @@ def of_lowered(
             BackendUnavailableWarning,
             stacklevel=stacklevel + 1,
         )
-    return LoweredModule(source, LoadedProgram(source.file, engine), contents)
-
-
-def emit_source(lowered: Lowered, options: EmitOptions) -> Source:
-    """Emit programs in memory, with data files in a folder that goes with the result; InputError if it fails."""
-    prepared = {name: _prepare(program) for name, program in lowered.programs.items()}
-    artifact = emit(replace(lowered, programs=prepared), replace(options, reserved=RESERVED))
-    folder = TemporaryFolder() if artifact.data_files else None
-    data = [folder.path / name for name in artifact.data_files] if folder is not None else []
-    for path, content in zip(data, artifact.data_files.values(), strict=True):
-        path.write_bytes(content)
-    debug = artifact.methods
-    return Source(read_file(artifact.buffer, data or None, None, verify=False), lambda: debug, folder)
+    return LoweredModule(file, LoadedProgram(file, engine), contents, folder)
 
 
 def _prepare(program: ExportedProgram) -> ExportedProgram:

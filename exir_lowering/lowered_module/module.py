@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -16,18 +16,20 @@ from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.lowered_module import bundled, record
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.source import Source, debug_beside
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte import saving
+from exir_lowering.pte import assembling, digests, saving
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
+from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.pte.digests import Verify
+from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.pte.value_kinds import NULL
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.inputs import prepare
-from exir_lowering.runtime.program import check_arguments, open_file, read_file
-from exir_lowering.runtime.source import Unavailable
+from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.source import ProgramFile, Unavailable, read_file
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
@@ -82,13 +84,15 @@ class LoweredModule(nn.Module):
     these. A name with a leading underscore is not saved.
     """
 
-    def __init__(self, source: Source, loaded: LoadedProgram, contents: Record) -> None:
+    def __init__(
+        self, file: ProgramFile, loaded: LoadedProgram, contents: Record, folder: TemporaryFolder | None = None
+    ) -> None:
         super().__init__()
         self.training = False
-        self._source, self._loaded = source, loaded
+        self._file, self._loaded, self._folder = file, loaded, folder  # the folder has the data files of one in memory
         self._conventions = dict(contents.conventions)
         self._methods = {
-            name: LoweredMethod(loaded, source.file.methods[name], one) for name, one in contents.conventions.items()
+            name: LoweredMethod(loaded, file.methods[name], one) for name, one in contents.conventions.items()
         }
         self._attributes, self._bundled = dict(contents.attributes), dict(contents.bundled)
 
@@ -133,11 +137,10 @@ class LoweredModule(nn.Module):
                 "directories; save would write them to one file. Rename one of them."
             )
         given = check_arguments(delegates, unavailable)
-        file = read_file(path, data, None, verify)
-        source = Source(file, cache(partial(debug_beside, Path(path), file.file.content)))
+        file = read_file(path, data, verify)
         loaded = open_file(file, given, unavailable)
         contents = record.read(file.name, file.methods, open_program(file.file.content)[1].named.get(MODULE))
-        return cls(source, loaded, contents)
+        return cls(file, loaded, contents)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file with the attributes, and its data files beside it.
@@ -158,7 +161,22 @@ class LoweredModule(nn.Module):
         target = saving.pte_path(path)
         pieces = record.write(Record(self._conventions, self._attributes, self._bundled))
         try:
-            self._source.save(target, pieces)
+            pieces = assembling.with_module(self._file.file.content, pieces)
+        except CorruptError as error:
+            raise InputError(f"{self._file.name} was changed by another tool: {error}. Make it again.") from None
+        try:
+            methods, beside = self._file.debug.methods, target.with_suffix(SUFFIX)
+            files: dict[Path, saving.Write] = {target: lambda file: file.writelines(pieces)}
+            for source in (Path(str(one.file.source)) for one in self._file.data.files):
+                copy = target.parent / source.name
+                if not (copy.exists() and os.path.samefile(copy, source)):
+                    files[copy] = saving.copy_of(source)
+            if methods:
+                debug = DebugInfo(VERSION, digests.identity(pieces[-1]), methods).to_json().encode()
+                files[beside] = methodcaller("write", debug)
+            saving.replace_files(files, target)
+            if not methods:  # an existing one belongs to an earlier file
+                beside.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
@@ -290,7 +308,7 @@ class LoweredModule(nn.Module):
     def __repr__(self) -> str:
         lines = []
         for name, one in self._conventions.items():
-            by = ", ".join(self._source.file.methods[name].backends) or "ExecuTorch's kernels"
+            by = ", ".join(self._file.methods[name].backends) or "ExecuTorch's kernels"
             missing = "" if name in self._loaded.runnable else ", which cannot be executed here"
             lines.append(f"{one}: {by}{missing}")
         if self._attributes:

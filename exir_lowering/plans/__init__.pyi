@@ -8,7 +8,6 @@ from .planned import (
     PlannedNode as PlannedNode,
     PlannedPartition as PlannedPartition,
     RefusedMerge as RefusedMerge,
-    Unchanged as Unchanged,
 )
 from .report import Report as Report
 from .views import to_dot as to_dot, to_json as to_json, to_text as to_text

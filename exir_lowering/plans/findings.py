@@ -144,13 +144,8 @@ def rewritten(method: MethodPlan) -> str:
     """Return what rewrites changed in all."""
     fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
     saved = sum(one.bytes_saved for one in method.rewritings)
-    words = [
-        shown.many(abs(fewer), "fewer operator" if fewer >= 0 else "more operator"),
-        f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written",
-    ]
-    if method.unchanged is not None:
-        words.append(f"partitions {method.unchanged.partitions:,} -> {len(method.partitions):,}")
-    return ", ".join(words)
+    count = shown.many(abs(fewer), "fewer operator" if fewer >= 0 else "more operator")
+    return f"{count}, {shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"
 
 
 def _by_the_app(host: HostNode) -> bool:

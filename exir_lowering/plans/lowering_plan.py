@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from exir_lowering.errors import CoverageError, MemoryRequirementError
 from exir_lowering.model import State
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans import formatting as shown, views
-from exir_lowering.plans.planned import HostNode, MethodPlan, PlannedMemory, Unchanged
+from exir_lowering.plans.planned import HostNode, MethodPlan, PlannedMemory
 from exir_lowering.pte.printing import Shown
 
 
@@ -31,21 +31,6 @@ class LoweringPlan(Shown):
     def backend_ids(self) -> tuple[str, ...]:
         """The backends of the partitions, each once, in the order in which they first occur."""
         return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
-
-    def beside(self, unchanged: LoweringPlan) -> LoweringPlan:
-        """Return the plan, compared with the methods without rewrites.
-
-        Args:
-            unchanged: The plan of the same methods without rewrites.
-        """
-        pairs = zip(self.methods, unchanged.methods, strict=True)
-        return replace(
-            self,
-            methods=tuple(
-                replace(method, unchanged=Unchanged(len(other.nodes), len(other.host), len(other.partitions)))
-                for method, other in pairs
-            ),
-        )
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
         """Return at most 25 lines, on what helps most, what is on the host and why; or everything.

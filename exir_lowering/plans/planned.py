@@ -108,21 +108,6 @@ class RefusedMerge:
 
 
 @dataclass(frozen=True, slots=True)
-class Unchanged:
-    """A method without rewrites.
-
-    Attributes:
-        operators: How many operators it has.
-        on_host: How many of them stay on the host.
-        partitions: How many partitions it has.
-    """
-
-    operators: int
-    on_host: int
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
 class LiveTensor:
     """A tensor that is in planned memory when most of it is in use.
 
@@ -191,7 +176,6 @@ class MethodPlan:
         delegated_weight_bytes: Bytes of those that partitions read.
         rewritings: What rewrites changed before the partitioners saw the method.
         refused_rewrites: What they did not change although it has the right form, and why.
-        unchanged: The method without rewrites, for comparison; None if that was not planned, as in a report.
         legalized: What was replaced on the host, since it does not run there, or not right.
         model: The class of the model, "" if not known.
         partitioners: The classes of the partitioners, in priority order.
@@ -207,7 +191,6 @@ class MethodPlan:
     delegated_weight_bytes: int
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
-    unchanged: Unchanged | None = None
     legalized: tuple[Legalization, ...] = ()
     model: str = ""
     partitioners: tuple[str, ...] = ()

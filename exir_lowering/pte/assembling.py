@@ -54,10 +54,15 @@ def seal(
     if not ranges or not base + ranges[-1][0] == base + starts[-1] == len(tables) + sum(map(len, content)):
         raise CorruptError("its digests are not what its segments end with")
     place_segments(tables, {len(ranges) - 1: (starts[-1], digests.size(len(starts) - 1, data))})
-    made = digests.RangeDigests([base, *(base + start for start in starts[1:])])
+    ends, made, at = [base, *(base + start for start in starts[1:])], [digests.Hash()], 0
     for piece in (bytes(tables), *content):
-        write(piece, made)
-    first, *rest = made.digests()
+        while len(piece) and len(made) < len(ends) and at == ends[len(made) - 1]:
+            made.append(digests.Hash())
+        write(piece, made[-1])
+        at += len(piece)
+        if at > ends[len(made) - 1]:
+            raise CorruptError("its pieces are not its segments")
+    first, *rest = (one.digest() for one in [*made, *(digests.Hash() for _ in ends[len(made) :])])
     return [bytes(tables), *content, digests.Seal(first, tuple(rest), data).encode()]
 
 
@@ -92,12 +97,11 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
     if (numbers.get(MODULE), numbers.get(digests.KEY)) != (last - 1, last):
         raise CorruptError("a module's attributes and the digests are not its last segments")
     *_, (start, _), (_, size) = ranges
-    try:
-        old = digests.decode(data.named[digests.KEY])
-    except digests.SealError as error:
-        raise CorruptError(str(error)) from None
+    old = digests.decode(data.named[digests.KEY])
     place_segments(tables, {last - 1: (start, sum(map(len, kept))), last: (start + sum(map(len, kept)), size)})
-    return seal(tables, [file[base : base + start], *kept], old.data, lambda piece, made: made.write(piece))
+    cuts = sorted(begin for begin, _ in container.parts(ranges) if begin <= start)
+    before = (file[base + begin : base + end] for begin, end in itertools.pairwise(cuts))
+    return seal(tables, [*before, *kept], old.data, lambda piece, made: made.write(piece))
 
 
 def _read(tables: bytearray) -> tuple[int, Table, list[tuple[int, int]]]:

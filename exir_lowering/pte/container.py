@@ -7,7 +7,7 @@ segments. Numbers are little-endian.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from exir_lowering.pte import slots
@@ -129,11 +129,6 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
     ranges = list(segment_ranges(program.tables(slots.Program.SEGMENTS)))
     segments = _segments(ranges, file[extent.base : extent.base + extent.space])
     constants, named = program.table(slots.Program.CONSTANT_SEGMENT), list(program.tables(slots.Program.NAMED_DATA))
-    _check_overlaps(
-        ranges,
-        {table.number(slots.NamedData.SEGMENT_INDEX, "I") for table in named},
-        constants.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else -1,
-    )
     data = Data(
         segments,
         _read_named(named, segments),
@@ -175,18 +170,6 @@ def parts(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
             found.append((start, number))
         end = max(end, start + size)
     return found
-
-
-def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constants: int) -> None:
-    """Check that segments overlap only where named data is among the constants, or inside other named data."""
-    around, end = -1, 0
-    holders = {*named, constants}
-    for number in sorted(range(len(ranges)), key=lambda each: (ranges[each][0], -ranges[each][1], each in named)):
-        start, size = ranges[number]
-        if start >= end:
-            around, end = number, start + size
-        elif size and (start + size > end or number not in named or around not in holders):
-            raise CorruptError(f"segment {number} has bytes of segment {around}")
 
 
 def _segments(ranges: Iterable[tuple[int, int]], space: memoryview) -> tuple[memoryview, ...]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from exir_lowering.errors import InputError
-from exir_lowering.graphs.sources import Frame
+from exir_lowering.errors import InputError, find_named_handle
+from exir_lowering.graphs.sources import Frame, format_lines
+from exir_lowering.pte import digests
+from exir_lowering.pte.files import MappedFile
 
 VERSION = 2
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -55,6 +60,11 @@ class MethodDebug:
         """Return the model's lines that some debug handles stand for, each once."""
         nodes = (node for handle in handles for node in self.nodes.get(handle, ()))
         return list(dict.fromkeys(node.source for node in nodes if node.source))
+
+    def lines_at(self, instruction: int) -> list[str]:
+        """Return the model's lines that an instruction is from, each once."""
+        called = {one.instruction: one.handles for one in self.delegates}
+        return self.lines(called.get(instruction) or self.kernels.get(instruction, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,53 +134,87 @@ _TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "fr
 
 
 def _read(tree: Any) -> DebugInfo:
-    texts = ([*map(_text, tree[name])] for name in ("operators", "modules", "files", "functions"))
-    operators, modules, files, functions = texts
-    frames = [
-        Frame(files[_number(file)], _number(line), functions[_number(function)], _text(code))
-        for file, line, function, code in tree["frames"]
-    ]
-    stacks = [tuple(modules[_number(number)] for number in stack) for stack in tree["stacks"]]
+    operators, modules, files, functions = (tree[name] for name in ("operators", "modules", "files", "functions"))
+    frames = [Frame(files[file], line, functions[function], code) for file, line, function, code in tree["frames"]]
+    stacks = [tuple(modules[number] for number in stack) for stack in tree["stacks"]]
     traces: list[tuple[int | None, tuple[Frame, ...]]] = []
     for line, *numbers in tree["traces"]:
-        found = tuple(frames[_number(number)] for number in numbers)
-        if line != -1 and _number(line) >= len(found):
-            raise IndexError(f"line {line} of {len(found)}")
+        found = tuple(frames[number] for number in numbers)
+        if line != -1:
+            found[line]  # which has to be there
         traces.append((None if line == -1 else line, found))
 
     def method(part: Any) -> MethodDebug:
         nodes: dict[int, list[DebugNode]] = {}
         for handle, name, operator, stack, trace in part["nodes"]:
-            line, lines = traces[_number(trace)]
-            node = DebugNode(_text(name), operators[_number(operator)], stacks[_number(stack)], lines, line)
-            nodes.setdefault(_number(handle), []).append(node)
+            line, lines = traces[trace]
+            nodes.setdefault(handle, []).append(DebugNode(name, operators[operator], stacks[stack], lines, line))
         delegates = tuple(
             DebugDelegate(
-                _text(backend),
-                _number(instruction),
-                _numbers(handles),
-                {key if isinstance(key, str) else _number(key): _numbers(values) for key, values in entries},
+                *(backend, instruction, tuple(handles)),
+                {key: tuple(values) for key, values in entries},
             )
             for backend, instruction, handles, entries, *_ in part["delegates"]
         )
-        kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
+        kernels = {instruction: tuple(handles) for instruction, handles in part["kernels"]}
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
-    methods = {_text(name): method(part) for name, part in tree["methods"].items()}
-    return DebugInfo(VERSION, _text(tree["digest"]), methods)
+    return DebugInfo(VERSION, tree["digest"], {name: method(part) for name, part in tree["methods"].items()})
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a str")
-    return value
+Lines: TypeAlias = Callable[[int, BaseException], str]
+"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
-    return tuple(_number(value) for value in values)
+def no_lines(number: int, error: BaseException) -> str:
+    """Return no lines: nothing is known about the model."""
+    return ""
 
 
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a number")
-    return value
+@dataclass(eq=False)
+class DebugFile:
+    """The debug information of a `.pte` file: of one in memory as known, else beside it, read when it is needed."""
+
+    file: MappedFile
+    known: Mapping[str, MethodDebug] | None = None
+
+    @cached_property
+    def methods(self) -> Mapping[str, MethodDebug]:
+        """What is known about the methods, by name; what cannot be used is ignored with a warning."""
+        if self.known is not None:
+            return self.known
+        source = self.file.source
+        path = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
+        if path is None or not path.is_file():
+            return {}
+        try:
+            info, digest = DebugInfo.from_json(path.read_bytes()), digests.identity(self.file.content)
+            if info.digest != digest:
+                raise InputError(
+                    "it belongs to another .pte file, or to this one before it was made again (digest "
+                    f"{info.digest[:12]}..., the file has {digest[:12]}...)"
+                )
+        except (InputError, OSError, ValueError) as error:
+            warnings.warn(
+                f"The debug information {str(path)!r} cannot be used: {error}. Save the artifact again: it writes "
+                "both. It is not used.",
+                stacklevel=3,
+            )
+            return {}
+        return info.methods
+
+    def lines(self, method: str) -> Lines:
+        """Return a function that returns the model's lines for a failure of a method's delegates."""
+
+        def lines_of(number: int, error: BaseException) -> str:
+            try:
+                known = self.methods.get(method)
+            except Warning as warning:  # that is an error here must not take the failure's place
+                return str(warning)
+            if known is None or number >= len(known.delegates):
+                return ""
+            handle = find_named_handle(error)
+            found = known.lines((handle,)) if handle is not None else []
+            return format_lines(found or known.lines(known.delegates[number].handles))
+
+        return lines_of

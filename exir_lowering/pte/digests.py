@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -47,10 +47,6 @@ RESERVED = b"exir_lowering: reserved for digests " + END
 
 _HEAD = struct.Struct("<II")
 _NAME = struct.Struct("<H")
-
-
-class SealError(Exception):
-    """Digests cannot be read; the message is a clause about the file."""
 
 
 def digest_of(content: Any) -> bytes:
@@ -94,17 +90,17 @@ def identity(file: bytes | memoryview) -> str:
 
 
 def decode(content: bytes | memoryview) -> Seal:
-    """Read a seal; raise a SealError when it is damaged, or of another version."""
+    """Read a seal; raise a CorruptError when it is damaged, or of another version."""
     whole, end = bytes(content), len(content) - len(END) - SIZE
     if not is_sealed(whole) or end < _HEAD.size:
-        raise SealError("its digests are damaged, or of another version of exir-lowering")
+        raise CorruptError("its digests are damaged, or of another version of exir-lowering")
     body = whole[:end]
     if digest_of(body) != whole[end : -len(END)]:
-        raise SealError("its digests are damaged")
+        raise CorruptError("its digests are damaged")
     count, files = _HEAD.unpack_from(body)
     at = _HEAD.size + SIZE * (count + 1)
     if at > len(body):
-        raise SealError(f"its digests are said to cover {count} segments, but are too short for that")
+        raise CorruptError(f"its digests are said to cover {count} segments, but are too short for that")
     tables, *segments = [body[start : start + SIZE] for start in range(_HEAD.size, at, SIZE)]
     data = {}
     try:
@@ -113,36 +109,24 @@ def decode(content: bytes | memoryview) -> Seal:
             at += SIZE + _NAME.size + length
             data[body[at - length : at].decode(errors="surrogateescape")] = digest
     except struct.error as error:
-        raise SealError(f"its digests cannot be read: {error}") from None
+        raise CorruptError(f"its digests cannot be read: {error}") from None
     return Seal(tables, tuple(segments), data)
 
 
-class RangeDigests(io.BufferedIOBase):
-    """A file that keeps the digests of consecutive ranges of what is written, and nothing else."""
+class Hash(io.BufferedIOBase):
+    """A file that keeps the digest of what is written, and nothing else."""
 
-    def __init__(self, ends: Sequence[int]) -> None:
-        """Take where each range ends; what is written after the last one is ignored."""
-        self._ends, self._position, self._current = tuple(ends), 0, 0
-        self._hashes = [xxhash.xxh3_128() for _ in ends]
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
 
     def write(self, data: Any, /) -> int:
         """Take the next piece."""
-        view = memoryview(data)
-        size = len(view)
-        while self._current < len(self._ends):
-            rest = self._ends[self._current] - self._position
-            part = view[:rest]
-            self._hashes[self._current].update(part)
-            self._position += len(part)
-            if len(part) < rest:
-                break
-            view = view[rest:]
-            self._current += 1
-        return size
+        self._state.update(data)
+        return len(memoryview(data))
 
-    def digests(self) -> tuple[bytes, ...]:
-        """Return the digest of each range."""
-        return tuple(one.digest() for one in self._hashes)
+    def digest(self) -> bytes:
+        """Return the digest."""
+        return bytes(self._state.digest())
 
 
 def data_key(digest: str = ZEROS) -> str:
@@ -150,24 +134,11 @@ def data_key(digest: str = ZEROS) -> str:
     return DATA_KEY + digest
 
 
-def encode_segments(digests: Iterable[bytes]) -> bytes:
-    """Return the digests of a data file's segments as the file keeps them."""
-    return b"".join([*digests, END])
-
-
-def decode_segments(content: bytes | memoryview) -> list[bytes]:
-    """Read the digests of a data file's segments; raise a SealError for damaged ones."""
-    body = bytes(content[: -len(END)])
-    if not is_sealed(content) or len(body) % SIZE:
-        raise SealError("its digests are damaged, or of another version of exir-lowering")
-    return [body[start : start + SIZE] for start in range(0, len(body), SIZE)]
-
-
 def find_data_digest(keys: Iterable[str]) -> str | None:
-    """Return a data file's digest, in hexadecimal, or None; a SealError when it has several, or an invalid one."""
+    """Return a data file's digest, in hexadecimal, or None; a CorruptError when it has several, or an invalid one."""
     found = [key.removeprefix(DATA_KEY) for key in keys if key.startswith(DATA_KEY)]
     if len(found) > 1 or any(len(digest) != len(ZEROS) for digest in found):
-        raise SealError(f"its digest is damaged: {', '.join(map(repr, found))}")
+        raise CorruptError(f"its digest is damaged: {', '.join(map(repr, found))}")
     return found[0] if found else None
 
 
@@ -179,10 +150,10 @@ def data_digest(tables: bytes | memoryview, digest: str, segments: bytes | memor
 
 
 def with_data_digest(tables: bytes | memoryview, old: str, new: str) -> bytes:
-    """Return a data file's tables with other digits in the key of its digests; a SealError unless that occurs once."""
+    """Return a data file's tables with other digits in the key of its digests, which has to be there once."""
     content, wanted = bytes(tables), data_key(old).encode()
     if content.count(wanted) != 1:
-        raise SealError(f"its tables have the key of its digests {content.count(wanted)} times")
+        raise CorruptError(f"its tables have the key of its digests {content.count(wanted)} times")
     return content.replace(wanted, data_key(new).encode())
 
 
@@ -192,20 +163,14 @@ LIMIT = 32_000_000
 """How many bytes of a program and its data files are read to verify them by default."""
 
 
-def check_level(verify: object) -> None:
-    """Check what a caller wants to be verified; raise an InputError when it is not a valid level."""
-    if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
-        raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
-
-
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
     """Check a program's tables, and return its digests, None without any; `verify` is as for `check_all`."""
     try:
         sealed = container.open_program(file.content)[1].named.get(KEY)
         if sealed is None and is_sealed(file.content):
-            raise SealError("it ends with digests that its tables do not mention")
+            raise CorruptError("it ends with digests that its tables do not mention")
         seal = None if sealed is None else decode(sealed)
-    except (SealError, CorruptError) as error:
+    except CorruptError as error:
         raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
         base, parts = _parts(file.content)
@@ -220,31 +185,27 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
     `needed` are the weights that it looks for in them. `verify` False checks that the data files are those that were
     emitted with the program; True also all tables, and the rest if it is not larger than `LIMIT`; "full" everything.
     """
-    sealed: list[tuple[DataFile, str | None]] = []
+    whole = verify == "full" or len(file.content) + sum(len(one.file.content) for one in data.files) <= LIMIT
+    listed: list[tuple[DataFile, str]] = []
     for one in data.files:
         try:
             digest = find_data_digest(one.weights)
-        except SealError as error:
+        except CorruptError as error:
             raise _damage_error(one.file, str(error)) from None
-        sealed.append((one, digest))
-    for one, digest in sealed:
-        if seal is None or digest in seal.data.values() or needed.isdisjoint(one.weights):
-            continue  # it was emitted with the program, or the program does not read it
-        known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
-        found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
-        raise InputError(
-            f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to this "
-            f"one before it was emitted again. It has {found}; the program was emitted with {known}. Give the data "
-            "file that was saved with it, or save the artifact again."
-        )
-    if not verify:
-        return
-    size = len(file.content) + sum(len(one.file.content) for one in data.files)
-    whole = verify == "full" or size <= LIMIT
-    for one, digest in sealed:
         if digest is not None:
-            _check_data(one, digest, whole=whole)
-    if seal is not None and whole:
+            listed.append((one, digest))
+        # Else it was emitted with the program, or the program does not read it.
+        if seal is not None and digest not in seal.data.values() and not needed.isdisjoint(one.weights):
+            known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
+            found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
+            raise InputError(
+                f"{file.name} cannot be loaded with {one.file.name}: the data file belongs to another program, or to "
+                f"this one before it was emitted again. It has {found}; the program was emitted with {known}. Give the "
+                "data file that was saved with it, or save the artifact again."
+            )
+    for one, digest in listed if verify else ():
+        _check_data(one, digest, whole=whole)
+    if seal is not None and verify and whole:
         base, parts = _parts(file.content)
         for expected, ((start, number), (end, _)) in zip(seal.segments, itertools.pairwise(parts), strict=True):
             if digest_of(file.content[base + start : base + end]) != expected:
@@ -283,10 +244,13 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
             raise _change_error(one.file, "what its tables say")
         if not whole:
             return
-        expected = decode_segments(listed)
+        body = bytes(listed[: -len(END)])
+        if not is_sealed(listed) or len(body) % SIZE:
+            raise CorruptError("its digests are damaged, or of another version of exir-lowering")
+        expected = [body[start : start + SIZE] for start in range(0, len(body), SIZE)]
         tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
         ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
-    except (SealError, CorruptError) as error:
+    except CorruptError as error:
         raise _damage_error(one.file, str(error)) from None
     if len(ranges) != len(expected) + 1:
         raise _damage_error(one.file, f"it has {len(ranges)} segments, but digests of {len(expected)}")

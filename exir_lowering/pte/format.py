@@ -8,20 +8,21 @@ judge. What values are computed is not followed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from exir_lowering.pte import payloads, provenance, signatures
-from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Code, read_methods
+from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
-from exir_lowering.pte.payloads import PayloadContent
+from exir_lowering.pte.payloads import PayloadContent, read_payload
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
-from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index
+from exir_lowering.pte.value_kinds import Allocation, MemoryLayout, Tensor, ValueSpec, check_index
 
 SHARED = 2
 """The arena that methods share."""
@@ -54,6 +55,7 @@ class MethodSpec:
     delegations: tuple[Delegation, ...]  # in the order in which the runtime sets them up
     outputs: tuple[ValueSpec, ...]
     kernels: Mapping[int, str]  # the operator of each instruction that calls a kernel, such as "aten.add.out"
+    called: Mapping[int, int]  # the delegate of each instruction that calls one
     signature: MethodSignature  # what it takes, returns and keeps; which state methods share is not in it
     state: tuple[int, ...]  # which values are state
     places: tuple[Allocation, ...]  # of these
@@ -61,17 +63,26 @@ class MethodSpec:
 
 def read_program(file: memoryview) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file from its tables, sorted; a CorruptError if the runtime may not be given it."""
-    return {name: spec for name, (_, spec) in read_checked(file)[0].items()}
+    return {name: spec for name, (_, spec, _) in read_checked(file)[0].items()}
 
 
-def read_checked(file: memoryview) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+Checked: TypeAlias = tuple[Code, MethodSpec, tuple[PayloadContent | None, ...]]
+"""A method's code, what was found about it, and what is in its payloads where that is known."""
+
+
+def read_checked(file: memoryview) -> tuple[dict[str, Checked], Data]:
     """Read methods with their code, and the data; a CorruptError if they are damaged."""
-    read_payload, known = payloads.reader(), list[Provenance]()
+    known, seen = list[Provenance](), dict[tuple[str, int], PayloadContent | None]()  # many delegates may share one
 
-    def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
+    def check(code: Code, data: Data) -> Checked:
         if not known:
             known.append(provenance.read(data.named) or Provenance())
-        return code, _checked_method(read_payload, code, data, known[0].methods.get(code.name, MethodProvenance()))
+        for payload in code.payloads:
+            key = payload.backend, id(payload.content)
+            if key not in seen:
+                seen[key] = read_payload(payload.backend, payload.content)
+        checked = tuple(seen[one.backend, id(one.content)] for one in code.payloads)
+        return code, _checked_method(code, checked, data, known[0].methods.get(code.name, MethodProvenance())), checked
 
     return read_methods(file, check)
 
@@ -99,14 +110,13 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
 
 
 def _checked_method(
-    read_payload: Callable[[str, memoryview], PayloadContent | None], code: Code, data: Data, known: MethodProvenance
+    code: Code, checked: Sequence[PayloadContent | None], data: Data, known: MethodProvenance
 ) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is both an input and a constant")
     external: dict[str, MemoryLayout | int] = dict(code.external)
-    checked = [read_payload(payload.backend, payload.content) for payload in code.payloads]
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)
@@ -120,7 +130,7 @@ def _checked_method(
         plain = number, payload.backend, len(payload.content), len(arguments)
         delegations.append(Delegation(*plain, outputs, counts))
     names = [".".join(filter(None, (*name.split("::", 1), overload))) for name, overload in code.operators]
-    called = enumerate(code.chains[0] if len(code.chains) == 1 else ())  # their instructions are numbered one by one
+    chain = code.chains[0] if len(code.chains) == 1 else ()  # of several, the instructions are numbered one by one
     return MethodSpec(
         code.name,
         tuple(values[index] for index in inputs),
@@ -131,7 +141,8 @@ def _checked_method(
         dict(sorted(external.items())),
         tuple(delegations),
         tuple(values[index] for index in code.outputs),
-        {number: names[target] for number, (kind, target, _) in called if kind == KERNEL},
+        {number: names[target] for number, (kind, target, _) in enumerate(chain) if kind == KERNEL},
+        {number: target for number, (kind, target, _) in enumerate(chain) if kind == DELEGATE},
         signatures.of_method(code, made, lost, state, known),
         tuple(state),
         tuple(state.values()),
@@ -147,9 +158,10 @@ def _check_calls(code: Code) -> tuple[set[int], set[int]]:
             if kind in _TARGETS:
                 count = {KERNEL: len(code.operators), DELEGATE: len(code.payloads), JUMP: len(chain) + 1}[kind]
                 check_index(target, count, *_TARGETS[kind])
+    kernels = [signature(*operator) for operator in code.operators]
+    calls = [(*one, kernels[one[1]] if one[0] == KERNEL else None) for one in code.instructions()]
     made: set[int] = set()
-    for kind, target, arguments in code.instructions():
-        known = signature(*code.operators[target]) if kind == KERNEL else None
+    for kind, _, arguments, known in calls:
         if kind == MOVE:
             made.add(arguments[1])
         elif known is not None and not known.written:
@@ -157,28 +169,16 @@ def _check_calls(code: Code) -> tuple[set[int], set[int]]:
         elif known is None and kind in (KERNEL, DELEGATE):
             made.update(index for index in arguments if code.values[index].kind == K.NULL)
     read: set[int] = set()
-    for kind, target, arguments in code.instructions():
-        known = signature(*code.operators[target]) if kind == KERNEL else None
-        if known is None:
-            continue
-        name, least = ".".join(filter(None, code.operators[target])), len(known.types)
-        if len(arguments) < least + (0 if known.written else known.results):
-            expected = least + known.results
-            raise CorruptError(f"{name} is called with {len(arguments)} values, but takes {expected}")
-        for place, (index, type_, allowed) in enumerate(zip(arguments, known.types, known.accepted, strict=False)):
-            given = code.values[index]
-            if index in made or given.kind in allowed or not allowed:
-                pass  # what is computed is not known before
-            elif given.kind == K.NULL and index in code.inputs:
-                read.add(index)  # nobody can give it, so the method never runs
-            else:
-                raise CorruptError(f"{name} is called with {KINDS[given.kind]} for its {type_}")
-            listed = (item for item in code.items(index) if item != index and item not in made)
-            read.update(item for item in listed if item in code.inputs and code.values[item].kind == K.NULL)
-            for item in code.items(index) if place in known.written else ():
+    for _, target, arguments, known in calls:
+        for place, (index, type_) in enumerate(zip(arguments, known.types if known else (), strict=False)):
+            items = code.items(index)
+            if index not in items or not type_.startswith("Optional["):  # nobody can give it: the method never runs
+                read.update(item for item in items if code.values[item].kind == K.NULL and item not in made)
+            for item in items if known is not None and place in known.written else ():
                 if isinstance(content := code.values[item].content, Tensor) and content.constant:
+                    name = ".".join(filter(None, code.operators[target]))
                     raise CorruptError(f"{name} writes into value {item}, which is a constant")
-    return made, read
+    return made, read.intersection(code.inputs)
 
 
 _TARGETS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -141,19 +141,6 @@ def read_payload(backend: str, payload: memoryview) -> PayloadContent | None:
         return _read_tables(_find_tables(payload))
     except CorruptError as error:
         raise CorruptError(f"a payload of {backend!r}: {error}") from None
-
-
-def reader() -> Callable[[str, memoryview], PayloadContent | None]:
-    """Return `read_payload` for a file, which reads each payload once: many delegates may share it."""
-    known: dict[tuple[str, int], PayloadContent | None] = {}
-
-    def read(backend: str, payload: memoryview) -> PayloadContent | None:
-        key = backend, id(payload)
-        if key not in known:
-            known[key] = read_payload(backend, payload)
-        return known[key]
-
-    return read
 
 
 def find_weights(backend: str, payload: PayloadContent, data: Data, external: dict[str, MemoryLayout | int]) -> None:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 _WIDTH = 100
 """How many characters a line of a notebook has."""
 
-_MOST_TEXT, _MOST_PAGE = 100_000, 2_000_000
-"""How many characters of a text a notebook shows, and of a page: it stores them."""
-
 _TEXT_STYLE = (
     "white-space: pre; overflow-x: auto; line-height: normal; font-family: Menlo, 'DejaVu Sans Mono', monospace"
 )
@@ -93,23 +90,12 @@ class Shown:
 
 
 def in_notebook(text: Callable[..., str], page: Callable[[], str] | None = None) -> str:
-    """Return HTML for Jupyter, never an error: a page in a frame, where nothing runs, and the text for others."""
-    try:
-        words, framed = text(width=_WIDTH), page() if page is not None else ""
-    except MemoryError:
-        raise
-    except Exception as error:
-        words, framed = f"This cannot be shown: {type(error).__name__}: {error}", ""
-    if len(words) > _MOST_TEXT:
-        words = f"{words[:_MOST_TEXT]}\nand {len(words) - _MOST_TEXT:,} characters more: print(...) shows all"
-    if len(framed) > _MOST_PAGE:
-        words = f"The page has {len(framed):,} characters: write to_html() to a file.\n\n{words}"
-        framed = ""
-    shown = f'<pre style="{_TEXT_STYLE}">{html.escape(words)}</pre>'
-    if not framed:
+    """Return HTML for Jupyter: a page in a frame, where nothing runs, and the text for others."""
+    shown = f'<pre style="{_TEXT_STYLE}">{html.escape(text(width=_WIDTH))}</pre>'
+    if page is None:
         return shown
     # Links within the page would lead to the notebook otherwise.
-    framed = html.escape(framed.replace("<head>", '<head><base href="about:srcdoc">', 1))
+    framed = html.escape(page().replace("<head>", '<head><base href="about:srcdoc">', 1))
     return (
         f'<iframe title="Page" sandbox="" srcdoc="{framed}" style="{_PAGE_STYLE}"></iframe>'
         f"<details><summary>As text</summary>{shown}</details>"

@@ -7,7 +7,7 @@ same programs do not have in common. It is a claim of the file: what can be seen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,8 +21,6 @@ RESERVED = b"exir_lowering: reserved for provenance"
 
 VERSION = 1
 """Increased when a field changes its meaning or is removed."""
-
-_LONGEST = 1 << 26
 
 Bounds: TypeAlias = tuple[tuple[int, int | None], ...]
 """The least and the greatest size of each dimension; None where nothing bounds it."""
@@ -56,12 +54,12 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the default
     backends: Mapping[str, str] = field(default_factory=dict)  # their versions, by id
     weights: Mapping[str, str] = field(default_factory=dict)  # the model's names of named data, by key
-    plan: str = ""  # a digest of what was delegated to which backend
     methods: Mapping[str, MethodProvenance] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return it as a file keeps it."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+        known = {"version": VERSION, "plan": "", **asdict(self)}  # earlier releases read a plan's digest
+        return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read(named: Mapping[str, memoryview]) -> Provenance | None:
@@ -70,48 +68,24 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
     if content is None:
         return None
     try:
-        if len(content) > _LONGEST:
-            raise ValueError(f"it has {len(content)} bytes")
         tree = json.loads(str(content, "utf-8"))
-        return _read(tree) if _a(int, tree["version"]) == VERSION else None
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if int(tree["version"]) != VERSION:
+            return None
+        versions, options, backends, weights = (tree[name] for name in ("versions", "options", "backends", "weights"))
+        methods = {name: _method(part) for name, part in tree["methods"].items()}
+        return Provenance(versions, options, backends, weights, methods)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CorruptError(f"its provenance is damaged: {type(error).__name__}: {error}") from None
 
 
-def _read(tree: Any) -> Provenance:
-    methods = {_a(str, name): _method(part) for name, part in _a(dict, tree["methods"]).items()}
-    versions, backends, weights = (_texts(tree[name]) for name in ("versions", "backends", "weights"))
-    return Provenance(versions, _a(dict, tree["options"]), backends, weights, _a(str, tree["plan"]), methods)
-
-
 def _method(tree: Any) -> MethodProvenance:
-    return MethodProvenance(
-        tuple(_a(str, name) for name in _a(list, tree["partitioners"])),
-        {_a(str, name): _a(int, count) for name, count in _a(dict, tree["rewrites"]).items()},
-        tuple(map(_named, _a(list, tree["inputs"]))),
-        tuple(map(_named, _a(list, tree["outputs"]))),
-        {int(number): _a(str, name) for number, name in _a(dict, tree["values"]).items()},
-        tuple(_a(int, count) for count in _a(list, tree.get("results", []))),
-    )
+    inputs, outputs = (tuple(map(_named, tree[name])) for name in ("inputs", "outputs"))
+    values, results = {int(number): name for number, name in tree["values"].items()}, tuple(tree.get("results", ()))
+    return MethodProvenance(tuple(tree["partitioners"]), tree["rewrites"], inputs, outputs, values, results)
 
 
 def _named(tree: Any) -> NamedValue:
-    bounds = tree["bounds"]
-    return NamedValue(_a(str, tree["name"]), None if bounds is None else tuple(map(_bound, _a(list, bounds))))
-
-
-def _bound(pair: Sequence[Any]) -> tuple[int, int | None]:
-    least, greatest = pair
-    if _a(int, least) < 0 or (greatest is not None and _a(int, greatest) < least):
-        raise ValueError(f"a dimension is from {least} to {greatest}")
-    return least, greatest
-
-
-def _texts(tree: Any) -> dict[str, str]:
-    return {key: _a(str, value) for key, value in _a(dict, tree).items()}
-
-
-def _a(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"got a {type(value).__name__}, expected a {kind.__name__}")
-    return value
+    for least, greatest in tree["bounds"] or ():
+        if least < 0 or (greatest is not None and greatest < least):
+            raise ValueError(f"a dimension is from {least} to {greatest}")
+    return NamedValue(tree["name"], tree["bounds"] and tuple(map(tuple, tree["bounds"])))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -16,9 +16,6 @@ from exir_lowering.pte.manifest import Bucket, Line, split
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime.inputs import lay_out
 from exir_lowering.runtime.source import ProgramFile
-
-Preferred: TypeAlias = str | Sequence[str] | Callable[[str, Sequence[str]], str] | None
-"""What `load` takes as `choose`: variants, in order of preference, or a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +36,36 @@ class Choice:
         return f"{self.method}: {self.reason}" + "".join(f"\n  not {one}: {why}" for one, why in self.others.items())
 
 
-def check_preferred(preferred: Any, file: ProgramFile) -> Preferred:
-    """Return what is preferred, variants as a tuple; InputError if it is something else, or no method has a variant."""
-    if preferred is None or callable(preferred):
-        return preferred  # type: ignore[no-any-return]
-    names = (preferred,) if isinstance(preferred, str) else preferred
+def check_preferred(preferred: Any, file: ProgramFile) -> tuple[str, ...]:
+    """Return the variants that are preferred; InputError if it is something else, or no method has one of them."""
+    names = () if preferred is None else (preferred,) if isinstance(preferred, str) else preferred
     known = {tag: None for line in file.manifest for tag in split(line.method)[1]}
-    if not isinstance(names, Sequence) or not names or not all(isinstance(one, str) and one in known for one in names):
+    valid = isinstance(names, Sequence) and all(isinstance(one, str) and one in known for one in names)
+    if not valid or (not names and preferred is not None):
         raise InputError(
-            f"load: choose: got {preferred!r}, expected a variant, several in order of preference, or a function that "
-            "takes the name of a family and its methods that can run. The variants of "
+            f"load: choose: got {preferred!r}, expected a variant, or several in order of preference. The variants of "
             f"{file.name} are {', '.join(map(repr, known)) or 'none'}."
         )
     return tuple(names)
 
 
 def choose(
-    file: ProgramFile, family: str, inputs: Sequence[Any], missing: Mapping[str, Missing], preferred: Preferred
+    file: ProgramFile, family: str, inputs: Sequence[Any], missing: Mapping[str, Missing], preferred: Sequence[str]
 ) -> Choice:
     """Choose a method of a family for inputs; raise an InputError or a BackendUnavailableError when none can run."""
     lines = file.families()[family]
-    names = preferred if isinstance(preferred, tuple) else ()
-    lines = [line for name in names for line in lines if name in split(line.method)[1]] or lines
+    lines = [line for name in preferred for line in lines if name in split(line.method)[1]] or lines
     others = {line.method: why for line in lines if (why := _why_not(file, line, missing, inputs))}
-    able = tuple(line.method for line in lines if line.method not in others)
-    if not able:
+    able = next((line for line in lines if line.method not in others), None)
+    if able is None:
         unfit = any(not _why_not(file, line, missing, ()) for line in lines)
         raise (InputError if unfit else BackendUnavailableError)(
             f"run: {file.name} has no method of the family {family!r} that can run with these inputs here:"
             + "".join(f"\n  {method}: {why}" for method, why in others.items())
         )
-    if not callable(preferred):
-        sizes = " and whose sizes fit" if file.bucket(able[0]).sizes else ""
-        named = ", of those that choose= names" if names else ""
-        return Choice(able[0], f"the first whose backends are available{sizes}{named}", others)
-    method = preferred(family, able)
-    if method not in able:
-        raise InputError(f"choose({family!r}, {able}) returned {method!r}, expected one of these names.")
-    return Choice(method, "choose= says so", others)
+    sizes = " and whose sizes fit" if able.bucket.sizes else ""
+    named = ", of those that choose= names" if preferred else ""
+    return Choice(able.method, f"the first whose backends are available{sizes}{named}", others)
 
 
 def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inputs: Sequence[Any]) -> str:

@@ -19,10 +19,10 @@ from exir_lowering.errors import (
     find_named_handle,
 )
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
+from exir_lowering.pte.debug_info import Lines, no_lines
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.inputs import describe, show
-from exir_lowering.runtime.source import Lines, no_lines
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -44,25 +44,20 @@ class Handle:
     lines: Lines = no_lines  # returns the lines of the model that a failure is about
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """A payload that a delegate is to compile."""
-
-    where: str  # the method and its file, to begin messages with
-    method: str  # its name
-    plan: Delegation  # what the file says about this part of the method
-    payload: bytes
-    specs: Sequence[CompileSpec]
-    find_data: Callable[[str], bytes | None]  # named data of the file by its key, None for an unknown one
-    recorder: Recorder | None = None  # of the delegate's events; None when nothing is ever profiled
-    lines: Lines = no_lines  # returns the lines of the model that a failure is about
-
-
-def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
+def compile_payload(
+    delegate: Delegate,
+    where: str,  # the method and its file, to begin messages with
+    method: str,  # its name
+    plan: Delegation,  # what the file says about this part of the method
+    payload: bytes,
+    specs: Sequence[CompileSpec],
+    find_data: Callable[[str], bytes | None],  # named data of the file by its key, None for an unknown one
+    recorder: Recorder | None = None,  # of the delegate's events; None when nothing is ever profiled
+    lines: Lines = no_lines,  # returns the lines of the model that a failure is about
+) -> Handle:
     """Let a delegate compile a payload, and check what it returns."""
-    plan = job.plan
-    who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
-    find: Callable[[str], bytes | None] | None = job.find_data
+    who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    find: Callable[[str], bytes | None] | None = find_data
 
     def named_data(key: str) -> bytes | None:
         if find is None:
@@ -75,15 +70,15 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
 
     try:
         with neutral():
-            context = DelegateContext(job.method, named_data, plan.number, job.recorder)
-            content = delegate.compile(job.payload, list(job.specs), context)
+            context = DelegateContext(method, named_data, plan.number, recorder)
+            content = delegate.compile(payload, list(specs), context)
     except BackendUnavailableError as error:
-        raise BackendUnavailableError(f"{job.where} cannot be set up: {error}") from error
+        raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
     except MemoryError:
         raise
     except Exception as error:
-        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {exception_text(error, '.')}"
-        raise _failure(what, error, job.lines(plan.number, error)) from error
+        what = f"{who} failed to compile a payload of {len(payload)} bytes: {exception_text(error, '.')}"
+        raise _failure(what, error, lines(plan.number, error)) from error
     finally:
         find = None
     if content is None:  # a forgotten return; in `execute` nobody would find it
@@ -91,7 +86,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
             f"{who}: compile returned None, expected the handle that execute and destroy get. Return what execute "
             "needs; if it needs nothing, the payload."
         )
-    return Handle(who, delegate, content, plan, plan.counts, job.lines)
+    return Handle(who, delegate, content, plan, plan.counts, lines)
 
 
 def destroy(handle: Handle) -> None:

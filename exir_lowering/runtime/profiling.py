@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import InputError
 from exir_lowering.pte import slots
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.flatbuffer import root
@@ -105,37 +104,16 @@ class Profile(Shown):
     rows: tuple[ProfileRow, ...]
 
     def by_time(self, top: int | None = None) -> Profile:
-        """Return the profile with the slowest rows first, each delegate with its instructions.
+        """Return the profile with the slowest rows first.
 
         Args:
-            top: How many kernels, instructions, and delegates without instructions to keep, with the delegates around
-                them.
+            top: How many kernels, delegates and instructions of delegates to keep; None for all.
 
         Returns:
             The profile; the method stays the first row.
-
-        Raises:
-            InputError: `top` is not a number above 0.
         """
-        if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1):
-            raise InputError(f"by_time: top: got {top!r}, expected a number of at least 1, or None.")
-
-        def longest(row: ProfileRow) -> tuple[float, int]:
-            return -row.milliseconds, row.instruction
-
-        groups: list[list[ProfileRow]] = []
-        for row in self.rows[1:]:
-            if row.kind == "instruction":
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-        leaves = [row for first, *inner in groups for row in inner or [first]]
-        kept = {id(row) for row in sorted(leaves, key=longest)[:top]}
-        rows = list(self.rows[:1])
-        for first, *inner in sorted(groups, key=lambda group: longest(group[0])):
-            found = [row for row in sorted(inner, key=longest) if id(row) in kept]
-            rows += [first, *found] if found or id(first) in kept else []
-        return Profile(self.method, self.runs, tuple(rows))
+        rows = sorted(self.rows[1:], key=lambda row: (-row.milliseconds, row.instruction))
+        return Profile(self.method, self.runs, (*self.rows[:1], *rows[:top]))
 
     def table(self) -> Table:
         """Return the table for a terminal."""
@@ -144,8 +122,7 @@ class Profile(Shown):
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            more = row.backend if row.kind == "delegate" else ""
-            what = f"{_INDENT[row.kind]}{printable(f'{row.name} ({more})' if more else row.name)}"
+            what = f"{_INDENT[row.kind]}{printable(row.name + f' ({row.backend})' * (row.kind == 'delegate'))}"
             where = "\n".join(map(printable, lines))
             rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
         numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"
@@ -182,8 +159,6 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
         if event.instruction >= 0 and (event.identifier is not None or event.name in _KINDS):
             steps.setdefault(event.instruction, {}).setdefault(event.identifier, []).append(event)
     kinds = {number: _KINDS[step[None][-1].name] for number, step in sorted(steps.items()) if None in step}
-    called = [number for number, kind in kinds.items() if kind == "delegate"]
-    delegates = dict(zip(called, _delegates(method, called, debug), strict=True))
 
     rows: list[ProfileRow] = []
 
@@ -203,8 +178,11 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
             name = listed if ", " in operators else operators or listed
             add("kernel", name, "", number, handles, own)
             continue
-        name, delegate = delegates[number]
-        backend = delegate.backend_id
+        target = method.called.get(number, -1)
+        backend = method.delegations[target].backend if target >= 0 else ""
+        known_here = 0 <= target < len(debug.delegates)
+        delegate = debug.delegates[target] if known_here else DebugDelegate(backend, number, (), {})
+        name = f"delegate {target}" if target >= 0 else f"delegate at instruction {number}"
         add("delegate", name, backend, number, delegate.handles, own)
         # By their start, and of those that begin together the longer one first.
         begun = {key: min((one.start, -one.nanoseconds) for one in inner) for key, inner in steps[number].items()}
@@ -213,22 +191,6 @@ def profile(method: MethodSpec, runs: int, events: Sequence[TraceEvent], known: 
             shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
             add("instruction", shown or f"event {identifier}", backend, number, handles, inner)
     return Profile(method.name, runs, tuple(rows))
-
-
-def _delegates(method: MethodSpec, called: Sequence[int], debug: MethodDebug) -> list[tuple[str, DebugDelegate]]:
-    """Return for each instruction that calls a delegate a name of that, and what is known of it."""
-    known = {one.instruction: (f"delegate {number}", one) for number, one in enumerate(debug.delegates)}
-    if all(number in known for number in called):
-        return [known[number] for number in called]
-    # A file numbers its delegates in the order of the instructions that call them.
-    backends = [delegation.backend for delegation in method.delegations]
-    complete = len(called) == len(backends)
-    if not complete:
-        backends = [backends[0] if len(set(backends)) == 1 else ""] * len(called)
-    return [
-        (f"delegate {number if complete else f'at instruction {at}'}", DebugDelegate(backend, at, (), {}))
-        for number, (at, backend) in enumerate(zip(called, backends, strict=True))
-    ]
 
 
 def _operators(debug: MethodDebug, handles: Iterable[int]) -> str:

@@ -32,25 +32,17 @@ from typing import Any
 from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte import digests
 from exir_lowering.pte.digests import Verify
-from exir_lowering.pte.files import Given, read_data_files
+from exir_lowering.pte.files import Given
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.runtime import choosing
-from exir_lowering.runtime.choosing import Choice, Preferred
+from exir_lowering.runtime.choosing import Choice
 from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.isolated.engine import IsolatedEngine, Limits, open_isolated
 from exir_lowering.runtime.profiling import Profile, profile
-from exir_lowering.runtime.source import (
-    ProgramFile,
-    Unavailable,
-    check_weights,
-    find_debug_file,
-    needed_weights,
-    read_source,
-)
+from exir_lowering.runtime.source import ProgramFile, Unavailable, read_file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +56,7 @@ class LoadedProgram:
 
     _file: ProgramFile
     _engine: Engine | IsolatedEngine
-    _preferred: Preferred = None
+    _preferred: Sequence[str] = ()
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -132,7 +124,7 @@ class LoadedProgram:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
         with self._engine.lock:
             events = self._engine.record(found, self._prepare(found, inputs), runs)
-        return profile(found, runs, events, self._file.debug.method(found.name))
+        return profile(found, runs, events, self._file.debug.methods.get(found.name))
 
     def choose(self, method: str, *inputs: Any) -> Choice:
         """Say which method of a family `run` runs with some inputs, and why.
@@ -146,8 +138,7 @@ class LoadedProgram:
             The method, and why it is not another one.
 
         Raises:
-            InputError: There is no such method or family, or it has no method for inputs of these sizes. What a
-                function of `load(choose=...)` raises passes through.
+            InputError: There is no such method or family, or it has no method for inputs of these sizes.
             BackendUnavailableError: No method of the variants that `load(choose=...)` names can run here.
         """
         return self._choose("choose", method, inputs)
@@ -186,10 +177,9 @@ def load(
     data: Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     unavailable: Unavailable = "error",
-    debug: str | os.PathLike[str] | None = None,
     verify: Verify = True,
     limits: Limits | None = None,
-    choose: Preferred = None,
+    choose: str | Sequence[str] | None = None,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime.
 
@@ -201,11 +191,10 @@ def load(
         data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
         delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
-        debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
         limits: Limits for the program, which then runs in a separate process and can be interrupted; None for this one.
-        choose: Which method of a family runs: a variant's name, a sequence of them in order of preference, or a
-            function of the family and those of its methods that can run; None for the first that can.
+        choose: Which method of a family runs: a variant's name, or a sequence of them in order of preference; None for
+            the first that can.
 
     Returns:
         The program.
@@ -220,7 +209,7 @@ def load(
     given = check_arguments(delegates, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
-    file = read_file(source, data, debug, verify)
+    file = read_file(source, data, verify)
     preferred = choosing.check_preferred(choose, file)
     if limits is not None:
         return LoadedProgram(file, open_isolated(file, given, unavailable, limits), preferred)
@@ -238,14 +227,3 @@ def check_arguments(delegates: Any, unavailable: object) -> Mapping[str, Any]:
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     return given
-
-
-def read_file(source: object, data: Given, debug: object, verify: Verify) -> ProgramFile:
-    """Read and check a file and its data files; the arguments and errors are those of `load`."""
-    digests.check_level(verify)
-    pte, methods, manifest = read_source(source)
-    seal = digests.check_program(pte, verify)
-    files = read_data_files(data)
-    check_weights(pte, files, methods)
-    digests.check_all(pte, seal, files, needed_weights(methods), verify)
-    return ProgramFile(pte, files, methods, find_debug_file(pte.source, debug), manifest)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,95 +16,19 @@ from exir_lowering.errors import (
     InputError,
     LoweringError,
     few,
-    find_named_handle,
 )
-from exir_lowering.graphs import sources
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.pte import container, digests, files, format as file_format, payloads
-from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte.debug_info import DebugFile
+from exir_lowering.pte.digests import Verify
 from exir_lowering.pte.files import DataFiles, MappedFile
 from exir_lowering.pte.manifest import Bucket, Line, read as read_manifest, split
 from exir_lowering.pte.value_kinds import MemoryLayout
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
-
-
-Lines: TypeAlias = Callable[[int, BaseException], str]
-"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
-
-
-def no_lines(number: int, error: BaseException) -> str:
-    """Return no lines: nothing is known about the model."""
-    return ""
-
-
-@dataclass(eq=False)
-class DebugFile:
-    """The debug information of a `.pte` file, read when it is first needed."""
-
-    source: str | bytes  # the path of the `.pte` file, or its content
-    path: Path | None  # the debug information's; None when there is none
-    # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
-    asked: bool = False
-
-    def method(self, name: str) -> MethodDebug | None:
-        """Return what is known about a method; None when nothing is."""
-        return None if self._info is None else self._info.methods.get(name)
-
-    @cached_property
-    def _info(self) -> DebugInfo | None:
-        if self.path is None:
-            return None
-        try:
-            info = DebugInfo.from_json(self.path.read_bytes())
-            program = files.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
-            digest = digests.identity(program.content)
-            if info.digest != digest:
-                raise InputError(
-                    "it belongs to another .pte file, or to this one before it was made again (digest "
-                    f"{info.digest[:12]}..., the file has {digest[:12]}...)"
-                )
-        except (InputError, OSError, ValueError) as error:
-            who = f"The debug information {str(self.path)!r} cannot be used"
-            text = f"{who}: {error}. Save the artifact again: it writes both."
-            if self.asked:
-                raise InputError(text) from error
-            warnings.warn(f"{text} It is not used.", stacklevel=4)  # from the caller of `method`
-            return None
-        return info
-
-    def lines(self, method: str) -> Lines:
-        """Return a function that returns the model's lines for a failure of a method's delegates."""
-
-        def lines_of(number: int, error: BaseException) -> str:
-            try:
-                known = self.method(method)
-            except MemoryError:
-                raise
-            except Exception as problem:  # a warning that is an error here must not take the failure's place
-                return str(problem)
-            if known is None or number >= len(known.delegates):
-                return ""
-            handle = find_named_handle(error)
-            found = known.lines((handle,)) if handle is not None else []
-            return sources.format_lines(found or known.lines(known.delegates[number].handles))
-
-        return lines_of
-
-
-def find_debug_file(source: str | bytes, given: object) -> DebugFile:
-    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte`."""
-    if given is None:
-        beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
-        return DebugFile(source, beside if beside is not None and beside.is_file() else None)
-    if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
-    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
-    file.method("")  # what was asked for is checked at once
-    return file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,11 +74,10 @@ class ProgramFile:
         return found
 
     def families(self) -> dict[str, list[Line]]:
-        """Return the lines of each family in order of preference, without those of methods that were left out."""
+        """Return the lines of each family in order of preference."""
         found: dict[str, list[Line]] = {}
         for line in self.manifest:
-            if line.method in self.methods:
-                found.setdefault(split(line.method)[0], []).append(line)
+            found.setdefault(split(line.method)[0], []).append(line)
         return found
 
     def bucket(self, method: str) -> Bucket:
@@ -177,21 +98,25 @@ class ProgramFile:
         return file_format.sharing(self.methods)
 
 
-def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec], tuple[Line, ...]]:
-    """Return a `.pte` file, what it says about its methods, and their families, once it was checked."""
+def read_file(source: object, data: files.Given, verify: Verify) -> ProgramFile:
+    """Read and check a file and its data files; the arguments and errors are those of `load`."""
+    if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
+        raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
     file = files.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     methods = file.parse(file_format.read_program, files.PTE)
-    return file, methods, file.parse(lambda _: read_manifest(methods), files.PTE)
+    manifest = file.parse(lambda _: read_manifest(methods), files.PTE)
+    seal = digests.check_program(file, verify)
+    given = files.read_data_files(data)
+    needed = frozenset(weight for method in methods.values() for weight in method.external)
+    _check_weights(file, given, methods, needed)
+    digests.check_all(file, seal, given, needed, verify)
+    return ProgramFile(file, given, methods, DebugFile(file), manifest)
 
 
-def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:
-    """Return the names of the weights that are to be in data files."""
-    return frozenset(weight for method in methods.values() for weight in method.external)
-
-
-def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
+def _check_weights(
+    file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec], needed: frozenset[str]
+) -> None:
     """Check that the data files have the weights that a program asks for, as it takes them; else an InputError."""
-    needed = needed_weights(methods)
     missing = sorted(needed - data.named.keys())
     if missing and not data:
         path = file.source

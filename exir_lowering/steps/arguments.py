@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -22,8 +22,6 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
 from exir_lowering.pte import manifest
 from exir_lowering.pte.manifest import BUCKET, Bucket, Line, split
-
-EDGE_DIALECT = "EDGE"
 
 T = TypeVar("T")
 
@@ -61,8 +59,7 @@ class RequestedMethod:
     passes: Passes | None  # what runs over it in Edge dialect
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What to lower."""
 
     methods: tuple[RequestedMethod, ...]  # in the order in which they were given
@@ -73,8 +70,7 @@ class Request:
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
     """Turn what a caller passed to `lower` into one value per method; a program alone is the method "forward"."""
     methods, constant_methods = _methods(programs)
-    given = {} if transform_passes is None else transform_passes
-    passes = _by_method("transform_passes", given, methods, _passes)
+    passes = _by_method("transform_passes", transform_passes or {}, methods, _passes)
     requested = []
     for tag, wanted in _read_variants(partitioners, variants).items():
         chosen = list_partitioners(wanted, methods, f"variants[{tag!r}]" if tag else "partitioners")
@@ -82,8 +78,14 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None,
             RequestedMethod(f"{name}@{tag}" if tag else name, program, tuple(chosen[name]), passes.get(name) or None)
             for name, program in methods.items()
         ]
-    _check_families({method.name for method in requested}, constant_methods)
     buckets = {method.name: method.program.graph_module.meta.get(BUCKET) for method in requested}
+    for name in buckets:
+        family, tags = split(name)
+        if tags and not (family and all(tags)):
+            raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
+        for other in (family, manifest.METHOD) if tags else ():
+            if other in buckets or other in constant_methods:
+                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
     return Request(tuple(requested), constant_methods, buckets)
 
 
@@ -103,15 +105,10 @@ def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
     if not methods:
         raise InputError("programs is empty: expected at least one method with its ExportedProgram.")
     for name, candidate in methods.items():
-        if not isinstance(name, str) or not name:
-            raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
-        if not name.isprintable() or " " in name:
+        if not isinstance(name, str) or not name or not name.isprintable() or not set(name).isdisjoint(" /"):
             raise InputError(
-                f"programs: the method name {name!r} contains a space or a character that cannot be printed."
-            )
-        if "/" in name:
-            raise InputError(
-                f"programs: the method name {name!r} contains a slash, which separates names in partition ids."
+                f"programs: got the method name {name!r}, expected a text without spaces, slashes and characters that "
+                "cannot be printed."
             )
         check_program(f"Method {name!r}", candidate)
     return dict(methods), constants
@@ -120,19 +117,31 @@ def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
 def _passes(who: str, value: Any) -> Passes:
     if isinstance(value, FxPassManager):
         return value
-    expected = "expected a sequence of passes: functions or callable objects that take a graph module."
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise InputError(f"{who}: got {value!r}, {expected}")
-    for one in value:
+    for one in value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else [None]:
         if not callable(one) or isinstance(one, type):
             hint = " Create an instance of it." if isinstance(one, type) else ""
-            raise InputError(f"{who}: got {one!r}, {expected}{hint}")
+            raise InputError(
+                f"{who}: got {value if one is None else one!r}, expected a sequence of passes: functions or callable "
+                f"objects that take a graph module.{hint}"
+            )
     return list(value)
 
 
 def list_partitioners(value: Any, methods: Collection[str], who: str = "partitioners") -> dict[str, list[Partitioner]]:
     """Return the partitioners of each method in priority order; a method without any stays on the host."""
-    found = _by_method(who, value, methods, _list)
+
+    def read(who: str, value: Any) -> list[Partitioner]:
+        if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
+            value = [] if value is None else [value]
+        for one in value:
+            if not isinstance(one, (str, Partitioner)):
+                hint = " Create an instance of it." if isinstance(one, type) and issubclass(one, Partitioner) else ""
+                raise InputError(
+                    f"{who}: got {one!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
+                )
+        return [registry.find_partitioner(one) if isinstance(one, str) else one for one in value]
+
+    found = _by_method(who, value, methods, read)
     return {name: found.get(name, []) for name in methods}
 
 
@@ -149,20 +158,6 @@ def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[s
             )
     keys = {name: name if name in value else split(name)[0] for name in methods}
     return {name: read(f"{who}[{key!r}]", value[key]) for name, key in keys.items() if key in value}
-
-
-def _list(who: str, value: Any) -> list[Partitioner]:
-    if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
-        value = [] if value is None else [value]
-    found = []
-    for one in value:
-        if not isinstance(one, (str, Partitioner)):
-            hint = " Create an instance of it." if isinstance(one, type) and issubclass(one, Partitioner) else ""
-            raise InputError(
-                f"{who}: got {one!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
-            )
-        found.append(registry.find_partitioner(one) if isinstance(one, str) else one)
-    return found
 
 
 def check_options(value: Any) -> LoweringOptions:
@@ -185,7 +180,7 @@ def require_edge(name: str, candidate: ExportedProgram) -> None:
 
 def is_edge(candidate: ExportedProgram) -> bool:
     """Return whether a program is in Edge dialect."""
-    return bool(candidate.dialect == EDGE_DIALECT)
+    return bool(candidate.dialect == "EDGE")
 
 
 def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
@@ -214,17 +209,6 @@ def _read_variants(partitioners: Any, variants: Any) -> dict[str, Any]:
                 'forward@npu. It has no spaces, "@", "=" or "/".'
             )
     return dict(variants)
-
-
-def _check_families(methods: Collection[str], constant_methods: Collection[str]) -> None:
-    """Check the names of methods that belong to families; raise an InputError for one that nothing could choose."""
-    for name in methods:
-        family, tags = split(name)
-        if tags and not (family and all(tags)):
-            raise InputError(f"programs: got the method name {name!r}, expected a name and tags, such as forward@int8.")
-        for other in (family, manifest.METHOD) if tags else ():
-            if other in methods or other in constant_methods:
-                raise InputError(f"programs: beside {name!r}, {other!r} names its family or the manifest. Rename one.")
 
 
 def describe_families(programs: Mapping[str, ExportedProgram], buckets: Mapping[str, Any]) -> dict[str, str]:

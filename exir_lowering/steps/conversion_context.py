@@ -15,25 +15,27 @@ from exir_lowering._upstream.ambient import set_aside
 from exir_lowering._upstream.guards import evaluating
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 from exir_lowering.fast import accelerated
+from exir_lowering.graphs.measures import tensors
 
 
 @contextmanager
 def converting(programs: Iterable[ExportedProgram], *, gradients: bool, fast: bool = True) -> Iterator[None]:
-    """Set aside what `neutral` does for a conversion, and leave nothing behind. The lock of conversions must be held.
+    """Take the lock of conversions, set aside what `neutral` does for one, and leave nothing behind.
 
     The default dtype is that of the programs' export: operators without one use it. Without gradients, which are
     enabled by default, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
     """
-    before = ConversionState()
-    _converting.append(before)
-    try:
-        with DECOMPOSITIONS, evaluating(), settings(programs, gradients=gradients), accelerated(fast, "look up"):
-            yield
-    except BaseException:
-        before.restore()
-        raise
-    finally:  # torch has restored everything itself; Dynamo, in another thread, may have switched something meanwhile
-        _converting.remove(before)
+    with locks.conversion():
+        before = ConversionState()
+        _converting.append(before)
+        try:
+            with DECOMPOSITIONS, evaluating(), settings(programs, gradients=gradients), accelerated(fast, "look up"):
+                yield
+        except BaseException:
+            before.restore()
+            raise
+        finally:  # torch has restored everything itself; Dynamo, in another thread, may have switched something too
+            _converting.remove(before)
 
 
 _converting: list[ConversionState] = []
@@ -62,8 +64,6 @@ def _find_default_dtype(node: Node) -> torch.dtype | None:
         return None
     if not graphs.operator_name(node).startswith("aten."):
         return None
-    if any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values())):
-        return None
-    sources = [source.meta.get("val") for source in node.all_input_nodes]
-    floating = any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in sources)
-    return None if floating else value.dtype
+    said = any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
+    read = tensors([source.meta.get("val") for source in node.all_input_nodes])
+    return None if said or any(one.is_floating_point() or one.is_complex() for one in read) else value.dtype

@@ -14,11 +14,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
-from exir_lowering._upstream import locks
-from exir_lowering._upstream.edge import SpecViolationError, check_left_over, gen_edge_manager, transform
+from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
+from exir_lowering.errors import InputError, LoweringError, exception_text
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -63,13 +62,12 @@ def to_edge(
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
     """Accept programs in Edge dialect as they are; InputError if one is not, or fails `check_written`."""
-    methods = tuple(methods)
+    accepted = []
     for method in methods:
         require_edge(method.name, method.program)
         check_written(method.name, method.program)
-    return tuple(
-        EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners) for method in methods
-    )
+        accepted.append(EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners))
+    return tuple(accepted)
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
@@ -78,20 +76,18 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         return as_edge([method])[0]
     options = session.options
     context = converting([method.program], gradients=True, fast=options.fast)
-    with locks.conversion(), context, mending_passes(), fast.accelerated(options.fast):
-        origin, edge = None, method.program
-        left: tuple[str, ...] = ()
-        if is_edge(method.program):
-            edge = private_copy(method.program)
-        else:
-            origin = method.program
-            try:
-                edge, left = _convert(method, options, decomposed)
-            except (LoweringError, MemoryError):
-                raise
-            except Exception as error:
-                raise edge_errors.explain_conversion(method.name, method.program, error) from error
-            _recover_sources(method.program, edge)
+    with context, mending_passes(), fast.accelerated(options.fast):
+        origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
+        try:
+            edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
+        except (LoweringError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(
+                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+            ) from error
+        if origin:
+            _recover_sources(origin, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left)
@@ -101,49 +97,34 @@ def _convert(
     method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program, with what partitioners keep whole; return also what was left to ExecuTorch, and why."""
-    name, left = method.name, tuple[str, ...]()
+    name, left, config = method.name, tuple[str, ...](), _config(options)
     if options.fast:
         private = _private_copy(method.program)
         made, left = fast.convert(name, private, method.partitioners, _config(options), decomposed=decomposed)
-        if made is not None and not _lacks_state(made):
+        if made is not None:
             return made, left
-        left = left if made is None else ("the whole conversion: a parameter is written, and not read",)
-    partitioners, config = {name: list(method.partitioners)}, _config(options)
-    try:
-        manager = gen_edge_manager(partitioners, {name: _private_copy(method.program)}, config, None)
-        again = _lacks_state(manager.exported_program(name))
-    except SpecViolationError:  # of one value that is written twice, or of a parameter that is written and not read
-        again = True
-    if again:
-        private = _private_copy(method.program, distinct=True)
-        manager = gen_edge_manager(partitioners, {name: private}, config, None)
+    for distinct in (False, True):
+        private = _private_copy(method.program, distinct=distinct)
+        try:
+            manager = gen_edge_manager({name: list(method.partitioners)}, {name: private}, config, None)
+            break
+        except SpecViolationError:  # of one value that is written twice
+            if distinct:
+                raise
     return manager.exported_program(name), left
-
-
-def _lacks_state(program: ExportedProgram) -> bool:
-    """Return whether a parameter that is written was removed: ExecuTorch removes those that are not read."""
-    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
-    written = {spec.target for spec in outputs if spec.kind is OutputKind.PARAMETER_MUTATION}
-    return not written <= {spec.target for spec in inputs}
 
 
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
+    # ExecuTorch removes parameters that are not read, whether they are written or not.
+    lifted = graphs.lifted_inputs(private)
+    _with_state(private, {lifted[node].target for node in edge_errors.list_written(private)})
     _fill_empty(private)
     lift_nested(private)
     make_inputs_contiguous(private)
     separate(private, distinct=distinct)
-    if not distinct:
-        return private
-    given = {spec.arg.name: spec.target for spec in private.graph_signature.input_specs}
-    writing = {
-        node
-        for node in private.graph.nodes
-        if graphs.is_mutating(node) or graphs.calls_graphs(private.graph_module, node)
-    }
-    written = [node for node in private.graph.find_nodes(op="placeholder") if not writing.isdisjoint(node.users)]
-    return _with_state(private, {given[node.name] for node in written})
+    return private
 
 
 def _fill_empty(private: ExportedProgram) -> None:
@@ -217,18 +198,6 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
             "constants instead."
         )
     return result
-
-
-def check_preserved(method: EdgeMethod, owner: ExportedProgram) -> None:
-    """Check that what partitioners kept from decomposition was delegated."""
-    if method.converted_from is None:
-        return
-    try:
-        check_left_over(method.name, owner, list(method.partitioners))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:

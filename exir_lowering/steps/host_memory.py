@@ -197,15 +197,14 @@ class _Contiguous:
                 contiguous = list(range(operand.meta["val"].dim()))
                 node.replace_input_with(operand, self._in_order(operand, node, contiguous))
                 changed = True
-        if changed:
-            self._set(node, self._value(node))
-
-    def _value(self, node: Node) -> Any:
+        if not changed:
+            return
         if _MAKES_SIZES & set(wrapped_operator(node.target).tags):  # computed again, it makes other symbols
-            return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"])
+            self._set(node, pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"]))
+            return
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         with self._mode:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            self._set(node, node.target(*args, **kwargs))  # type: ignore[operator]
 
     def _set(self, node: Node, value: Any) -> None:
         if list(map(_order, measures.tensors(value))) != list(map(_order, measures.tensors(node.meta["val"]))):

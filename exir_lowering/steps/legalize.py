@@ -18,6 +18,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
 from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
+from exir_lowering._upstream.legalizing import remove_effect_tokens
 from exir_lowering._upstream.operators import operator_name
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
@@ -26,8 +27,8 @@ from exir_lowering.graphs.measures import tensors
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
-from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
-from exir_lowering.steps.legalizing.linear import drop_checks
+from exir_lowering.steps.legalizing.fragments import Fragments, inline, runs_not
+from exir_lowering.steps.legalizing.registry import Failed
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
 
@@ -51,25 +52,27 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
     mode = fake_mode_of(program.graph_module)
     if mode is None:
         return None
-    drop_checks(program)
-    editor = Editor(program, mode, {}, ())
-    fragments = Fragments(mode, target, relaid=not any(path for path, _ in graphs.every_node(program.graph_module)))
+    _drop_checks(program)
+    editor, nodes = Editor(program, mode, {}, ()), list(graphs.every_node(program.graph_module))
+    fragments = Fragments(mode, target, relaid=not any(path for path, _ in nodes))
     done: list[Legalization] = []
     moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
-    for path, node in list(graphs.every_node(program.graph_module)):
-        if graphs.qualified_name(path, node) not in found or node.op != "call_function":
+    for path, node in nodes:
+        name = graphs.qualified_name(path, node)
+        if name not in found or node.op != "call_function":
             continue
         try:
             fragment = fragments.find(node)
         except Failed:
             continue
         constant = partial(_filled, node, mode) if path else editor.constant
-        name, operator, source = graphs.qualified_name(path, node), graphs.operator_name(node), graphs.source_line(node)
+        operator, source = graphs.operator_name(node), graphs.source_line(node)
         orders = {dim_order(value) for value in tensors(node.meta["val"])}
         made = inline(node, fragment, constant)
         if not path and any(order != tuple(range(len(order))) for order in orders):
             moved.update(made)
-        _erase(None if path else editor, node)
+        for gone in (*node.users, node):
+            editor.erase(gone)
         done.append(Legalization(method.name, name, operator, found[name], tuple(one.name for one in made), source))
     if not done:
         return None
@@ -77,6 +80,20 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
     editor.finish()
     invariants.check_program(f"method {method.name}, legalized", program)
     return replace(method, program=program, legalized=(*method.legalized, *done))
+
+
+def _drop_checks(program: ExportedProgram) -> None:
+    """Remove what raises an error for singular matrices in eager mode: a file has their infinities and NaN instead."""
+    effects = [node for node in program.graph.nodes if graphs.operator_name(node) == "with_effects"]
+    if not any(str(node.args[1]) == _CHECKS for node in effects):
+        return
+    remove_effect_tokens(program)
+    for node in list(program.graph.nodes):
+        if graphs.operator_name(node) == _CHECKS:
+            program.graph.erase_node(node)
+
+
+_CHECKS = "aten._linalg_check_errors.default"
 
 
 def _lay_out_again(editor: Editor, moved: set[Node]) -> None:
@@ -159,12 +176,6 @@ _HELP = (
     'none did). For a runtime that has more kernels: LoweringOptions(unsupported="allow"), or target="targets.json" '
     "with what it has, as for `check`."
 )
-
-
-def _erase(editor: Editor | None, node: Node) -> None:
-    for user in list(node.users):
-        node.graph.erase_node(user) if editor is None else editor.erase(user)
-    node.graph.erase_node(node) if editor is None else editor.erase(node)
 
 
 def _filled(node: Node, mode: FakeTensorMode, tensor: torch.Tensor) -> Node:

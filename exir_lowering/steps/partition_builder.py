@@ -9,7 +9,6 @@ mutation stays an output of the host program.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,70 +36,46 @@ from exir_lowering._upstream.programs import (
 )
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
-from exir_lowering.graphs.quotient import Piece, Unit
+from exir_lowering.graphs.quotient import Piece
+
+Owned = dict[Piece, dict[Node, str]]
+"""For each piece, the lifted placeholders that it owns, in graph order, with their names in it."""
+
+Mutations = dict[Piece, dict[Node, OutputSpec]]
+"""For each piece, the values that it writes to buffers it owns, with the owner's output specs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """What the partitions of one graph own."""
-
-    # for each piece, the lifted placeholders that it owns, in graph order, with their names in it
-    inputs: Mapping[Piece, Mapping[Node, str]]
-    # for each piece, the values that it writes to buffers it owns, with the owner's output specs
-    mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
-
-    @property
-    def taken(self) -> frozenset[int]:
-        """The owner's output specs of those mutations, by id."""
-        return frozenset(id(spec) for written in self.mutations.values() for _, spec in written)
-
-
-def top_ownership(
+def find_owners(
     program: ExportedProgram,
     piece_of: Mapping[Node, Piece],
     lifted: Mapping[Node, InputSpec],
-    shared: Collection[str] = (),
-) -> Ownership:
-    """Decide for the top graph, where partitioners tag constants; nobody owns what is `shared` with other methods."""
+    shared: Collection[str],
+    *,
+    nested: bool,
+) -> tuple[Owned, Mutations]:
+    """Decide what partitions own of what they read: all in nested graphs, else what is tagged and not `shared`."""
     mutated = graphs.written_state(program)
-    inputs: dict[Piece, dict[Node, str]] = {}
-    state: dict[str, tuple[Node, Piece]] = {}
+    readers: dict[Node, dict[Piece | None, str]] = {}
+    state: dict[str, Piece] = {}  # the piece of each buffer that is written, and that it alone reads
     for node, spec in lifted.items():
-        if DELEGATION_TAG not in node.meta or spec.target in shared:
-            continue
-        _check_no_copy(node)
-        names = _names_in_pieces(node, piece_of)
-        (piece, *others) = names or (None,)
-        if spec.target not in mutated:
-            _own(inputs, node, names)
-        elif piece is not None and not others and spec.kind == InputKind.BUFFER:
-            state[str(spec.target)] = (node, piece)
-    mutations = _owned_mutations(program, piece_of, state)
-    for piece, written in mutations.items():
-        for _, output in written:
-            node = state[str(output.target)][0]
-            _own(inputs, node, {piece: node.name})
-    position = {node: i for i, node in enumerate(lifted)}
-    ordered = {
-        piece: dict(sorted(names.items(), key=lambda item: position[item[0]])) for piece, names in inputs.items()
-    }
-    return Ownership(ordered, mutations)
-
-
-def nested_ownership(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
-    """Decide for a graph that an operator calls: a partition owns each constant it reads, as these cannot be tagged."""
-    inputs: dict[Piece, dict[Node, str]] = {}
-    for node in lifted:
-        _own(inputs, node, _names_in_pieces(node, piece_of))
-    return Ownership(inputs, {})
-
-
-def _own(
-    inputs: dict[Piece, dict[Node, str]], node: Node, names: Mapping[Piece, str] | Mapping[Piece | None, str]
-) -> None:
-    for piece, name in names.items():
-        if piece is not None:
-            inputs.setdefault(piece, {})[node] = name
+        if not nested:
+            if DELEGATION_TAG not in node.meta or spec.target in shared:
+                continue
+            _check_no_copy(node)
+        readers[node] = _names_in_pieces(node, piece_of)
+        (piece, *others) = readers[node] or (None,)
+        if spec.target in mutated and piece is not None and not others and spec.kind is InputKind.BUFFER:
+            state[str(spec.target)] = piece
+    mutations = _owned_mutations(program, piece_of, state) if state else {}
+    taken = {spec.target for written in mutations.values() for spec in written.values()}
+    owned: Owned = {}
+    for node, names in readers.items():
+        target = lifted[node].target
+        if target not in mutated or target in taken:
+            for reader, name in names.items():
+                if reader is not None:
+                    owned.setdefault(reader, {})[node] = name
+    return owned, mutations
 
 
 def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
@@ -117,18 +92,16 @@ def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Pie
     return {piece: f"{constant.name}_copy_{i - 1}" if i else constant.name for piece, i in first.items()}
 
 
-def _owned_mutations(
-    program: ExportedProgram, piece_of: Mapping[Node, Piece], state: Mapping[str, tuple[Node, Piece]]
-) -> dict[Piece, tuple[tuple[Node, OutputSpec], ...]]:
+def _owned_mutations(program: ExportedProgram, piece_of: Mapping[Node, Piece], state: Mapping[str, Piece]) -> Mutations:
     """Return the mutations that pieces take over, among those whose buffer only one piece reads."""
-    taken: dict[Piece, dict[Node, OutputSpec]] = {}
+    taken: Mutations = {}
     returned: set[Piece | None] = set()
     values = program.graph.output_node().args[0]
     for value, spec in zip(values, program.graph_signature.output_specs, strict=True):
         piece = piece_of.get(value) if isinstance(value, Node) else None
         mutates = spec.kind is OutputKind.BUFFER_MUTATION and spec.target in state
         # A signature names a mutation by its value, so one value can be written to one owned buffer.
-        if mutates and piece == state[spec.target][1] and value not in taken.setdefault(piece, {}):
+        if mutates and piece == state[spec.target] and value not in taken.setdefault(piece, {}):
             taken[piece][value] = spec
         else:
             returned.add(piece)
@@ -139,14 +112,12 @@ def _owned_mutations(
         for user in node.users
         if user.op != "output" and piece_of.get(user) != piece
     }
-    return {piece: tuple(w.items()) for piece, w in taken.items() if w and piece in (read | returned)}
+    return {piece: written for piece, written in taken.items() if written and piece in (read | returned)}
 
 
 def _check_no_copy(node: Node) -> None:
     tag = node.meta[DELEGATION_TAG]
-    if not node.meta.get("no_copy", False):
-        return
-    for user in node.users:
+    for user in node.users if node.meta.get("no_copy", False) else ():
         user_tag = user.meta.get(DELEGATION_TAG)
         if user_tag != tag:
             raise PartitionerContractError(
@@ -158,106 +129,79 @@ def _check_no_copy(node: Node) -> None:
             )
 
 
-@dataclass
-class PartitionBuilder:
-    """Builds the program of one unit."""
+def build_partition(
+    owner: ExportedProgram,
+    module: GraphModule,  # the graph of it that has the nodes
+    path: tuple[str, ...],  # of that graph
+    nodes: Sequence[Node],
+    owned: Sequence[tuple[Node, InputSpec, str]],  # lifted placeholders, with their names in it
+    mutations: Mapping[Node, OutputSpec],
+    results: Sequence[Node],
+) -> tuple[ExportedProgram, list[Node]]:
+    """Return the program of some nodes with what it owns, writes and returns, and the nodes that its caller passes."""
+    graph, env, root = Graph(), dict[Node, Node](), dict[str, Any]()
+    specs, state_dict, constants = list[InputSpec](), dict[str, Any](), dict[str, Any]()
+    known: dict[tuple[InputKind, int], Node] = {}  # one placeholder per tensor, under whatever names it is read
 
-    owner: ExportedProgram  # from which the unit is taken
-    module: GraphModule  # the graph in it that contains the unit
-    path: tuple[str, ...]  # of attributes, to that graph
-    lifted: Mapping[Node, InputSpec]  # the placeholders of that graph that stand for constants of the owner
-    unit: Unit  # the nodes to move
-    owned: Mapping[Node, str]  # the lifted placeholders to own, in graph order, with their names in it
-    user_inputs: list[Node] = field(default_factory=list)  # after `build`, what a call of the partition passes
-    graph: Graph = field(default_factory=Graph)
-    env: dict[Node, Node] = field(default_factory=dict)
-    root: dict[str, Any] = field(default_factory=dict)
-    input_specs: list[InputSpec] = field(default_factory=list)
-    state_dict: dict[str, Any] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-
-    def build(self, mutations: Sequence[tuple[Node, OutputSpec]], results: Sequence[Node]) -> ExportedProgram:
-        """Return the unit's program; `user_inputs` are then the nodes that its caller passes."""
-        inside = set(self.unit.nodes)
-        external = [*dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside)]
-        external = in_order_of_inputs(external)
-        self._own(external)
-        for node in external:
-            if node not in self.env and node.op != "get_attr":
-                self._placeholder(node, InputSpec(InputKind.USER_INPUT, argument_of(node), None))
-                self.user_inputs.append(node)
-        for node in self.unit.nodes:
-            self.env[node] = copy_node(self.graph, node, self._value)
-        output_specs = [OutputSpec(s.kind, argument_of(self.env[n]), s.target) for n, s in mutations]
-        output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(self.env[n]), None) for n in results]
-        self.graph.output([self.env[n] for n in (*(n for n, _ in mutations), *results)])
-        return assemble_program(
-            graph_module=lazy_graph_module(self.root, self.graph),
-            signature=ExportGraphSignature(input_specs=self.input_specs, output_specs=output_specs),
-            state_dict=self.state_dict,
-            constants=self.constants,
-            range_constraints=dict(self.owner.range_constraints),
-            verifiers=self.owner.verifiers,
-            kind=DelegatedProgram,
-        )
-
-    def _own(self, external: Sequence[Node]) -> None:
-        """Add the placeholders of constants: one per tensor, under whatever names it is read."""
-        known: dict[tuple[InputKind, int], Node] = {}
-        for kind in LIFTED_ORDER:
-            for node in self.owned:
-                spec = self.lifted[node]
-                if spec.kind is not kind:
-                    continue
-                tensor = graphs.lifted_value(self.owner, spec.target)
-                key = (kind, id(tensor))
-                if key in known:
-                    self.env[node] = known[key]
-                    continue
-                argument = TensorArgument(name=self.owned[node])
-                known[key] = self._placeholder(node, InputSpec(kind, argument, spec.target, spec.persistent))
-                stored = self.owner.state_dict
-                (self.state_dict if spec.target in stored else self.constants)[str(spec.target)] = tensor
-        for node in external:
-            if node.op == "get_attr":
-                self._lift_attribute(node, known)
-
-    def _lift_attribute(self, node: Node, known: dict[tuple[InputKind, int], Node]) -> None:
-        """Lift a tensor that a graph holds as an attribute. Graphs and lowered modules stay attributes: `_value`."""
-        value = attribute(self.module, str(node.target))
-        if not isinstance(value, torch.Tensor):
-            return
-        key = (InputKind.CONSTANT_TENSOR, id(value))
-        if key not in known:
-            target = ".".join((*self.path, str(node.target)))
-            spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target)
-            known[key] = self._placeholder(node, spec)
-            if known[key].meta.get("val") is None:
-                mode = fake_mode_of(self.owner.graph_module)
-                known[key].meta["val"] = value if mode is None else mode.from_tensor(value, static_shapes=True)
-            self.constants[target] = value
-        self.env[node] = known[key]
-
-    def _placeholder(self, node: Node, spec: InputSpec) -> Node:
+    def add(node: Node, spec: InputSpec) -> Node:
         name = str(spec.arg.name)
-        placeholder = self.graph.create_node("placeholder", name, name=name)
+        placeholder = graph.create_node("placeholder", name, name=name)
         # It gets another name if that of a constant's copy is taken; the argument and the signature have to match it.
         placeholder.target = spec.arg.name = placeholder.name
         placeholder.meta = {k: v for k, v in node.meta.items() if k != DELEGATION_TAG}
-        self.env[node] = placeholder
-        self.input_specs.append(spec)
+        specs.append(spec)
         return placeholder
 
-    def _value(self, node: Node) -> Node:
-        if node not in self.env:
-            target = str(node.target)
-            value = attribute(self.module, target)
+    def value_of(node: Node) -> Node:
+        if node not in env:
+            value = attribute(module, str(node.target))
             if isinstance(value, GraphModule):  # it moves as a whole: its nodes move with the call
                 value = copy_graph_module(value)
                 strip_tags(value)
-            self.root[target] = value
-            self.env[node] = copy_node(self.graph, node, self._value)
-        return self.env[node]
+            root[str(node.target)] = value
+            env[node] = copy_node(graph, node, value_of)
+        return env[node]
+
+    for node, spec, name in sorted(owned, key=lambda one: LIFTED_ORDER.index(one[1].kind)):
+        tensor = graphs.lifted_value(owner, spec.target)
+        key = (spec.kind, id(tensor))
+        if key not in known:
+            known[key] = add(node, InputSpec(spec.kind, TensorArgument(name), spec.target, spec.persistent))
+            (state_dict if spec.target in owner.state_dict else constants)[str(spec.target)] = tensor
+        env[node] = known[key]
+    inside = set(nodes)
+    read = dict.fromkeys(operand for node in nodes for operand in node.all_input_nodes)
+    external = in_order_of_inputs([node for node in read if node not in inside])
+    for node in external:
+        tensor = attribute(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(tensor, torch.Tensor):  # graphs and lowered modules stay attributes
+            key = (InputKind.CONSTANT_TENSOR, id(tensor))
+            if key not in known:
+                target = ".".join((*path, str(node.target)))
+                made = known[key] = add(node, InputSpec(key[0], TensorArgument(node.name), target))
+                if made.meta.get("val") is None:
+                    mode = fake_mode_of(owner.graph_module)
+                    made.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
+                constants[target] = tensor
+            env[node] = known[key]
+    passed = [node for node in external if node not in env and node.op != "get_attr"]
+    for node in passed:
+        env[node] = add(node, InputSpec(InputKind.USER_INPUT, argument_of(node), None))
+    for node in nodes:
+        env[node] = copy_node(graph, node, value_of)
+    output_specs = [OutputSpec(s.kind, argument_of(env[n]), s.target) for n, s in mutations.items()]
+    output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(env[n]), None) for n in results]
+    graph.output([env[n] for n in (*mutations, *results)])
+    program = assemble_program(
+        graph_module=lazy_graph_module(root, graph),
+        signature=ExportGraphSignature(input_specs=specs, output_specs=output_specs),
+        state_dict=state_dict,
+        constants=constants,
+        range_constraints=dict(owner.range_constraints),
+        verifiers=owner.verifiers,
+        kind=DelegatedProgram,
+    )
+    return program, passed
 
 
 def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
@@ -270,10 +214,8 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
 def argument_of(node: Node) -> ArgumentSpec:
     """Return how a signature names a node's value."""
     value = node.meta.get("val")
-    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return SymIntArgument(name=node.name)
-    if isinstance(value, (torch.SymFloat, float)):
-        return SymFloatArgument(name=node.name)
-    if isinstance(value, (torch.SymBool, bool)):
-        return SymBoolArgument(name=node.name)
-    return TensorArgument(name=node.name)
+    if isinstance(value, (torch.SymBool, bool)):  # before int, which bool is
+        return SymBoolArgument(node.name)
+    if isinstance(value, (torch.SymInt, int)):
+        return SymIntArgument(node.name)
+    return SymFloatArgument(node.name) if isinstance(value, (torch.SymFloat, float)) else TensorArgument(node.name)

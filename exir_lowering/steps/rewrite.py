@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +19,12 @@ from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
-from exir_lowering.steps.rewriting.editor import Editor
-from exir_lowering.steps.rewriting.probing import Candidate, choose, would_remove
+from exir_lowering.steps.rewriting.editor import Editor, would_remove
+from exir_lowering.steps.rewriting.probing import Candidate, choose
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
+
+_DEPTH = 16  # how often what a rewrite made may be rewritten again before that is an error
 
 
 def rewrite(
@@ -37,9 +38,18 @@ def rewrite(
     if not rewrites:
         return tuple(methods)
     with session.timed("rewrite"), collector.paused():
-        editors = _open(methods, assumed, shareable(states))
-        each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each)
+        shared, editors = shareable(states), dict[str, Editor]()
+        for method in methods:  # except where values are not known, or depend on the order of writes
+            mode = fake_mode_of(method.program.graph_module)
+            if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
+                program = private_copy(method.program, handles=True)
+                volatile = {name for each in shared for user, name in each if user == method.name}
+                mode = fake_mode_of(program.graph_module) or mode
+                editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
+        known = [each for each in shared if all(user in editors for user, _ in each)]
+        bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
+        each_method = session.progress.each("rewrite", methods)
+        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each_method)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -52,32 +62,13 @@ def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> di
     return {name: {key: assume[key] for key in found if key in assume} for name, found in inputs.items()}
 
 
-def _open(
-    methods: Sequence[EdgeMethod],
-    assumed: Mapping[str, Mapping[str, str]],
-    shared: Sequence[Collection[tuple[str, str]]],
-) -> dict[str, Editor]:
-    """Make an editor for each method, except where values are not known, or depend on the order of writes."""
-    editors = {}
-    for method in methods:
-        mode = fake_mode_of(method.program.graph_module)
-        if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
-            program = private_copy(method.program, handles=True)
-            volatile = {name for each in shared for user, name in each if user == method.name}
-            mode = fake_mode_of(program.graph_module) or mode
-            editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
-    known = [each for each in shared if all(user in editors for user, _ in each)]
-    bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
-    return editors
-
-
 def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite]) -> EdgeMethod:
     """Rewrite a method, then replace operators by forms that its partitioners take and that cost less."""
     if editor is None:
         return method
     program = editor.program
     always, taken = ([one for one in rewrites if one.when == when] for when in ("always", "taken"))
-    walk, forms = Walk(method.name, editor, always), Walk(method.name, editor, taken)
+    walk, forms = _Walk(method.name, editor, always), _Walk(method.name, editor, taken)
     walk.run(list(editor.graph.nodes))
     candidates = forms.propose_forms() if taken and method.partitioners else []
     if candidates:
@@ -93,20 +84,13 @@ def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewri
     return replace(tried, program=program, unchanged=method.program, rewritings=done)
 
 
-_log = logging.getLogger(__name__)
-
-_OURS = "exir_lowering.rewrites."  # the modules of rewrites that users did not write, and cannot mend
-_DEPTH = 16  # how often what a rewrite made may be rewritten again before that is an error
-
-
-class Walk:
+class _Walk:
     """The rewriting of one method: what was changed, and what was left alone, and why."""
 
     def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite]) -> None:
-        self.method, self.editor = method, editor
+        self.method, self.editor, self.rewrites = method, editor, rewrites
         self.done: list[Rewriting] = []
         self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
-        self._rewrites = rewrites
         self._by_operator: dict[str, list[Rewrite]] = {}
         self._depth: dict[Node, int] = {}
 
@@ -119,23 +103,22 @@ class Walk:
             pending = deque([node])
             while pending:
                 current = pending.popleft()
-                if current.op == "call_function" and current not in self.editor.gone:
+                if current not in self.editor.gone:
                     pending.extendleft(reversed(self._visit(current)))
 
     def _visit(self, node: Node) -> list[Node]:
         """Rewrite one node; return the nodes that were made."""
         depth = self._depth.get(node, 0)
-        for rewrite in self.interested(node):
-            new = self.propose(rewrite, node)
+        for rewrite in self._interested(node):
+            new = self._propose(rewrite, node)
             if new is None:
                 continue
             if depth == _DEPTH:
                 raise RewriteContractError(
-                    f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node "
-                    f"{node.name}, changes what rewrites made of a node {_DEPTH} times in a row: they undo each other, "
-                    "or one never ends. Return None for nodes that are right already."
+                    f"{self._who(rewrite, node)}, changes what rewrites made of a node {_DEPTH} times in a row: they "
+                    "undo each other, or one never ends. Return None for nodes that are right already."
                 )
-            made = self.commit(rewrite, node, new, self.editor.made)
+            made = self._commit(rewrite, node, new, self.editor.made)
             self._depth.update(dict.fromkeys(made, depth + 1))
             return made
         return []
@@ -144,111 +127,84 @@ class Walk:
         """Return what the rewrites would make of the graph's nodes, as nodes beside those that would be replaced."""
         candidates = []
         for node in list(self.editor.graph.nodes):
-            for rewrite in self.interested(node) if node.op == "call_function" else ():
-                new = self.propose(rewrite, node)
-                if new is not None:
-                    made = tuple(self.editor.made)
-                    old = would_remove(node, made)
-                    if new in made:
-                        candidates.append(Candidate(rewrite, node, new, made, old))
-                        break
-                    self.editor.discard()
+            for rewrite in self._interested(node):
+                new, made = self._propose(rewrite, node), tuple(self.editor.made)
+                if new in made:
+                    candidates.append(Candidate(rewrite, node, new, made, tuple(sorted(would_remove(node, made)))))
+                    break
+                self.editor.discard()
         return candidates
 
-    def accept(self, candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[Node]:
+    def accept(self, candidates: Sequence[Candidate], chosen: Collection[Candidate]) -> list[Node]:
         """Replace nodes by the chosen candidates and remove the others; return the nodes that were added."""
         added: list[Node] = []
-        wanted = set(chosen)
         for candidate in candidates:
-            if candidate in wanted and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
-                added += self.commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
+            if candidate in chosen and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
+                added += self._commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
             else:
                 self.editor.discard(candidate.made)
         return added
 
-    def interested(self, node: Node) -> Sequence[Rewrite]:
+    def _interested(self, node: Node) -> Sequence[Rewrite]:
         """Return the rewrites that look at a node; none at parts of a linear layer, by which backends find it."""
-        if is_part_of_linear(node):
+        if node.op != "call_function" or is_part_of_linear(node):
             return ()
         name = graphs.operator_name(node)
         if name not in self._by_operator:
-            self._by_operator[name] = [one for one in self._rewrites if not {name, "*"}.isdisjoint(one.operators)]
+            self._by_operator[name] = [one for one in self.rewrites if not {name, "*"}.isdisjoint(one.operators)]
         return self._by_operator[name]
 
-    def propose(self, rewrite: Rewrite, node: Node) -> Node | None:
+    def _propose(self, rewrite: Rewrite, node: Node) -> Node | None:
         """Return the node by which a rewrite would replace a node, perhaps one of `editor.made`; None if there is none.
 
-        Raise RewriteContractError if it raised, or its answer is invalid; a rewrite of this package is left out then.
+        Raise RewriteContractError if it raised, or named what cannot be an equal value.
         """
+        who, editor = self._who(rewrite, node), self.editor
         try:
-            return self._ask(rewrite, node)
-        except RewriteContractError as error:
-            if not type(rewrite).__module__.startswith(_OURS):
-                raise
-            _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
-            reason = str(error).removesuffix(".")
-            self._refuse(rewrite, node, Doubt(node, reason, "This is a defect of exir-lowering: please report it."))
-            self.editor.discard()
-            return None
-
-    def _ask(self, rewrite: Rewrite, node: Node) -> Node | None:
-        who = f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
-        try:
-            answer = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
+            new: object = rewrite.rewrite(node, editor.at(node, rewrite.name))
         except MemoryError:
             raise
         except Exception as error:
             raise RewriteContractError(f"{who} raised {exception_text(error)}") from error
-        if isinstance(answer, Doubt):
-            self._refuse(rewrite, node, answer)
-        elif answer is not None:
-            _check(who, node, answer, self.editor)
-            if answer is not node and self.editor.may_replace(node, answer):
-                return answer
-        self.editor.discard()
+        if isinstance(new, Doubt):
+            about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
+            self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
+        elif new is not None:
+            if not isinstance(new, Node) or new.graph is not node.graph or new in editor.gone:
+                raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
+            if new is not node and not new < node:
+                raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
+            if any(node in one.all_input_nodes for one in editor.made):
+                what = f"replaced it by {new.name}, which depends on it"
+                raise RewriteContractError(f"{who} {what}. Use its operands instead.")
+            old, got = (_describe(one.meta.get("val")) for one in (node, new))
+            if old != got:
+                raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
+            if new is not node and editor.may_replace(node, new):
+                return new
+        editor.discard()
         return None
 
-    def commit(self, rewrite: Rewrite, node: Node, new: Node, made: Sequence[Node]) -> list[Node]:
+    def _who(self, rewrite: Rewrite, node: Node) -> str:
+        return f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
+
+    def _commit(self, rewrite: Rewrite, node: Node, new: Node, made: Sequence[Node]) -> list[Node]:
         """Let a node replace another one; return what was made for it and is needed."""
         source = graphs.source_line(node)
         self.editor.made = list(made)
         removed = self.editor.replace(node, new)
         self.editor.discard(made)
         needed = [one for one in made if self.editor.exists(one)]
-        saved = sum(map(_written, removed)) - sum(map(_written, needed))
+        saved, written = (sum(map(_written, nodes)) for nodes in (removed, needed))
         names, operators = tuple(one.name for one in removed), tuple(map(graphs.operator_name, removed))
         new_names = tuple(one.name for one in needed)
-        self.done.append(Rewriting(self.method, rewrite.name, names, operators, new_names, new.name, saved, source))
+        about = (self.method, rewrite.name, names, operators, new_names, new.name, saved - written, source)
+        self.done.append(Rewriting(*about))
         return needed
 
-    def _refuse(self, rewrite: Rewrite, node: Node, doubt: Doubt) -> None:
-        self.refused[rewrite.name, node] = RefusedRewrite(
-            self.method,
-            rewrite.name,
-            node.name,
-            graphs.operator_name(node),
-            doubt.reason,
-            doubt.advice,
-            graphs.source_line(node),
-        )
 
-
-def _check(who: str, node: Node, new: object, editor: Editor) -> None:
-    """Check that a node can have the value of another one."""
-    if not isinstance(new, Node) or new.graph is not node.graph or new in editor.gone:
-        raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
-    if new is not node and not new < node:
-        raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
-    if any(node in one.all_input_nodes for one in editor.made):
-        raise RewriteContractError(f"{who} replaced it by {new.name}, which depends on it. Use its operands instead.")
-    old_value, new_value = node.meta.get("val"), new.meta.get("val")
-    if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
-        if type(old_value) is not type(new_value):
-            raise RewriteContractError(f"{who} replaced a {type(old_value)} by a {type(new_value)}.")
-        return
-    old, got = (f"{value.dtype} {list(value.shape)}" for value in (old_value, new_value))
-    if old != got:
-        raise RewriteContractError(f"{who} replaced a tensor {old} by {new.name}, a tensor {got}.")
+def _describe(value: object) -> str:
+    return f"tensor {value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else str(type(value))
 
 
 def _written(node: Node) -> int:

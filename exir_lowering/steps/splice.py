@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from exir_lowering._upstream.delegates import LoweredBackendModule, delegate_info
 from exir_lowering.errors import InvariantError
@@ -20,9 +20,7 @@ def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPart
         for partition in method.partitions:
             if partition.id not in lowered:
                 raise InvariantError(f"Partition {partition.id} was never lowered. Please report this program.")
-            owner: GraphModule = method.program.graph_module
-            for name in partition.site.graph_path:
-                owner = attribute(owner, name)
+            owner = reduce(attribute, partition.site.graph_path, method.program.graph_module)
             setattr(owner, partition.site.target, delegate(lowered[partition.id]))
         programs[method.name] = method.program
     return programs
@@ -39,7 +37,6 @@ def delegate(lowered: LoweredPartition) -> LoweredBackendModule:
         named_data_store_output=result.data_store_output,
     )
     module.meta = {"debug_handle_map": result.debug_handle_map}
-    info = delegate_info(result)
-    if info is not None:
+    if (info := delegate_info(result)) is not None:
         module.meta["_delegate_info_meta"] = info
     return module

@@ -15,7 +15,7 @@ from exir_lowering._upstream.programs import fake_mode_of, fix_signature
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Rejection, TaggedMethod
-from exir_lowering.plugins import asking, refusals
+from exir_lowering.plugins import asking
 from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
@@ -45,14 +45,22 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     fix_signature(view)  # partitioners only tag
     before = invariants.fingerprint(program.graph_module)
     answer = asking.ask(who, partitioner, view)
-    _check_graph(who, partitioner, before, answer.tagged)
+    after = invariants.fingerprint(answer.tagged.graph_module)
+    if before != after:
+        first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
+        raise PartitionerContractError(
+            f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
+            f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before "
+            "lowering.",
+            violation="graph_modified",
+            details={"partitioner": partitioner, "node": first[0]},
+        )
     _check_tags(who, answer.tagged, answer.destinations)
-    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported)
     return TaggedMethod(
         name=method,
         program=graphs.copy_program(program, answer.tagged.graph_module),
         destinations=answer.destinations,
-        rejections=tuple(replace(rejection, method=method) for rejection in rejections),
+        rejections=tuple(replace(rejection, method=method) for rejection in answer.rejections()),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
 
@@ -75,30 +83,7 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
             while part in tagged.destinations:  # a partitioner may call its own tags so
                 part += "-"
             node.meta[DELEGATION_TAG], destinations[part] = part, spec
-    _follow_readers(tagged.program)
     return replace(tagged, destinations=destinations, rejections=tuple(rejections))
-
-
-def _follow_readers(program: ExportedProgram) -> None:
-    """Give a constant that must not be copied the tag that all its readers have now, or none: it is then an input."""
-    for node in program.graph.find_nodes(op="placeholder"):
-        if node.meta.get("no_copy") and node.meta.pop(DELEGATION_TAG, None) is not None:
-            tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
-            if len(tags) == 1 and None not in tags:
-                (node.meta[DELEGATION_TAG],) = tags
-
-
-def _check_graph(who: str, partitioner: Partitioner, before: invariants.Fingerprint, tagged: ExportedProgram) -> None:
-    after = invariants.fingerprint(tagged.graph_module)
-    if before == after:
-        return
-    first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
-    raise PartitionerContractError(
-        f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
-        f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before lowering.",
-        violation="graph_modified",
-        details={"partitioner": partitioner, "node": first[0]},
-    )
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
@@ -111,10 +96,11 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             violation = "output_tagged"
             problem = f"the output node {node.name} with {name!r}. Tag the operators, not what they return."
         elif node in specs and specs[node].kind not in LIFTED_ORDER:
-            violation = "input_tagged"
+            violation, kind = "input_tagged", specs[node].kind
+            what = "a user input" if kind is InputKind.USER_INPUT else kind.name.lower().replace("_", " ")
             problem = (
-                f"{node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected tags on operators, "
-                "parameters, buffers and lifted constants only."
+                f"{node.name} with {name!r}, an input of the model ({what}). Expected tags on operators, parameters, "
+                "buffers and lifted constants only."
             )
         elif not isinstance(name, str) or name not in destinations:
             violation = "tag_without_destination"
@@ -126,7 +112,3 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             continue
         details = {"node": node.name, "tag": name}
         raise PartitionerContractError(f"{who} tagged {problem}", violation=violation, details=details)
-
-
-def _kind(spec: Any) -> str:
-    return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")

@@ -25,8 +25,8 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
 from exir_lowering.runtime import LoadedProgram
-from exir_lowering.runtime.program import check_arguments, open_file, read_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
@@ -106,7 +106,7 @@ def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Veri
 def read(source: object, data: files.Given) -> ProgramFile:
     """Read the file that was given."""
     if files.is_file(source):
-        return read_file(source, data, None, True)
+        return read_file(source, data, True)
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
@@ -114,7 +114,7 @@ def read(source: object, data: files.Given) -> ProgramFile:
         raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
-    return read_file(source.buffer, list(source.data_files.values()) or None, None, True)
+    return read_file(source.buffer, list(source.data_files.values()) or None, True)
 
 
 @dataclass(slots=True, eq=False)

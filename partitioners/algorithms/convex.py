@@ -79,27 +79,12 @@ def propose_partitions(
         check = make_check(candidate, scope)
         able = {node for node in free if node not in label_of and check(node) is None}
         own = [*together, *(list_group_operators(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
-        whole = _select_whole_groups(own, able)
-        accepted += whole
+        # What a group leaves that cannot be taken whole may be in others.
+        while broken := {node for group in own if not able.issuperset(group) for node in group if node in able}:
+            able -= broken
+        accepted += [group for group in own if able.issuperset(group)]
         label_of.update((node, name) for node in nodes if node in able)
     return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
-
-
-def _select_whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
-    """Return the groups that one backend can take whole; the nodes of other groups are removed from `able`."""
-    groups_of: dict[Node, list[int]] = {}
-    for number, group in enumerate(groups):
-        for node in group:
-            groups_of.setdefault(node, []).append(number)
-    broken = {number for number, group in enumerate(groups) if not able.issuperset(group)}
-    pending = list(broken)
-    while pending:  # what a broken group removes may break others that share a node with it
-        for node in groups[pending.pop()]:
-            able.discard(node)
-            more = [number for number in groups_of[node] if number not in broken]
-            broken.update(more)
-            pending += more
-    return [list(group) for number, group in enumerate(groups) if number not in broken]
 
 
 def list_computing(graph_module: GraphModule) -> list[Node]:

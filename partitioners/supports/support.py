@@ -95,17 +95,9 @@ class Support(ABC):
         """Support what both support."""
         return _AllOf((self, as_support(other)))
 
-    def __rand__(self, other: SupportLike) -> Support:
-        """Support what both support."""
-        return _AllOf((as_support(other), self))
-
     def __or__(self, other: SupportLike) -> Support:
         """Support what either supports."""
         return _AnyOf((self, as_support(other)))
-
-    def __ror__(self, other: SupportLike) -> Support:
-        """Support what either supports."""
-        return _AnyOf((as_support(other), self))
 
     def __invert__(self) -> Support:
         """Support what this one does not."""

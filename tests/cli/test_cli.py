@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
@@ -332,11 +331,6 @@ def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -
     assert all(node["reasons"] for node in data["methods"][1]["host"])
 
 
-def _without_comparison(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the methods without what only a plan has: what they would be without rewrites."""
-    return [{key: value for key, value in method.items() if key != "unchanged"} for method in data["methods"]]
-
-
 def test_rewrites_and_assumptions_are_chosen_by_name(main: Main, models: Path) -> None:
     def plan(*options: str) -> list[str]:
         (method,) = json.loads(main("plan", models / "mixed.pt2", "--json", *options)[1])["methods"]
@@ -353,7 +347,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--json")[1])
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
-    assert _without_comparison(lowered) == _without_comparison(planned)
+    assert lowered["methods"] == planned["methods"]
     told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
     told.add("narrowed")
     assert set(lowered) == {"version", "versions", "methods", *told}
@@ -475,12 +469,8 @@ def test_weights_beside_the_file(main: Main, models: Path, tmp_path: Path) -> No
         made = main("lower", models / "net.pt2", "-o", target, "--external-weights", name)
         refused(made, f"--external-weights {name!r}: expected the name of a file")
     refused(main("lower", tmp_path / "bad.pt2", "-o", target, "--external-weights", "a/b"))
-    code, out, _ = main(
-        "lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--external-weights", "w", "--sizes", "--json"
-    )
-    stored = json.loads(out)["stored"]
-    assert code == 0 and {row["file"] for row in stored} == {"", "w.ptd"}
-    assert {row["kind"] for row in stored} >= {"payload"} and sum(row["bytes"] for row in stored) > 8 * 4 * 4
+    code, out, _ = main("lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--external-weights", "w", "--json")
+    assert code == 0 and json.loads(out)
     refused(main("run", target), "weights", "with --data", "Beside it are: w.ptd")
     code, out, _ = main("run", target, "--data", tmp_path / "w.ptd")
     assert code == 0 and "outputs of forward" in out

@@ -25,7 +25,7 @@ from skipped_passes import describe_value
 from torch._export import utils
 from torch._subclasses import fake_impls
 from torch.export import Dim, ExportedProgram, ExportGraphSignature, export, exported_program
-from torch.export.graph_signature import InputSpec
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Interpreter, symbolic_trace
 from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
@@ -270,6 +270,25 @@ def test_a_value_that_a_pass_left_behind_is_corrected() -> None:
         module = ExportPass()(module).graph_module
     (joined,) = (node for node in module.graph.nodes if "cat" in str(node.target))
     assert joined.meta["val"].shape[1] == 8
+
+
+def test_a_table_follows_its_signature() -> None:
+    signature = _edge().graph_signature
+    with accelerated():
+        table = signature.inputs_to_parameters
+        assert signature.inputs_to_parameters is table
+        (name, *_) = table
+        signature.replace_all_uses(name, "renamed")
+        assert "renamed" in signature.inputs_to_parameters and name not in signature.inputs_to_parameters
+        added = InputSpec(InputKind.PARAMETER, TensorArgument(name="another"), "another.weight")
+        signature.input_specs.insert(0, added)
+        assert signature.inputs_to_parameters["another"] == "another.weight"
+        added.target = "other.weight"
+        assert signature.inputs_to_parameters["another"] == "other.weight"
+        added.kind = InputKind.BUFFER
+        assert "another" not in signature.inputs_to_parameters and "another" in signature.inputs_to_buffers
+        expected = dict(signature.inputs_to_buffers)
+    assert signature.inputs_to_buffers is not signature.inputs_to_buffers == expected
 
 
 # -- composite operators -----------------------------------------------------------------------------------------------

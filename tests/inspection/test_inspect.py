@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 import time
 from collections import Counter
 from functools import cache
@@ -16,7 +17,7 @@ from pte_files import FILES, OURS, made
 from torch.export import export
 from wide_models import Experts, build
 
-from exir_lowering import FileReport, InputError, inspect, lower, plan
+from exir_lowering import FileReport, InputError, inspect, load, lower, plan
 from exir_lowering.cli import main
 from exir_lowering.inspection import memory
 from exir_lowering.inspection.report import PlannedTensor
@@ -86,7 +87,7 @@ def test_tensors_that_live_at_the_same_time_have_memory_of_their_own() -> None:
                     assert one.offset == two.offset  # a view
             for arena in method.memory.arenas:
                 assert 0 < arena.peak <= arena.bytes and arena.tensors
-            assert method.memory.heap["planned memory"] == sum(arena.bytes for arena in method.memory.arenas)
+            assert method.memory.bytes == sum(arena.bytes for arena in method.memory.arenas)
 
 
 class ViewOfAnInput(torch.nn.Module):
@@ -130,7 +131,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(summary.splitlines()) <= 10 and "2 x aten::add.out" in summary
     assert printed(path).startswith(summary)
     tree = json.loads(printed(path, "--json"))
-    assert tree["version"] == 1 and tree["size"] == len(made("shared state").pte)
+    assert tree["version"] == 2 and tree["size"] == len(made("shared state").pte)
     assert [method["signature"]["state"][0]["shared_with"] for method in tree["methods"]] == [["write"], ["read"]]
     assert "no file" in printed(tmp_path / "missing.pte", code=2)
 
@@ -198,3 +199,25 @@ def test_the_peak_is_that_of_a_slow_count() -> None:
         assert not found.peak or found.peak == len(bytes_at[found.at])
         live = {tensor.value for tensor in tensors if tensor.first <= found.at <= tensor.last}
         assert set(found.tensors) == (live if found.peak else set())
+
+
+def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
+    content = made("state").pte
+    # The vector of the sizes of memories: the first is of none.
+    old = struct.pack("<Iqq", 2, 0, reported("state").methods[-1].memory.arenas[0].bytes)
+    assert content.count(old) == 1
+    content = content.replace(old, struct.pack("<Iqq", 2, 0, 1 << 60))
+    assert inspect(content).methods[0].memory.bytes == 1 << 60
+    with pytest.raises(InputError, match="plans more memory than"):
+        load(content, verify=False)
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        y = torch.cond(x.sum() > 0, lambda z: z.exp(), lambda z: z.sin(), (x,))
+        return torch.cat([y, y.reshape(4).view(1, 4)]).cumsum(0)
+
+
+def test_tensors_are_named_by_what_makes_them() -> None:
+    (found,) = inspect(lower(export(Branch(), (torch.ones(1, 4),))).emit().buffer).methods
+    assert {"exp", "sin", "cat"} <= {one.name.rpartition(" ")[2] for one in found.memory.tensors}

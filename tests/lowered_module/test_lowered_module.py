@@ -493,7 +493,7 @@ class TestFiles:
         def lines(path):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # one of another file would be said
-                debug = load(path)._file.debug.method("forward")
+                debug = load(path)._file.debug.methods["forward"]
             return [debug.lines(delegate.handles) for delegate in debug.delegates]
 
         path = mixed[1].module().save(tmp_path / "model.pte")

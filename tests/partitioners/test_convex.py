@@ -16,7 +16,7 @@ from torch.fx.passes.operator_support import create_op_support
 
 import exir_lowering
 from exir_lowering import InputError, PartitionerContractError, compat, graphs
-from exir_lowering.partitioners import ConvexPartitioner, convex_proposals, ops, propose_partitions
+from exir_lowering.partitioners import convex_proposals, ops, propose_partitions
 
 
 def is_a(node: Node) -> bool:
@@ -188,12 +188,13 @@ def test_work_grows_linearly() -> None:
 # -- as torch.fx's partitioner -----------------------------------------------------------------------------------------
 
 
-def test_drop_in_has_torch_fxs_arguments_and_results() -> None:
+def test_torch_fxs_partitioner_proposes_with_it() -> None:
     support = create_op_support(lambda modules, node: is_a(node))
     for rng in seeds(40):
         module = random_graph(rng, 40)
         for alone in (True, False):
-            ours = ConvexPartitioner(module, support, allows_single_node_partition=alone).propose_partitions()
+            with convex_proposals():
+                ours = fx.CapabilityBasedPartitioner(module, support, alone).propose_partitions()
             theirs = fx.CapabilityBasedPartitioner(module, support, alone).propose_partitions()
             assert all(isinstance(partition, fx.Partition) for partition in ours)
             if alone:
@@ -203,7 +204,7 @@ def test_drop_in_has_torch_fxs_arguments_and_results() -> None:
             assert contracts(module, [list(p.nodes) for p in ours])
 
 
-def test_drop_in_fuses_as_torch_fx_does() -> None:
+def test_torch_fxs_partitioner_fuses_with_it() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     a = graph.call_function(torch.relu, (x,))
@@ -212,7 +213,8 @@ def test_drop_in_fuses_as_torch_fx_does() -> None:
     graph.output(c)
     module = GraphModule({}, graph)
     support = create_op_support(lambda modules, node: node.target in (torch.relu, torch.add))
-    fused = ConvexPartitioner(module, support, allows_single_node_partition=True).partition_and_fuse()
+    with convex_proposals():
+        fused = fx.CapabilityBasedPartitioner(module, support, True).partition_and_fuse()
     value = torch.randn(4)
     assert torch.equal(fused(value), torch.relu(value) + torch.sin(torch.relu(value)))
 

@@ -142,11 +142,11 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "none": (lambda: None, ("got NoneType", "expected a torch.export.ExportedProgram")),
     "none-in-map": (lambda: {"decode": None}, ("'decode'", "got NoneType", "expected")),
     "empty": (dict, ("empty", "at least one method")),
-    "key": (lambda: {7: EDGE["decode"]}, ("method name 7", "expected a non-empty string")),
-    "no-name": (lambda: {"": EDGE["decode"]}, ("method name ''", "expected a non-empty string")),
+    "key": (lambda: {7: EDGE["decode"]}, ("method name 7", "expected a text")),
+    "no-name": (lambda: {"": EDGE["decode"]}, ("method name ''", "expected a text")),
     "list": (lambda: [EDGE["decode"]], ("got list", "a mapping of method names")),
-    "space": (lambda: {"de code": EDGE["decode"]}, ("'de code'", "contains a space")),
-    "control": (lambda: {"de\x1b[2Jcode": EDGE["decode"]}, ("'de\\x1b[2Jcode'", "a character that cannot be printed")),
+    "space": (lambda: {"de code": EDGE["decode"]}, ("'de code'", "without spaces")),
+    "control": (lambda: {"de\x1b[2Jcode": EDGE["decode"]}, ("'de\\x1b[2Jcode'", "characters that cannot be printed")),
     "graph-module": (lambda: EDGE["decode"].graph_module, ("GraphModule", "torch.export.export(")),
 }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -258,28 +256,6 @@ def test_what_lowers_in_threads_does_it_alone_where_they_would_wait_for_it(jobs:
     work.start()
     work.join(SECONDS)
     assert ran == [work, work]
-
-
-def test_an_interrupt_after_any_call_of_taking_the_lock_leaves_it_free() -> None:
-    for number in itertools.count():
-        calls = itertools.count()
-
-        def interrupt(frame: FrameType, event: str, _: object, at: int = number, calls: Iterator[int] = calls) -> None:
-            if frame.f_code.co_filename == locks.__file__ and event in ("call", "c_return") and next(calls) == at:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-        sys.setprofile(interrupt)
-        try:
-            with locks.conversion():
-                pass
-            break
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-        assert _free_for_others()
-    assert number > 4
 
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram, export
 from torch.fx import Node
 
 import exir_lowering
-from exir_lowering import BackendFailure, InputError, LoweredMethods
+from exir_lowering import BackendFailure, LoweredMethods
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.graphs import debug_handles, every_node, is_operator, operator_name, walk
 from exir_lowering.pte.debug_info import DebugInfo
@@ -124,8 +124,8 @@ class Fails(CompilerDemoDelegate):
 
     def execute(self, handle: Any, inputs: list[Any]) -> Any:
         error = RuntimeError("out of memory")
-        if handle.code.instructions[1:]:
-            error.debug_handle = handle.code.instructions[1].handle  # type: ignore[attr-defined]
+        if handle[0].instructions[1:]:
+            error.debug_handle = handle[0].instructions[1].handle  # type: ignore[attr-defined]
         raise error
 
 
@@ -165,16 +165,13 @@ def test_stale_and_damaged_debug_information(steps: Path, tmp_path: Path) -> Non
         warnings.simplefilter("error")
         assert "Source code" not in _message(exir_lowering.load(model, delegates=delegates))
         assert "Source code" not in _message(exir_lowering.load(model.read_bytes(), delegates=delegates))
-        good = steps.with_suffix(".debug.json")
-        assert line("second") in _message(exir_lowering.load(model.read_bytes(), delegates=delegates, debug=good))
     stale = lowered(Product()).emit().debug_info.to_json()
-    tree = json.loads(good.read_text())
-    damaged = json.dumps({**tree, "frames": [["x"]]})
+    good = steps.with_suffix(".debug.json").read_text()
     for text, told in (
         (stale, "it belongs to another .pte file"),
-        (good.read_text()[:200], "this is not debug information"),
-        (damaged, "it is damaged"),
-        (json.dumps({**tree, "version": 99}), "its version is 99"),
+        (good[:200], "this is not debug information"),
+        (json.dumps({**json.loads(good), "frames": [["x"]]}), "it is damaged"),
+        (json.dumps({**json.loads(good), "version": 99}), "its version is 99"),
     ):
         debug.write_text(text)
         program = exir_lowering.load(model, delegates=delegates)
@@ -182,12 +179,6 @@ def test_stale_and_damaged_debug_information(steps: Path, tmp_path: Path) -> Non
             assert "Source code" not in _message(program)
             assert "Source code" not in _message(program)
         assert len([w for w in heard if told in str(w.message)]) == 1
-        with pytest.raises(InputError, match=told):
-            exir_lowering.load(model, delegates=delegates, debug=debug)
-    with pytest.raises(InputError, match="No such file"):
-        exir_lowering.load(model, delegates=delegates, debug=tmp_path / "none.debug.json")
-    with pytest.raises(InputError, match=r"debug: got a int"):
-        exir_lowering.load(model, delegates=delegates, debug=3)  # type: ignore[arg-type]
 
 
 def test_saving(tmp_path: Path) -> None:

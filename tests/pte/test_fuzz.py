@@ -56,7 +56,7 @@ def _module(inputs: Sequence[Any], path: Path, verify: Any) -> Any:
 
 
 def _debugged(inputs: Sequence[Any], path: Path, verify: Any) -> Any:
-    program = load(path, debug=path.with_suffix(".debug.json"), verify=verify)
+    program = load(path, verify=verify)
     assert str(program.profile("forward", *inputs))
     return program.run("forward", *inputs)
 

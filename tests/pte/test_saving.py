@@ -86,7 +86,7 @@ def killed(work: Callable[[], Any], arm: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-SAVING = ("steps/emit.py", "pte/saving.py", "lowered_module/source.py", "lowered_module/module.py")
+SAVING = ("steps/emit.py", "pte/saving.py", "lowered_module/module.py")
 """Where saving is written; a model's own file is none of them."""
 
 
@@ -139,18 +139,6 @@ def after(seconds: float) -> Callable[[], None]:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     return arm
-
-
-def cached(file: int, offset: int) -> bool:
-    """Tell whether the system can read a file without its disk."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        pytest.skip("the system does not tell what it keeps in memory")
-    try:
-        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        pytest.skip(f"the file system does not tell what is in memory: {error}")
 
 
 def temporary(folder: Path) -> list[Path]:
@@ -261,23 +249,6 @@ class TestFiles:
         assert all(path.is_symlink() and path.read_bytes() == new for path, new in content.items())
         assert sorted(path.name for path in elsewhere.iterdir()) == ["new.ptd", "old.pte"]
         assert len(list(here.iterdir())) == 2
-
-    def test_large_content_leaves_the_systems_cache(self, tmp_path: Path) -> None:
-        piece, count = os.urandom(999_983), 400
-
-        def write(file: Any) -> None:
-            for number in range(count):
-                file.write(b"%4d" % number)
-                file.write(piece)
-            file.write(b"end")
-
-        saving.replace_file(tmp_path / "x", write)
-        with (tmp_path / "x").open("rb") as file:
-            assert not cached(file.fileno(), 350_000_000)  # before it is read
-            assert cached(file.fileno(), 0) and cached(file.fileno(), 200_000_000)  # what a small file is
-            for number in range(count):
-                assert file.read(4) == b"%4d" % number and file.read(len(piece)) == piece
-            assert file.read() == b"end"
 
     def test_a_file_that_somebody_writes_is_not_left_behind(self, tmp_path: Path) -> None:
         place = tmp_path / "x"

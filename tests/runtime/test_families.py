@@ -205,8 +205,6 @@ def test_the_caller_chooses(file):
         ("cpu", "forward@cpu"),
         (["cpu", "both"], "forward@cpu"),
         (["second", "cpu"], "forward@second"),
-        (lambda family, able: able[-1], "forward@cpu"),
-        (lambda family, able: f"{family}@second", "forward@second"),
     ):
         assert load(file, delegates=delegates, choose=choose).choose("forward", x).method == expected
     program = load(file, choose=["second", "cpu"])

@@ -1,9 +1,9 @@
 """Whether rows of scores can be masked entirely.
 
 The question is asked in two forms. Of numbers: what is the largest number that every row reaches with one element, or
-holds a NaN (`_floor`)? Of truth values: does every row hold a given one (`_truth`)? A row along a dimension of a value
-that was broadcast, reshaped or permuted is a row along some dimension of its source, so the questions go from a value
-to its sources. Dimensions are counted from the last one (-1), as broadcasting does.
+holds a NaN? Of truth values: does every row hold a given one? A row along a dimension of a value that was broadcast,
+reshaped or permuted is a row along some dimension of its source, so the questions go from a value to its sources.
+Dimensions are counted from the last one (-1), as broadcasting does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Rows:
 
     def __init__(self, ranges: ValueRanges) -> None:
         self._ranges = ranges
-        self._floors: dict[tuple[Node, int], float | Doubt] = {}
-        self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
+        self._reached: dict[tuple[Node, int, bool | None], float | Doubt] = {}
 
     def doubt(self, node: Node, dim: int) -> Doubt | None:
         """Return None if every row along `dim` (of floats) has an element that is not -inf, or none; else the doubt."""
@@ -39,7 +38,7 @@ class Rows:
         if shape is None:
             return doubts.masked(self._ranges, node, "-inf")
         try:
-            found = self._floor(node, dim % len(shape) - len(shape) if shape else -1)
+            found = self._reach(node, dim % len(shape) - len(shape) if shape else -1)
         except RecursionError:
             return doubts.masked(self._ranges, node, "-inf")
         if not isinstance(found, Doubt):
@@ -49,41 +48,61 @@ class Rows:
         known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
         return cause if found.advice == doubts.NOTHING and known else found
 
-    # -- numbers -------------------------------------------------------------------------------------------------------
+    def _reach(self, node: Any, dim: int, truth: bool | None = None) -> float | Doubt:
+        """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none.
 
-    def _floor(self, node: Any, dim: int) -> float | Doubt:
-        """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
-        low = self._low(node)
+        Of a `truth`, it is any number if every row that has elements holds it.
+        """
+        low = self._low(node) if truth is None else 1.0 if self._always(node, truth) else -INF
         if low > -INF:
             return low
-        key = (node, dim)
-        if key not in self._floors:
+        key = (node, dim, truth)
+        if key not in self._reached:
             shape, dtype = shape_of(node), dtype_of(node)
             # An element that is broadcast along the rows is a row of its own.
             known = shape is not None and len(shape) >= -dim
-            found = self._find_floor(node, dim) if known and dtype and dtype.is_floating_point else None
-            self._floors[key] = doubts.masked(self._ranges, node, "-inf") if found is None else found
-        return self._floors[key]
+            known = known and (truth is not None or (dtype is not None and dtype.is_floating_point))
+            found = self._find(node, dim, truth) if known else None
+            what = "-inf" if truth is None else str(not truth)
+            self._reached[key] = doubts.masked(self._ranges, node, what) if found is None else found
+        return self._reached[key]
 
-    def _find_floor(self, node: Node, dim: int) -> float | Doubt | None:
-        dtype = dtype_of(node)
-        if self._ranges.assumed(node) == "finite_rows" and dim == -1 and dtype is not None:
-            return -limits(dtype)[0]
+    def _find(self, node: Node, dim: int, truth: bool | None) -> float | Doubt | None:
+        """Answer as `_reach` does; None if nothing is known."""
+        dtype, numbers = dtype_of(node), truth is None
+        floating = dtype is not None and dtype.is_floating_point
+        if self._ranges.assumed(node) == "finite_rows" and dim == -1 and truth is not False and floating is numbers:
+            return -limits(dtype)[0] if floating and dtype is not None else 1.0
         content = self._ranges.constant(node)
         if content is not None:
             with neutral():  # the smallest of the largest elements of the rows; NaN counts as large
-                rows = content.nan_to_num(INF, INF, -INF)
+                rows = torch.where((content != 0) == truth, 1.0, -INF) if truth is not None else content
+                rows = rows.nan_to_num(INF, INF, -INF)
                 least = float(rows.amax(dim).min()) if content.numel() else 0.0
-            return least if least > -INF else doubts.masked(self._ranges, node, "-inf", known=True)
-        name = name_of(node)
-        if name in ("aten.add.Tensor", "aten.add.Scalar") and argument(node, "alpha") in (None, 1):
+            what = "-inf" if numbers else str(not truth)
+            return least if least > -INF else doubts.masked(self._ranges, node, what, known=True)
+        name = name_of(node).removeprefix("aten.")
+        if truth is None and name in ("add.Tensor", "add.Scalar") and argument(node, "alpha") in (None, 1):
             return self._floor_of_sum(node, dim)
-        if name == "aten.where.self":
+        if truth is None and name == "where.self":
             return self._floor_of_choice(node, dim)
-        source = self._source(node, dim)
-        if source is None:
+        if truth is not None and name in ("eq.Scalar", "ne.Scalar") and node.args[1] == 0:
+            return self._reach(node.args[0], dim, truth is (name == "ne.Scalar"))
+        if truth is not None and dtype is torch.bool and name in ("logical_not.default", "bitwise_not.default"):
+            source = node.args[0]  # ~1 is -2, which is true: both are of truth values
+            if name == "logical_not.default" or dtype_of(source) is torch.bool:
+                return self._reach(source, dim, not truth)
+        if truth and dtype is torch.bool and name in ("bitwise_and.Tensor", "logical_and.default"):
+            # One side is true everywhere, the other one in each row.
+            sides = (node.args[:2], node.args[1::-1])
+            return next((self._reach(one, dim, True) for one, other in sides if self._always(other, True)), None)
+        place = self._source(node, dim)
+        if place is None:
             return None
-        found = self._floor(*source)
+        if truth is not None:  # what is not zero stays so
+            same = dtype is dtype_of(place[0]) or torch.bool in (dtype, dtype_of(place[0]))
+            return self._reach(*place, truth) if same else None
+        found = self._reach(*place)
         return found if isinstance(found, Doubt) or dtype is None or found >= -limits(dtype)[0] else None
 
     def _floor_of_sum(self, node: Node, dim: int) -> float | Doubt:
@@ -91,7 +110,7 @@ class Rows:
         doubt: Doubt | None = None
         for one, other in (node.args[:2], node.args[1::-1]):
             low = self._low(other)
-            floor = self._floor(one, dim) if low > -INF and isinstance(one, Node) else -INF
+            floor = self._reach(one, dim) if low > -INF and isinstance(one, Node) else -INF
             if isinstance(floor, Doubt):
                 doubt = doubt or floor
             elif (found := _rounded_sum(floor, low, dtype_of(node))) > -INF:
@@ -106,16 +125,14 @@ class Rows:
         for value, truth in zip(values, (True, False), strict=True):
             low = self._low(value)
             if low > -INF:
-                found = self._truth(condition, dim, truth)
-                if found is None:
+                found = self._reach(condition, dim, truth)
+                if not isinstance(found, Doubt):
                     return low
                 doubt = doubt or found
         return doubt
 
     def _low(self, argument: Any) -> float:
         return self._ranges.of(argument).low if isinstance(argument, Node) else float(argument)
-
-    # -- truth values --------------------------------------------------------------------------------------------------
 
     def _always(self, node: Any, truth: bool) -> bool:
         """Return whether all elements of a value are known to be true, or all to be false."""
@@ -126,47 +143,6 @@ class Rows:
             return True
         content = self._ranges.constant(node) if dtype_of(node) is torch.bool else None
         return content is not None and bool((content if truth else ~content).all())
-
-    def _truth(self, node: Any, dim: int, truth: bool) -> Doubt | None:
-        """Return None if every row that has elements holds a truth value, and otherwise why that is unclear."""
-        if self._always(node, truth):
-            return None
-        key = (node, dim, truth)
-        if key not in self._truths:
-            shape = shape_of(node)
-            unclear = shape is None or len(shape) < -dim
-            found = True if unclear else self._find_truth(node, dim, truth)
-            if isinstance(found, bool):
-                found = doubts.masked(self._ranges, node, str(not truth))
-            self._truths[key] = found
-        return self._truths[key]
-
-    def _find_truth(self, node: Node, dim: int, truth: bool) -> Doubt | bool | None:
-        """Return None or a doubt as `_truth` does; True if nothing is known."""
-        dtype = dtype_of(node)
-        floating = dtype is not None and dtype.is_floating_point
-        if self._ranges.assumed(node) == "finite_rows" and dim == -1 and truth and not floating:
-            return None
-        content = self._ranges.constant(node)
-        if content is not None:
-            with neutral():
-                held = content.numel() == 0 or bool(((content != 0) if truth else (content == 0)).any(dim).all())
-            return None if held else doubts.masked(self._ranges, node, str(not truth), known=True)
-        name = name_of(node).removeprefix("aten.")
-        if name in ("eq.Scalar", "ne.Scalar") and node.args[1] == 0:
-            return self._truth(node.args[0], dim, truth if name == "ne.Scalar" else not truth)
-        if dtype is torch.bool and name in ("logical_not.default", "bitwise_not.default"):
-            source = node.args[0]  # ~1 is -2, which is true: both are of truth values
-            if name == "logical_not.default" or dtype_of(source) is torch.bool:
-                return self._truth(source, dim, not truth)
-        if dtype is torch.bool and name in ("bitwise_and.Tensor", "logical_and.default") and truth:
-            # One side is true everywhere, the other one in each row.
-            sides = (node.args[:2], node.args[1::-1])
-            return next((self._truth(one, dim, True) for one, other in sides if self._always(other, True)), True)
-        place = self._source(node, dim)
-        if place is not None and (dtype is dtype_of(place[0]) or torch.bool in (dtype, dtype_of(place[0]))):
-            return self._truth(*place, truth)  # what is not zero stays so
-        return True
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,23 +27,12 @@ from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte.debug_info import Lines, no_lines
 from exir_lowering.pte.format import Delegation
-from exir_lowering.runtime.contract import (
-    DAMAGED,
-    Compilation,
-    Handle,
-    compile_payload,
-    describe_output,
-    destroy,
-    execute,
-)
+from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, destroy, execute
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import abi, shim
 from exir_lowering.runtime.native.abi import describe_argument, read_argument, view_tensor
-from exir_lowering.runtime.source import Lines, no_lines
-
-if TYPE_CHECKING:
-    pass
 
 _FAILED, _DONE = 0, 1
 _NOT_FOUND = 0x20
@@ -212,8 +201,8 @@ class Bridge:
                 )
             recorder, find_data = _EventRecorder(self._ticks, self._event), partial(self._find_data, context)
             called = (method or b"").decode()
-            job = Compilation(setup.where, called, plan, payload, options, find_data, recorder, setup.lines)
-            handle, key = compile_payload(setup.delegates[name], job), next(self._keys)
+            job = setup.where, called, plan, payload, options, find_data, recorder, setup.lines
+            handle, key = compile_payload(setup.delegates[name], *job), next(self._keys)
             self._handles[key] = handle, recorder
             return key
         except BaseException as failure:

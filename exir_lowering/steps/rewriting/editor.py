@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from torch.fx.node import map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.guards import without_guards
-from exir_lowering._upstream.value_keys import MEMORY, call_key, enable_python_dispatcher, renew, without_program
+from exir_lowering._upstream.value_keys import MEMORY, call_key, evaluate, renew, without_program
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
@@ -47,12 +45,9 @@ class Editor:
         self._given = graphs.lifted_inputs(program)
         written = graphs.written_state(program)
         self._used = [node for node, spec in self._given.items() if node.users and spec.target not in written]
-        (self._output,) = (node for node in self.graph.nodes if node.op == "output")
-        self._returned = Counter(self._output.all_input_nodes)
-        specs = program.graph_signature.input_specs
-        count = next((number for number, spec in enumerate(specs) if spec.kind in _INPUTS), len(specs))
-        self._lifted_count = count
-        self._first_input: Node = next(islice(self.graph.nodes, count, None))  # further constants are placed before it
+        self._returned = Counter(self.graph.output_node().all_input_nodes)
+        kinds = [spec.kind in _INPUTS for spec in program.graph_signature.input_specs]
+        self._before_inputs = [*self.graph.find_nodes(op="placeholder")][: [*kinds, True].index(True)]
 
     # -- what a rewrite sees -------------------------------------------------------------------------------------------
 
@@ -94,14 +89,15 @@ class Editor:
             number = len(self._constants)
             while (name := f"_lifted_tensor_rewritten{number}") in table or name in self.program.state_dict:
                 number += 1
-            with self.graph.inserting_before(self._first_input):
+            behind = self._before_inputs
+            with self.graph.inserting_after(behind[-1]) if behind else self.graph.inserting_before():
                 node: Node = self.graph.placeholder(name)
             node.meta = {"val": self.mode.from_tensor(tensor, static_shapes=True)}
             table[name] = tensor
             self._constants[key] = node
             self._lifted[node] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
-            self.program.graph_signature.input_specs.insert(self._lifted_count, self._lifted[node])
-            self._lifted_count += 1
+            self.program.graph_signature.input_specs.insert(len(behind), self._lifted[node])
+            behind.append(node)
         return self._constants[key]
 
     def exists(self, node: Node) -> bool:
@@ -118,9 +114,8 @@ class Editor:
         template = MEMORY.find(("rewrite", key)) if key is not None else None
         if template is not None:
             return renew(template, self.mode)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
-        with self.mode, enable_python_dispatcher(), torch.no_grad(), without_guards(self.mode.shape_env):
-            value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
+        operator = edge_operator(graphs.operator_name(node))
+        value = evaluate(node, operator, lambda operand: operand.meta["val"], self.mode, gradients=False)
         if key is not None:
             MEMORY.put(("rewrite", key), without_program(value))
         return value
@@ -147,7 +142,7 @@ class Editor:
         """
         if self.is_returned(node) and new.op in ("placeholder", "get_attr"):
             return False
-        return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _same_layout(node, new)
+        return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _layout(node) == _layout(new)
 
     def _returned_parts(self, node: Node) -> set[Any]:
         """Return which results of a node the method returns: None for its only one."""
@@ -156,25 +151,16 @@ class Editor:
 
     def replace(self, node: Node, new: Node) -> list[Node]:
         """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
+        removed = would_remove(node, (*self.made, new))
         node.replace_all_uses_with(new)
         self._returned[new] += self._returned.pop(node, 0)
-        removed, pending = [], [node]
-        while pending:
-            dead = pending.pop()
-            if dead in self.gone or dead.users or not (dead is node or only_computes(dead)):
-                continue  # of the node itself the rewrite knows what it computes
-            operands = dead.all_input_nodes
+        for dead in removed:
             self.erase(dead)
-            removed.append(dead)
-            pending += [operand for operand in operands if not operand.users and operand not in self.made]
-        self.made = [made for made in self.made if made not in self.gone]
         return removed
 
     def erase(self, node: Node) -> None:
         """Remove a node that nothing uses."""
-        if node is self._first_input:  # of a program without inputs
-            self._first_input = node.next
-        self.graph.erase_node(node)
+        node.graph.erase_node(node)
         self.gone.add(node)
 
     def finish(self) -> None:
@@ -183,44 +169,43 @@ class Editor:
             for operand in node.all_input_nodes:
                 del operand.users[node]
                 operand.users[node] = None
-        signature = self.program.graph_signature
-        written = graphs.written_state(self.program)  # state that is not read any more stays state
-        given = [node for node in self._used if self._given[node].target not in written]
-        unused = {node.name for node in (*self._lifted, *given) if not node.users}
-        for node in (*self._lifted, *given):
+        signature, unused = self.program.graph_signature, set[str]()
+        for node in (*self._lifted, *self._used):
             if not node.users:
+                unused.add(node.name)
                 self.graph.erase_node(node)
-        for spec in self._lifted.values():
-            if spec.arg.name in unused:
-                del self.program.constants[str(spec.target)]
+                if node in self._lifted:
+                    del self.program.constants[str(self._lifted[node].target)]
         signature.input_specs = [one for one in signature.input_specs if getattr(one.arg, "name", None) not in unused]
-        for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):
+        for value, spec in zip(self.graph.output_node().args[0], signature.output_specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name
+
+
+def would_remove(node: Node, kept: Collection[Node]) -> list[Node]:
+    """Return a node and what nothing but that needs, and is not to be kept, each behind those that use it."""
+    removed, pending = dict[Node, None](), [node]
+    while pending:
+        dead = pending.pop()
+        free = dead is node or (only_computes(dead) and dead not in kept and removed.keys() >= dead.users.keys())
+        if free and dead not in removed:  # of the node itself, the rewrite knows what it computes
+            removed[dead] = None
+            pending += dead.all_input_nodes
+    return list(removed)
 
 
 def _content(tensor: torch.Tensor) -> Any:
     """Return what identifies a constant: its content if it is small."""
     if tensor.nbytes > _SHARED_BYTES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return id(tensor)
-    return (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
-    )
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), content
 
 
-def _same_layout(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, dtype and memory order; sizes of 1 have no order."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return type(first) is type(second) and str(first) == str(second)
-    if first.dtype is not second.dtype or not measures.same_sizes(first.shape, second.shape):
-        return False
-    return measures.same_sizes(_strides(first), _strides(second))
-
-
-def _strides(value: torch.Tensor) -> list[Any]:
-    pairs = zip(value.shape, value.stride(), strict=True)
-    return [stride for size, stride in pairs if not (isinstance(size, int) and size == 1)]
+def _layout(node: Node) -> Any:
+    """Return the dtype, the shape and the memory order of a value; sizes of 1 have no order."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return type(value), str(value)
+    sizes, strides = (list(map(measures.expression, numbers)) for numbers in (value.shape, value.stride()))
+    return value.dtype, sizes, [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]

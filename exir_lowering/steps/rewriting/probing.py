@@ -7,7 +7,7 @@ partitioner sees the operands that it will see in the method, parameters as para
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,13 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.value_keys import KeyMaker
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.rewriting import gains
@@ -48,26 +48,32 @@ def choose(
     lifted: Mapping[Node, InputSpec],
     candidates: Sequence[Candidate],
     partitioners: Sequence[Partitioner],
-) -> list[Candidate]:
+) -> set[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
     Program and lifted inputs have what the candidates added. Those candidates with operands that are not tensors, such
     as symbolic sizes, are not chosen. Partitioners are in priority order.
     """
-    candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
-    if not candidates:
-        return []
-    keys = [_key(candidate, lifted) for candidate in candidates]
-    examples = dict(zip(reversed(keys), reversed(candidates), strict=True))
+    equal: dict[Hashable, list[Candidate]] = {}  # which partitioners answer in the same way
+    for one in candidates:
+        if all(isinstance(node.meta.get("val"), torch.Tensor) for node in _operands(one)):
+            equal.setdefault(_key(one, lifted), []).append(one)
+    if not equal:
+        return set()
+    places: dict[str, str] = {}  # the backend of each node that a partitioner takes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a program that is not the user's; the method is asked about anyway
-            probe, copies = _make_probe(program, lifted, list(examples.values()))
-            places = _ask(method, probe, partitioners)
+            probe, copies = _make_probe(program, lifted, [group[0] for group in equal.values()])
+            state = make_fake_state(probe)
+            for partitioner in partitioners:
+                tagged = tag(method, probe, asked_of_forms(partitioner), state)
+                for node in tagged.program.graph.nodes:
+                    if (name := node.meta.get(DELEGATION_TAG)) is not None:
+                        places.setdefault(node.name, tagged.destinations[name].backend_id)
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
-        return []
-    chosen = {key for key, example in examples.items() if _is_better(copies, places, example)}
-    return [candidate for key, candidate in zip(keys, candidates, strict=True) if key in chosen]
+        return set()
+    return {one for group in equal.values() if _is_better(copies, places, group[0]) for one in group}
 
 
 def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate) -> bool:
@@ -86,17 +92,17 @@ def _make_probe(
     program: ExportedProgram, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]
 ) -> tuple[ExportedProgram, _Copies]:
     """Return a program that has both forms of each candidate."""
-    graph, specs, copies = Graph(), list[InputSpec](), _Copies()
+    graph, specs, copies, inputs = Graph(), list[InputSpec](), _Copies(), dict[Node, Node]()
     outside = dict.fromkeys(node for candidate in candidates for node in _operands(candidate))
-    inputs: dict[Node, Node] = {}
     # Weights come first, as in every program.
     ranked = sorted(outside, key=lambda n: LIFTED_ORDER.index(lifted[n].kind) if n in lifted else len(LIFTED_ORDER))
     for number, node in enumerate(ranked):
         inputs[node] = placeholder = graph.placeholder(f"operand{number}")
         placeholder.meta = {"val": node.meta.get("val")}
-        given, spec = TensorArgument(placeholder.name), lifted.get(node)
+        spec = lifted.get(node)
         kind, target = (InputKind.USER_INPUT, None) if spec is None else (spec.kind, spec.target)
-        specs.append(InputSpec(kind, given, target, persistent=True if kind is InputKind.BUFFER else None))
+        persistent = True if kind is InputKind.BUFFER else None
+        specs.append(InputSpec(kind, TensorArgument(placeholder.name), target, persistent))
     outputs: dict[Node, None] = {}
     for candidate in candidates:
         env = dict(inputs)
@@ -118,63 +124,25 @@ def _make_probe(
     return probe, copies
 
 
-def _ask(method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> dict[str, str]:
-    """Return the backend of each node that a partitioner takes, by name; LoweringError if one fails on it."""
-    state = make_fake_state(program)
-    places: dict[str, str] = {}
-    for partitioner in partitioners:
-        tagged = tag(method, program, asked_of_forms(partitioner), state)
-        for node in tagged.program.graph.nodes:
-            name = node.meta.get(DELEGATION_TAG)
-            if name is not None:
-                places.setdefault(node.name, tagged.destinations[name].backend_id)
-    return places
-
-
-def _operands(candidate: Candidate) -> list[Node]:
+def _operands(candidate: Candidate) -> dict[Node, None]:
     """Return the nodes that a candidate's operators read from outside."""
-    inside = {*candidate.old, *candidate.made}
-    return [node for one in (*candidate.old, *candidate.made) for node in one.all_input_nodes if node not in inside]
+    inside = (*candidate.old, *candidate.made)
+    read = dict.fromkeys(node for one in inside for node in one.all_input_nodes)
+    return {node: None for node in read if node not in inside}
 
 
 def _key(candidate: Candidate, lifted: Mapping[Node, InputSpec]) -> Hashable:
     """Return what candidates have in common for which partitioners give the same answer."""
-    numbers: dict[Node, int] = {}
-    operands = tuple(
-        (str(lifted[node].kind) if node in lifted else "", _describe(node))
-        for node in dict.fromkeys(_operands(candidate))
-        if numbers.setdefault(node, len(numbers)) is not None
-    )
-    calls = []
+    described: list[Hashable] = [candidate.rewrite.name, len(candidate.old)]
+    names: dict[Node, str] = {}
+    for node in _operands(candidate):
+        names[node] = f"%{len(names)}"
+        try:
+            value = KeyMaker(ValueError, constants=True).key(node.meta["val"])
+        except ValueError:  # if there is more to it, it is like no other one
+            value = node
+        described.append((str(lifted[node].kind) if node in lifted else "", value))
     for node in (*candidate.old, *candidate.made):
-        arguments = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: f"%{numbers[operand]}")
-        calls.append((node.target, repr(arguments)))
-        numbers[node] = len(numbers)
-    return candidate.rewrite.name, operands, len(candidate.old), tuple(calls)
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _describe(node: Node) -> Hashable:
-    """Return what an operand is like; if there is more to it, it is like no other one."""
-    try:
-        return KeyMaker(ValueError, constants=True).key(node.meta["val"])
-    except ValueError:
-        return node
-
-
-def would_remove(node: Node, made: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes that nothing would need if a node were not used any more, in the graph's order.
-
-    The operands of what was made to replace it stay.
-    """
-    removed, pending, added = {node}, [node], set(made)
-    while pending:
-        for operand in pending.pop().all_input_nodes:
-            free = operand not in removed and operand not in added and only_computes(operand)
-            if free and all(user in removed for user in operand.users):
-                removed.add(operand)
-                pending.append(operand)
-    return tuple(sorted(removed))
+        described.append((node.target, repr(map_arg((node.args, dict(node.kwargs)), names.__getitem__))))
+        names[node] = f"%{len(names)}"
+    return tuple(described)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from lowering_support import snapshot
 from torch.export import Dim, export
 
@@ -131,3 +132,16 @@ def test_what_a_rule_does_not_cover_is_refused_with_the_reason() -> None:
     for nothing in (lambda x: x.shape[0], lambda x: x.sum().item()):
         with pytest.raises(InputError, match="no tensor, which a file cannot"):
             lower(export(Called(nothing), (torch.randn(3),)))
+
+
+def test_what_a_partitioner_keeps_whole_and_does_not_take_runs_on_the_host() -> None:
+    class Keeps(Partitioner):
+        def ops_to_not_decompose(self, program: Any) -> Any:
+            return [torch.ops.aten.linear.default, torch.ops.aten.hardswish.default], None
+
+        def partition(self, exported_program: Any) -> PartitionResult:
+            return PartitionResult(exported_program, {})
+
+    x, layer = torch.randn(2, 4), torch.nn.Linear(4, 4)
+    lowered = lower(export(Called(lambda x, layer: F.hardswish(layer(x)), layer), (x,)), Keeps())
+    torch.testing.assert_close(run(lowered, "forward", x)[0], F.hardswish(layer(x)))

@@ -6,14 +6,13 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from both_ways import quiet
 from edge_differences import list_differences
 from executorch.exir.backend.partitioner import Partitioner
-from mutants import mutate
 from random_programs import Interpreter
 from rewriting_support import always
 from torch.export import ExportedProgram
@@ -53,13 +52,11 @@ class Outcome:
         differences: What differs; empty if nothing does.
         rewritten: How often something was rewritten, by rewrite.
         runs: How often the two forms were run and compared.
-        mutants: How many changed programs were rewritten and run.
     """
 
     differences: list[str] = field(default_factory=list)
     rewritten: Counter[str] = field(default_factory=Counter)
     runs: int = 0
-    mutants: int = 0
 
 
 def compare(
@@ -68,7 +65,6 @@ def compare(
     partitioners: tuple[Partitioner, ...] = (),
     *,
     thorough: bool = False,
-    mutants: int = 0,
 ) -> Outcome:
     """Rewrite programs, and compare what they return in consecutive calls.
 
@@ -77,7 +73,6 @@ def compare(
         calls: The inputs of each call; by method if there are several.
         partitioners: Whose operators are kept whole; with some, rewrites are as users have them.
         thorough: Whether to check also that the given program stays as it is, and that the result is always the same.
-        mutants: How many random changes of the program, in Edge dialect, are compared besides, if there is one method.
     """
     if isinstance(programs, ExportedProgram):
         programs, calls = {"forward": programs}, {"forward": calls}  # type: ignore[dict-item]
@@ -85,15 +80,6 @@ def compare(
     with quiet():
         methods = to_edge([RequestedMethod(name, one, partitioners, None) for name, one in programs.items()], session)
         _compare_methods(methods, calls, thorough, session, outcome)
-        for seed in range(mutants if len(methods) == 1 else 0):
-            mutant = replace(methods[0], program=mutate(methods[0].program, random.Random(seed)))
-            found, name = Outcome(), mutant.name
-            fewer = {name: [calls[name][0], *random.Random(seed).sample(calls[name], min(2, len(calls[name])))]}
-            _compare_methods((mutant,), fewer, seed % 32 == 0, session, found, (BITS, ALL)[seed % 2])
-            outcome.differences += [f"mutant {seed}: {text}" for text in found.differences]
-            outcome.rewritten.update(found.rewritten)
-            outcome.runs += found.runs
-            outcome.mutants += bool(found.runs)
     return outcome
 
 
@@ -104,17 +90,17 @@ def rewritten(methods: Sequence[EdgeMethod], rewrites: Any, session: Session, *s
 
 
 def _compare_methods(
-    methods: Sequence[EdgeMethod], calls: Any, thorough: bool, session: Session, outcome: Outcome, *sets: Any
+    methods: Sequence[EdgeMethod], calls: Any, thorough: bool, session: Session, outcome: Outcome
 ) -> None:
     before = [copy.deepcopy(one.program) for one in methods] if thorough else []
-    for rewrites in (TAKEN,) if methods[0].partitioners else sets or (BITS, ALL):
+    for rewrites in (TAKEN,) if methods[0].partitioners else (BITS, ALL):
         try:
             made = rewritten(methods, rewrites, session)
         except LoweringError as error:
             outcome.differences.append(f"{type(error).__name__}: {error}")
             continue
         done = [one.rewrite for method in made for one in method.rewritings]
-        if rewrites is not BITS or sets:
+        if rewrites is not BITS:
             outcome.rewritten.update(done)
         exact = {one.name for one in rewrites if one.exactness == "bits"}.issuperset(done)
         for old, new in zip(methods, made, strict=True):
