@@ -235,15 +235,16 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
         raise BackendContractError(
             f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
         )
-    found = debug_handles.find_unknown(handle_map, partition.program.graph_module)
-    if found is not None:
-        identifier, handle = found
-        known = debug_handles.list_handles(partition.program.graph_module)
-        raise BackendContractError(
-            f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
-            f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would show "
-            "another operator's time there."
-        )
+    known = debug_handles.list_handles(partition.program.graph_module)
+    numbers = frozenset(known)
+    for identifier, named in handle_map.items():
+        for handle in debug_handles.as_tuple(named):
+            if type(handle) is not int or handle not in numbers:
+                raise BackendContractError(
+                    f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
+                    f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would "
+                    "show another operator's time there."
+                )
 
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
