@@ -73,7 +73,17 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
 
     def __init__(self, device: str = "CPU") -> None:
         super().__init__()
-        _check_device(device)
+        if not isinstance(device, str) or not device:
+            raise InputError(f'openvino(device={device!r}): expected the name of a device, such as "CPU".')
+        import openvino as library
+
+        available = library.Core().available_devices
+        if device not in available:
+            raise InputError(
+                f"openvino(device={device!r}): OpenVINO has no such device here, only "
+                f"{', '.join(available) or 'none'}. It compiles only for a device that is present: install its driver, "
+                "or name another one."
+            )
         self.inner: Partitioner = _upstream_class()([CompileSpec("device", device.encode())])
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -160,19 +170,6 @@ def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collecti
             crossing.add(node)
             found += neighbours.get(node, ())
     return crossing
-
-
-def _check_device(device: object) -> None:
-    if not isinstance(device, str) or not device:
-        raise InputError(f'openvino(device={device!r}): expected the name of a device, such as "CPU".')
-    import openvino as library
-
-    available = library.Core().available_devices
-    if device not in available:
-        raise InputError(
-            f"openvino(device={device!r}): OpenVINO has no such device here, only {', '.join(available) or 'none'}. It "
-            "compiles only for a device that is present: install its driver, or name another one."
-        )
 
 
 def _upstream_class() -> Any:

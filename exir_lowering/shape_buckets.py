@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArgument
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.fakes import FakeCopies, expression, names_of_symbols, shape_env_of
-from exir_lowering._upstream.programs import lazy_graph_module, pytree
+from exir_lowering._upstream.fakes import expression, names_of_symbols, shape_env_of
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
 from exir_lowering.fast import accelerated
+from exir_lowering.graphs.copies import specialise
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
@@ -190,54 +190,10 @@ class _Dimensions:
 
 def _specialise(program: ExportedProgram, numbers: Mapping[Any, Any], name: str) -> ExportedProgram:
     """Return a copy of a program with numbers in the place of symbols."""
-    fakes = FakeCopies(numbers, shape_env_of(_user_tensors(program)[0][1]))
-
-    def copy(module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
-        """Copy a graph, and say which of its inputs are left: numbers need no input any more in a nested one."""
-        graph, root = Graph(), dict[str, Any]()
-        env: dict[Node, Any] = {}
-        left: list[bool] = []
-        operands: dict[Node, list[bool]] = {}  # of a nested graph
-        for node in module.graph.nodes:
-            before = node.meta.get("val")
-            value = pytree.tree_map(fakes.copy, before)
-            number = isinstance(before, SYMBOLS) and value is not before and isinstance(value, (int, float))
-            if node.op == "placeholder" and nested:
-                left.append(not number)
-            if number:
-                env[node] = value
-                continue
-            given = {isinstance(env[each], Node) for each in node.all_input_nodes}
-            if node.op == "call_function" and value is None and given == {False}:
-                args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)  # a check of numbers only
-                try:
-                    node.target(*args, **kwargs)
-                except RuntimeError as error:
-                    raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
-                continue
-            if node.op == "get_attr":
-                inner = graphs.attribute(module, node.target)
-                if isinstance(inner, GraphModule):
-                    inner, operands[node] = copy(inner, nested=True)
-                root[str(node.target)] = inner
-            env[node] = copied = graph.node_copy(node, env.__getitem__)
-            if before is not None:
-                copied.meta["val"] = value
-            kept = next((operands[each] for each in node.args if each in operands), None)
-            if kept is not None:  # numbers need no operand any more: these are what comes behind the graphs
-                last = max(i for i, each in enumerate(copied.args) if isinstance(each, Node) and each.op == "get_attr")
-                keep, args = iter(kept), list(copied.args[: last + 1])
-                for each in copied.args[last + 1 :]:
-                    if isinstance(each, (tuple, list)):
-                        args.append(type(each)(one for one in each if next(keep)))
-                    elif next(keep):
-                        args.append(each)
-                copied.args = tuple(args)
-        copied_module = lazy_graph_module(root, graph)
-        copied_module.meta.update(module.meta)
-        return copied_module, left
-
-    module, _ = copy(program.graph_module, nested=False)
+    try:
+        module = specialise(program.graph_module, numbers, shape_env_of(_user_tensors(program)[0][1]))
+    except RuntimeError as error:
+        raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
     results: Any = module.graph.output_node().args[0]
     copied = graphs.copy_program(program, module)
     copied.example_inputs = None  # they have other sizes

@@ -10,7 +10,7 @@ from torch.fx.passes.infra.partitioner import Partition
 
 from exir_lowering import InputError
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing
-from exir_lowering.plugins import capability
+from exir_lowering.plugins import asking
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 """What torch.fx's partitioner never counts as computing when it drops partitions with a single node."""
@@ -29,7 +29,7 @@ def convex_proposals() -> AbstractContextManager[None]:
 def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
-    supported = capability.list_supported(partitioner)
+    supported = asking.list_supported(partitioner)
     nodes = list_computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
@@ -56,7 +56,7 @@ def _propose(partitioner: Any) -> list[Partition]:
     alone = set(partitioner.allowed_single_node_partition_ops)
     kept = []
     for constants, proposal in zip(found, proposals, strict=True):
-        names = [capability.qualified_operator(node) for node in proposal.nodes if node.op == "call_function"]
+        names = [asking.qualified_operator(node) for node in proposal.nodes if node.op == "call_function"]
         computing = sum((name not in non_compute) + (name in alone) for name in names)
         if partitioner.allows_single_node_partition or computing > 1:
             kept.append([*constants, *proposal.nodes])
@@ -66,4 +66,4 @@ def _propose(partitioner: Any) -> list[Partition]:
     ]
 
 
-_PROPOSING = capability.proposing_with(_propose)
+_PROPOSING = asking.proposing_with(_propose)

@@ -30,27 +30,22 @@ class CompilerDemoBackend(Backend):
         for spec in signature.output_specs:
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise InputError(f"Writing to {spec.target} is not supported in this compiler: it keeps no state.")
-        inputs = _inputs(program)
+        inputs = graphs.user_inputs(program)
+        for node in inputs:
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is not a tensor,")
         constants = _constants(program)
         names = {node: f"%{number}" for number, node in enumerate([*inputs, *constants])}
-        code = []
+        instructions = []
         for node in program.graph.nodes:
             if node.op == "call_function" and node not in names:
-                code.append(_instruction(node, names))
+                instructions.append(_instruction(node, names))
                 names[node] = f"%{len(names)}"
         results = [names[node] for node in program.graph.output_node().args[0]]
-        text = delegate.write(Code(len(inputs), list(constants.values()), code, results))
-        events = zip(delegate.events(code), code, strict=True)
+        code = Code(len(inputs), list(constants.values()), instructions, results)
+        events = zip(code.events(), instructions, strict=True)
         handles = {event: (i.handle,) for event, i in events if i.handle >= 0}
-        return PreprocessResult(text.encode(), debug_handle_map=handles)
-
-
-def _inputs(program: ExportedProgram) -> list[Node]:
-    inputs = list(graphs.user_inputs(program))
-    for node in inputs:
-        if not isinstance(node.meta.get("val"), torch.Tensor):
-            raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is not a tensor,")
-    return inputs
+        return PreprocessResult(delegate.write(code).encode(), debug_handle_map=handles)
 
 
 def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
@@ -75,19 +70,16 @@ def _instruction(node: Node, names: dict[Node, str]) -> Instruction:
     operator = name.rpartition(".")[0] if name.count(".") > 1 else name
     if operator not in delegate.OPERATORS or len(list(measures.tensors(node.meta.get("val")))) != 1:
         raise _refusal(node, operator)
-    left, right = (_argument(node, value, names) for value in node.args[:2])
+    operands = []
+    for value in node.args[:2]:
+        if not isinstance(value, (int, float)) and (not isinstance(value, Node) or value not in names):
+            raise _refusal(node, f"{name} of {value!r}")
+        operands.append(names[value] if isinstance(value, Node) else json.dumps(value))
     alpha: Any = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     if isinstance(alpha, Node):
         raise _refusal(node, f"{operator} with a computed alpha")
+    left, right = operands
     return Instruction(operator, left, right, alpha, int(node.meta.get("debug_handle", -1)))
-
-
-def _argument(node: Node, value: Any, names: dict[Node, str]) -> str:
-    if isinstance(value, Node) and value in names:
-        return names[value]
-    if isinstance(value, (int, float)):
-        return json.dumps(value)
-    raise _refusal(node, f"{graphs.operator_name(node)} of {value!r}")
 
 
 def _refusal(node: Node, what: str) -> InputError:

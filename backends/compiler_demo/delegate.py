@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,13 +26,16 @@ if TYPE_CHECKING:
 
 
 HEAD = "compiler_demo 1"
-OPERATORS = ("aten.add", "aten.sub", "aten.mul")
+OPERATORS: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
+    "aten.add": lambda left, right, alpha: torch.add(left, right, alpha=alpha),
+    "aten.sub": lambda left, right, alpha: torch.sub(left, right, alpha=alpha),
+    "aten.mul": lambda left, right, alpha: torch.mul(left, right),
+}
 _CONSTANT = re.compile(r"%(\d+) = constant (\w+) (\[.*?\]) (.*)")
 _CALL = re.compile(r"%(\d+) = (aten\.\w+) (\S+) (\S+) alpha=(\S+) # debug_handle (-?\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One operator call."""
 
     operator: str  # one of `OPERATORS`
@@ -43,8 +45,7 @@ class Instruction:
     handle: int  # the debug handle of its node, -1 if there is none
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """A compiled program: the number of inputs, the constants that follow them, the instructions, the results."""
 
     inputs: int
@@ -52,10 +53,9 @@ class Code:
     instructions: list[Instruction]
     results: list[str]
 
-
-def events(instructions: Sequence[Instruction]) -> list[str]:
-    """Return the identifier of each instruction's profile event; debug handles may occur twice."""
-    return [f"{instruction.operator} #{number}" for number, instruction in enumerate(instructions)]
+    def events(self) -> list[str]:
+        """Return the identifier of each instruction's profile event; debug handles may occur twice."""
+        return [f"{instruction.operator} #{number}" for number, instruction in enumerate(self.instructions)]
 
 
 def write(code: Code) -> str:
@@ -72,11 +72,8 @@ def write(code: Code) -> str:
 
 
 def parse(text: bytes) -> Code:
-    """Read a program; InputError if the bytes are not such a text, have another version, or are truncated."""
-    try:
-        lines = bytes(text).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"This is not a payload of backend 'compiler_demo': it is not text ({error}).") from error
+    """Read a program; InputError if the bytes are not such a text, have another version, or are damaged."""
+    lines = bytes(text).decode(errors="replace").split("\n")
     if lines[0] != HEAD:
         raise InputError(
             f"This is not a payload of backend 'compiler_demo', or has another version: it starts with "
@@ -84,53 +81,26 @@ def parse(text: bytes) -> Code:
         )
     if len(lines) < 4 or not lines[-2].startswith("return") or lines[-1]:
         raise InputError(f"A payload of backend 'compiler_demo' is truncated: got {lines[-1][:80]!r} at its end.")
-    constants: list[torch.Tensor] = []
-    instructions: list[Instruction] = []
-    inputs = int(_match(r"inputs (\d+)", lines[1], 2)[1])
-    for position, line in enumerate(lines[2:-2], start=3):
-        if constant := _CONSTANT.fullmatch(line):
-            constants.append(_constant(constant, line, position))
-            number = constant[1]
-        else:
-            call = _match(_CALL, line, position)
-            number, operator, left, right, alpha, handle = call.groups()
-            instructions.append(Instruction(operator, left, right, json.loads(alpha), int(handle)))
-        if int(number) != inputs + len(constants) + len(instructions) - 1:
-            raise InputError(f"A payload of backend 'compiler_demo' lacks a line before line {position}: {line!r}.")
-    return Code(inputs, constants, instructions, lines[-2].split()[1:])
-
-
-def _match(pattern: Any, line: str, position: int) -> re.Match[str]:
-    found: re.Match[str] | None = re.fullmatch(pattern, line)
-    if found is None:
-        raise InputError(f"Line {position} of a payload of backend 'compiler_demo' cannot be read: {line[:80]!r}.")
-    return found
-
-
-def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
-    _, dtype, shape, values = found.groups()
-    try:
-        return torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype]).reshape(json.loads(shape))
-    except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        raise InputError(
-            f"Line {position} of a payload of backend 'compiler_demo' is not a valid constant: {line[:80]!r}: {error}."
-        ) from error
-
-
-_RUN: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
-    "aten.add": lambda left, right, alpha: torch.add(left, right, alpha=alpha),
-    "aten.sub": lambda left, right, alpha: torch.sub(left, right, alpha=alpha),
-    "aten.mul": lambda left, right, alpha: torch.mul(left, right),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """The instructions, the identifiers of their profile events, and the context that records these."""
-
-    code: Code
-    events: list[str]
-    context: DelegateContext
+    code = Code(0, [], [], lines[-2].split()[1:])
+    for position, line in enumerate(lines[1:-2], start=2):
+        try:
+            if position == 2:
+                code = code._replace(inputs=int(line.removeprefix("inputs ")))
+            elif constant := _CONSTANT.fullmatch(line):
+                number, dtype, shape, values = constant.groups()
+                tensor = torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype])
+                code.constants.append(tensor.reshape(json.loads(shape)))
+            else:
+                number, operator, left, right, alpha, handle = _CALL.fullmatch(line).groups()  # type: ignore[union-attr]
+                code.instructions.append(Instruction(operator, left, right, json.loads(alpha), int(handle)))
+            values_before = code.inputs + len(code.constants) + len(code.instructions) - 1
+            if position > 2 and int(number) != values_before:
+                raise ValueError(f"{values_before} values come before it")
+        except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as error:
+            raise InputError(
+                f"Line {position} of a payload of backend 'compiler_demo' cannot be read: {line[:80]!r}: {error}."
+            ) from error
+    return code
 
 
 class CompilerDemoDelegate(Delegate):
@@ -138,45 +108,42 @@ class CompilerDemoDelegate(Delegate):
 
     delegate_id = "compiler_demo"
 
-    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
+    def compile(
+        self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext
+    ) -> tuple[Code, DelegateContext]:
         """Read the instructions; InputError if the payload is not from the demo compiler."""
         code = parse(processed)
         for instruction in code.instructions:
-            if instruction.operator not in _RUN:
+            if instruction.operator not in OPERATORS:
                 raise InputError(
                     f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it does not support."
                 )
-        return Executable(code, events(code.instructions), context)
+        return code, context
 
-    def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[torch.Tensor]:
+    def execute(self, handle: tuple[Code, DelegateContext], inputs: list[Any]) -> Sequence[torch.Tensor]:
         """Run the instructions, each as one profile event.
 
         InputError: The number of inputs is wrong. BackendFailure: An instruction failed, with its debug handle.
         """
-        code = handle.code
+        code, context = handle
         if len(inputs) != code.inputs:
             raise InputError(f"A payload of backend 'compiler_demo' takes {code.inputs} inputs, got {len(inputs)}.")
         values = [*inputs, *code.constants]
+
+        def value(name: str) -> Any:
+            return values[int(name[1:])] if name.startswith("%") else json.loads(name)
+
         with torch.no_grad():
-            for event, instruction in zip(handle.events, code.instructions, strict=True):
-                with handle.context.event(event):
-                    values.append(_run(instruction, values))
-        return [_value(name, values) for name in code.results]
-
-
-def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:
-    try:
-        left, right = _value(instruction.left, values), _value(instruction.right, values)
-        return _RUN[instruction.operator](left, right, instruction.alpha)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise BackendFailure(
-            f"Delegate 'compiler_demo': {instruction.operator} {instruction.left} {instruction.right}, debug handle "
-            f"{instruction.handle}, failed: {type(error).__name__}: {error}",
-            debug_handle=instruction.handle,
-        ) from error
-
-
-def _value(name: str, values: list[Any]) -> Any:
-    return values[int(name[1:])] if name.startswith("%") else json.loads(name)
+            for event, (operator, left, right, alpha, number) in zip(code.events(), code.instructions, strict=True):
+                try:
+                    with context.event(event):
+                        values.append(OPERATORS[operator](value(left), value(right), alpha))
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    raise BackendFailure(
+                        f"Delegate 'compiler_demo': {operator} {left} {right}, debug handle {number}, failed: "
+                        f"{type(error).__name__}: {error}",
+                        debug_handle=number,
+                    ) from error
+        return [value(name) for name in code.results]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,16 +46,6 @@ class ReferenceBackend(Backend):
         return _Writer(program, context.weights if context is not None else WeightStore()).pack()
 
 
-def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
-    value = graphs.lifted_value(program, target)
-    if not isinstance(value, torch.Tensor):
-        raise InputError(
-            f"Backend 'reference': {target} is a {type(value).__name__}; weights and constants must be tensors. "
-            "Leave the operators that read it on the host."
-        )
-    return value
-
-
 class _Writer(PlainWriter):
     """Writes one partition, in the format that `delegate` describes."""
 
@@ -64,19 +54,49 @@ class _Writer(PlainWriter):
         self.writers[Node] = lambda node, depth: self._values[node]
         self._program, self._store = program, store
         self._weights: dict[WeightRef, int] = {}  # with their numbers; equal ones share one
-        self._states: dict[int, WeightRef] = {}  # by the id of the tensor
         self._graphs: list[Any] = []
         self._values: dict[Node, Any] = {}  # how arguments refer to a node
 
     def pack(self) -> PreprocessResult:
-        slots = self._lifted()
+        # What is written under any name is state.
+        lifted = {}
+        for node, spec in graphs.placeholders(self._program).items():
+            if spec.kind is not InputKind.USER_INPUT:
+                tensor = graphs.lifted_value(self._program, spec.target)
+                if not isinstance(tensor, torch.Tensor):
+                    raise InputError(
+                        f"Backend 'reference': {spec.target} is a {type(tensor).__name__}; weights and constants must "
+                        "be tensors. Leave the operators that read it on the host."
+                    )
+                lifted[node] = spec.target, tensor
+        written = graphs.written_state(self._program)
+        mutated = {id(tensor) for target, tensor in lifted.values() if target in written}
+        states: dict[int, WeightRef] = {}  # by the id of the tensor
+        slots: dict[str | None, int] = {}
+        for node, (target, tensor) in lifted.items():
+            if id(tensor) in mutated:
+                states.setdefault(id(tensor), self._store.ref(tensor))
+                slots[target] = list(states).index(id(tensor))
+                self._values[node] = {"state": slots[target]}
+            else:
+                self._values[node] = self._weight(tensor)
         self._graph(self._program.graph_module)
-        refs = [*self._weights, *self._states.values()]
+        outputs = []
+        for spec in self._program.graph_signature.output_specs:
+            if spec.kind is not OutputKind.USER_OUTPUT and spec.target not in slots:
+                raise InputError(
+                    f"Backend 'reference': input {spec.target} is written, and a delegate's inputs are the runtime's "
+                    "own memory. Use exir_lowering.lower, which leaves the write to the host."
+                    if spec.kind is OutputKind.USER_INPUT_MUTATION
+                    else f"Backend 'reference': output {spec.arg} is of kind {spec.kind.name}, expected user outputs "
+                    "and mutations of buffers. Export the model for inference."
+                )
+            outputs.append(None if spec.kind is OutputKind.USER_OUTPUT else slots[spec.target])
         content = FORMAT.pack(
             {
                 "weights": [ref.to_json() for ref in self._weights],
-                "states": [ref.to_json() for ref in self._states.values()],
-                "outputs": list(self._outputs(slots)),
+                "states": [ref.to_json() for ref in states.values()],
+                "outputs": outputs,
                 "graphs": self._graphs,
             }
         )
@@ -86,48 +106,11 @@ class _Writer(PlainWriter):
             for event, (*_, handle) in zip(events, code, strict=True)
             if handle >= 0
         }
-        return PreprocessResult(content, debug_handle_map=handles, data_store_output=self._store.named_data(refs))
-
-    def _lifted(self) -> dict[str, int]:
-        """Number the weights and states, and return those of the states; what is written under any name is state."""
-        signature = self._program.graph_signature
-        placeholders = [node for node in self._program.graph.nodes if node.op == "placeholder"]
-        lifted = {
-            node: (spec.target, _tensor(self._program, spec.target))
-            for node, spec in zip(placeholders, signature.input_specs, strict=True)
-            if spec.kind is not InputKind.USER_INPUT
-        }
-        written = graphs.written_state(self._program)
-        mutated = {id(tensor) for target, tensor in lifted.values() if target in written}
-        slots: dict[str, int] = {}
-        for node, (target, tensor) in lifted.items():
-            if id(tensor) in mutated:
-                self._states.setdefault(id(tensor), self._store.ref(tensor))
-                slots[target] = list(self._states).index(id(tensor))
-                self._values[node] = {"state": slots[target]}
-            else:
-                self._values[node] = self._weight(tensor)
-        return slots
+        named = self._store.named_data([*self._weights, *states.values()])
+        return PreprocessResult(content, debug_handle_map=handles, data_store_output=named)
 
     def _weight(self, tensor: torch.Tensor) -> Any:
         return {"weight": self._weights.setdefault(self._store.ref(tensor), len(self._weights))}
-
-    def _outputs(self, slots: dict[str, int]) -> Iterator[int | None]:
-        for spec in self._program.graph_signature.output_specs:
-            if spec.kind is OutputKind.USER_OUTPUT:
-                yield None
-            elif spec.target in slots:
-                yield slots[spec.target]
-            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                raise InputError(
-                    f"Backend 'reference': input {spec.target} is written, and a delegate's inputs are the runtime's "
-                    "own memory. Use exir_lowering.lower, which leaves the write to the host."
-                )
-            else:
-                raise InputError(
-                    f"Backend 'reference': output {spec.arg} is of kind {spec.kind.name}, expected user outputs and "
-                    "mutations of buffers. Export the model for inference."
-                )
 
     def _graph(self, module: GraphModule) -> int:
         """Write a graph and those that it calls, which come after it, and return its number."""
@@ -140,35 +123,29 @@ class _Writer(PlainWriter):
                 inputs += 1
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                self._attribute(module, node, nested)
+                value = graphs.attribute(module, str(node.target))
+                if isinstance(value, torch.Tensor):
+                    self._values[node] = self._weight(value)
+                elif isinstance(value, GraphModule):
+                    if id(value) not in nested:
+                        nested[id(value)] = {"graph": self._graph(value)}
+                    self._values[node] = nested[id(value)]
+                elif node.users:
+                    kind = type(value).__name__
+                    raise InputError(f"Backend 'reference': {node.target} is a {kind}, expected a tensor.")
             elif node.op == "call_function":
-                code.append(self._instruction(module, node))
+                no = refusal(module, node)
+                if no is not None:
+                    operator = graphs.operator_name(node)
+                    line = graphs.source_code(node)
+                    raise InputError(f"{operator} is not supported by backend 'reference': {no[1]}. {line}")
+                args = [self.write(value) for value in node.args]
+                kwargs = {name: self.write(value) for name, value in sorted(node.kwargs.items())}
+                handle = node.meta.get("debug_handle")
+                code.append([function_name(node.target), args, kwargs, -1 if handle is None else int(handle)])
                 self._values[node] = {"%": inputs + len(code) - 1}
         self._graphs[number] = [inputs, code, self.write(module.graph.output_node().args[0])]
         return number
-
-    def _attribute(self, module: GraphModule, node: Node, nested: dict[int, Any]) -> None:
-        value = graphs.attribute(module, str(node.target))
-        if isinstance(value, torch.Tensor):
-            self._values[node] = self._weight(value)
-        elif isinstance(value, GraphModule):
-            if id(value) not in nested:
-                nested[id(value)] = {"graph": self._graph(value)}
-            self._values[node] = nested[id(value)]
-        elif node.users:
-            raise InputError(f"Backend 'reference': {node.target} is a {type(value).__name__}, expected a tensor.")
-
-    def _instruction(self, module: GraphModule, node: Node) -> list[Any]:
-        no = refusal(module, node)
-        if no is not None:
-            raise InputError(
-                f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}. "
-                + graphs.source_code(node)
-            )
-        args = [self.write(value) for value in node.args]
-        kwargs = {name: self.write(value) for name, value in sorted(node.kwargs.items())}
-        handle = node.meta.get("debug_handle")
-        return [function_name(node.target), args, kwargs, -1 if handle is None else int(handle)]
 
 
 _NAMES = {id(function): name for name, function in functions.FUNCTIONS.items()}
@@ -219,9 +196,22 @@ def function_name(target: Any) -> str:
 
 def refusal(module: GraphModule, node: Node) -> tuple[str, str] | None:
     """Return why the delegate cannot execute a node, as a code and a text; None if it can."""
-    no = _operator_refusal(node) or _argument_refusal(node) or _tensor_refusal(node)
+    no = _operator_refusal(node)
     if no is not None:
         return no
+    for value in (*node.args, *node.kwargs.values()):
+        if isinstance(value, torch.device) and value.type != "cpu":
+            return "argument", f"it makes a tensor on device {value}; the delegate executes on the CPU"
+        try:
+            _ARGUMENTS.write(value)
+        except NotSerialisableError:
+            return "argument", f"an argument of type {type(value).__name__} ({value!r}) cannot be written to a payload"
+    for source in (*node.all_input_nodes, node):
+        for tensor in measures.tensors(source.meta.get("val")):
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                return "layout", f"{source.name} is {tensor.layout}, supported: dense tensors"
+            if tensor.device.type != "cpu":
+                return "device", f"{source.name} is on device {tensor.device}; the delegate executes on the CPU"
     for nested in graphs.nested_graphs(module, node):
         for inner in nested.module.graph.nodes:
             if inner.op == "call_function" and (no := refusal(nested.module, inner)) is not None:
@@ -238,40 +228,6 @@ def _operator_refusal(node: Node) -> tuple[str, str] | None:
     if name.count(".") < 2:
         kind = "higher-order operator" if hasattr(torch.ops.higher_order, name) else "Python function"
         return "op", f"the delegate does not have the {kind} {name}"
-    if name not in _registered(name):
-        return "op", f"{name} is not registered in torch"
-    if graphs.is_mutating(node):
-        return "op", f"{name} writes into its arguments; the delegate executes functional operators"
     if pure_operators.find(name) is None:
         return "op", pure_operators.why_not(name)
-    return None
-
-
-def _registered(name: str) -> frozenset[str]:
-    """Return the operators that torch knows, including those of libraries that were imported later."""
-    known = graphs.known_operators()
-    if name not in known:
-        graphs.known_operators.cache_clear()
-        known = graphs.known_operators()
-    return known
-
-
-def _argument_refusal(node: Node) -> tuple[str, str] | None:
-    for value in (*node.args, *node.kwargs.values()):
-        if isinstance(value, torch.device) and value.type != "cpu":
-            return "argument", f"it makes a tensor on device {value}; the delegate executes on the CPU"
-        try:
-            _ARGUMENTS.write(value)
-        except NotSerialisableError:
-            return "argument", f"an argument of type {type(value).__name__} ({value!r}) cannot be written to a payload"
-    return None
-
-
-def _tensor_refusal(node: Node) -> tuple[str, str] | None:
-    for source in (*node.all_input_nodes, node):
-        for tensor in measures.tensors(source.meta.get("val")):
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                return "layout", f"{source.name} is {tensor.layout}, supported: dense tensors"
-            if tensor.device.type != "cpu":
-                return "device", f"{source.name} is on device {tensor.device}; the delegate executes on the CPU"
     return None

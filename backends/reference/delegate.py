@@ -116,10 +116,6 @@ FORMAT = Container(
     "payload of backend 'reference'",
     " Lower the model with this version of exir-lowering, or run it with the version that it was lowered with.",
 )
-DEPTH = 100
-"""How deep graphs may be nested; each level uses some of Python's stack."""
-
-_MOST_INPUTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +134,12 @@ def list_events(graphs: Sequence[Any]) -> Iterator[list[str]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Instruction:
-    """One operator call."""
-
-    name: str
-    event: str
-    handle: int  # the debug handle of its node, -1 if there is none
-    function: Callable[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
-    dead: tuple[int, ...]  # the values that nothing reads after it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A graph that is ready for calls."""
 
     inputs: int
-    code: list[Instruction]
+    code: list[tuple[Any, ...]]  # name, event, debug handle or -1, function, args, kwargs, values that are dead then
     results: Any
-    depth: int  # how deep the graphs that it calls are nested
     context: DelegateContext
 
     def __call__(self, *arguments: Any) -> Any:
@@ -165,16 +147,25 @@ class Graph:
         if len(arguments) != self.inputs:
             raise InputError(f"A graph of a reference payload takes {self.inputs} values, got {len(arguments)}.")
         values: list[Any] = list(arguments)
-        for step in self.code:
-            args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
+        for name, event, handle, function, read, named, dead in self.code:
+            args, kwargs = _fill(read, values), _fill(named, values)
             try:
-                with self.context.event(step.event):
-                    values.append(step.function(*args, **kwargs))
+                with self.context.event(event):
+                    values.append(function(*args, **kwargs))
             except (BackendFailure, MemoryError):  # from a nested graph: it already names the innermost operator
                 raise
             except Exception as error:
-                raise _failure(step, args, error) from error
-            for value in step.dead:
+                shown = ", ".join(
+                    f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+                    for a in args
+                    if not callable(a)
+                )
+                raise BackendFailure(
+                    f"Delegate 'reference': {name}({shown:.400}), debug handle {handle}, failed: "
+                    f"{type(error).__name__}: {error}",
+                    debug_handle=handle,
+                ) from error
+            for value in dead:
                 values[value] = None
         return _fill(self.results, values)
 
@@ -190,90 +181,57 @@ def _fill(argument: Any, values: list[Any]) -> Any:
     return argument
 
 
-def _failure(step: Instruction, args: Any, error: Exception) -> BackendFailure:
-    shown = ", ".join(
-        f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
-        for a in args
-        if not callable(a)
-    )
-    return BackendFailure(
-        f"Delegate 'reference': {step.name}({shown[:400]}), debug handle {step.handle}, failed: "
-        f"{type(error).__name__}: {error}",
-        debug_handle=step.handle,
-    )
+def read_graphs(
+    trees: Sequence[Any], weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext
+) -> Graph:
+    """Return the first graph of a payload; ValueError, LookupError or TypeError for what the backend does not write."""
+    reader, graphs, events = PlainReader(), dict[int, Graph](), list(list_events(trees))
+    number = step = known = 0  # the graph, its instruction, and how many values it has so far
+    calls = False  # whether the instruction calls graphs
+    last: dict[int, int] = {}  # for each value, the number of the last instruction that reads it
 
-
-class Reader(PlainReader):
-    """Reads the graphs of a payload; ValueError, LookupError or TypeError if they are not what the backend writes."""
-
-    def __init__(
-        self, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext
-    ) -> None:
-        super().__init__()
-        self._context = context
-        self._graphs: dict[int, Graph] = {}
-        # Of the graph that is being read:
-        self._known = 0  # how many values it has so far
-        self._last: dict[int, int] = {}  # for each value, the number of the last instruction that reads it
-        self._number, self._step, self._depth = 0, 0, 0
-        self._calls = False  # whether the instruction calls graphs
-        self.readers |= {
-            "%": lambda content, depth: self._value(content),
-            "weight": lambda content, depth: pick(weights, content),
-            "state": lambda content, depth: pick(states, content),
-            "graph": lambda content, depth: self._callee(content),
-        }
-
-    def read_graphs(self, trees: Sequence[Any]) -> Graph:
-        """Read all graphs, and return the first one."""
-        events = list(list_events(trees))
-        for self._number in reversed(range(len(trees))):
-            self._graphs[self._number] = self._graph(events[self._number], *trees[self._number])
-        self.readers.clear()  # they refer to this reader: its weights would stay until a collection
-        return self._graphs[0]
-
-    def _graph(self, events: Sequence[str], inputs: Any, code: Any, results: Any) -> Graph:
-        if type(inputs) is not int or not 0 <= inputs < _MOST_INPUTS:
-            raise ValueError(f"a graph of {str(inputs)[:20]} inputs")
-        self._known, self._last, self._depth = inputs, {}, 0
-        read = [self._instruction(number, *fields) for number, fields in enumerate(code)]
-        self._step, self._calls = len(read), False
-        returned = self.read(results)
-        dead: list[list[int]] = [[] for _ in range(len(read) + 1)]
-        for value, number in self._last.items():
-            dead[number].append(value)
-        instructions = [
-            Instruction(name, event, handle, function, args, kwargs, tuple(dying))
-            for (name, handle, function, args, kwargs), event, dying in zip(read, events, dead[:-1], strict=True)
-        ]
-        return Graph(inputs, instructions, returned, self._depth, self._context)
-
-    def _instruction(self, step: int, name: Any, args: Any, kwargs: Any, handle: Any) -> tuple[Any, ...]:
-        if type(name) is not str or type(handle) is not int or type(kwargs) is not dict:
-            raise ValueError(f"the instruction {str(name)[:80]!r} with the options {str(kwargs)[:80]}")
-        if kwargs.get("pin_memory"):
-            raise ValueError(f"{name} makes pinned memory, which only other devices need")
-        self._step, self._calls = step, name in HIGHER_ORDER
-        given = self.many(args, 0), {key: self.read(value) for key, value in kwargs.items()}
-        self._last[self._known] = step  # a result that is never read is dead at once
-        self._known += 1
-        return name, handle, resolve(name), *given
-
-    def _value(self, number: Any) -> Value:
-        made = Value(pick(range(self._known), number))
-        self._last[number] = self._step
+    def read_value(index: Any, depth: int) -> Value:
+        made = Value(pick(range(known), index))
+        last[index] = step
         return made
 
-    def _callee(self, number: Any) -> Graph:
-        if not self._calls:
+    def read_callee(index: Any, depth: int) -> Graph:
+        if not calls:
             raise ValueError("a graph where none is called")
-        if type(number) is int and number <= self._number:
-            raise ValueError(f"its graphs call each other in a cycle: {self._number} calls {number}")
-        graph = self._graphs[number]
-        self._depth = max(self._depth, graph.depth + 1)
-        if self._depth > DEPTH:
-            raise ValueError(f"its graphs are nested more than {DEPTH} deep")
-        return graph
+        if type(index) is int and index <= number:
+            raise ValueError(f"its graphs call each other in a cycle: {number} calls {index}")
+        return graphs[index]
+
+    reader.readers |= {
+        "%": read_value,
+        "weight": lambda content, depth: pick(weights, content),
+        "state": lambda content, depth: pick(states, content),
+        "graph": read_callee,
+    }
+    for number in reversed(range(len(trees))):
+        inputs, tree, returned = trees[number]
+        if type(inputs) is not int or not 0 <= inputs < 1 << 20:
+            raise ValueError(f"a graph of {str(inputs)[:20]} inputs")
+        known, last, code = inputs, {}, []
+        for step, (name, args, kwargs, handle) in enumerate(tree):
+            if type(name) is not str or type(handle) is not int or type(kwargs) is not dict:
+                raise ValueError(f"the instruction {str(name)[:80]!r} with the options {str(kwargs)[:80]}")
+            if kwargs.get("pin_memory"):
+                raise ValueError(f"{name} makes pinned memory, which only other devices need")
+            calls = name in HIGHER_ORDER
+            given = reader.many(args, 0), {key: reader.read(value) for key, value in kwargs.items()}
+            code.append((name, events[number][step], handle, resolve(name), *given))
+            last[known] = step  # a result that is never read is dead at once
+            known += 1
+        step, calls = len(code), False
+        results = reader.read(returned)
+        dead: list[list[int]] = [[] for _ in range(len(code) + 1)]
+        for value, at in last.items():
+            dead[at].append(value)
+        instructions = [(*one, tuple(dying)) for one, dying in zip(code, dead, strict=False)]
+        graphs[number] = Graph(inputs, instructions, results, context)
+    reader.readers.clear()  # they refer to the reader: weights would stay until a collection
+    return graphs[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,7 +258,7 @@ class ReferenceDelegate(Delegate):
         try:
             weights = [self._weight(WeightRef.from_json(fields), context) for fields in tree["weights"]]
             states = [WeightRef.from_json(fields).load(context.named_data) for fields in tree["states"]]
-            program = Reader(weights, states, context).read_graphs(tree["graphs"])
+            program = read_graphs(tree["graphs"], weights, states, context)
             outputs = [None if state is None else pick(range(len(states)), state) for state in tree["outputs"]]
             if not isinstance(program.results, (list, tuple)) or len(program.results) != len(outputs):
                 raise ValueError(f"it has {len(outputs)} outputs, and other results")
@@ -329,25 +287,19 @@ class ReferenceDelegate(Delegate):
 
         InputError: The number of inputs is wrong. BackendFailure: An operator failed, with its debug handle.
         """
-        program = handle.program
+        program, outputs = handle.program, handle.outputs
         if len(inputs) != program.inputs:
             raise InputError(f"A reference payload takes {program.inputs} inputs, got {len(inputs)}.")
         with torch.no_grad():
-            return _return(handle, program(*inputs))
-
-
-def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:
-    """Write the states, and return the other results; those that share memory with a state are copied first."""
-    written = {_address(handle.states[state]) for state in handle.outputs if state is not None}
-    if not written:
-        return list(results)
-    values = [
-        value.clone() if isinstance(value, torch.Tensor) and _address(value) in written else value for value in results
-    ]
-    for value, state in zip(values, handle.outputs, strict=True):
-        if state is not None:
-            handle.states[state].copy_(value)
-    return [value for value, state in zip(values, handle.outputs, strict=True) if state is None]
+            results = list(program(*inputs))
+            written = {_address(handle.states[state]) for state in outputs if state is not None}
+            for place, value in enumerate(results if written else ()):
+                if isinstance(value, torch.Tensor) and _address(value) in written:
+                    results[place] = value.clone()  # all states are read before one is written
+            for value, state in zip(results, outputs, strict=True):
+                if state is not None:
+                    handle.states[state].copy_(value)
+            return [value for value, state in zip(results, outputs, strict=True) if state is None]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

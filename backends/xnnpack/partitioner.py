@@ -21,11 +21,6 @@ _NAMESPACES = {
     "quantize_affine": "torchao",
     "dequantize_affine": "torchao",
 }
-# Operators of a model that become different ones in an Edge program; for hints.
-_EDGE_NAMES = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), "convolution"),
-    "batch_norm": "_native_batch_norm_legit_no_training",
-}
 
 
 def xnnpack(
@@ -57,6 +52,7 @@ def xnnpack(
     Raises:
         InputError: ExecuTorch's partitioner does not know an operator or precision, or a flag is not a bool.
     """
+    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
     from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
@@ -68,9 +64,32 @@ def xnnpack(
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InputError(f"xnnpack({name}={value!r}): expected True or False.")
+    wanted = (precisions,) if isinstance(precisions, str) else precisions
+    known_precisions = get_args(Precision)
+    if wanted is not None and (
+        not isinstance(wanted, Collection) or not wanted or not all(one in known_precisions for one in wanted)
+    ):
+        raise InputError(
+            f"xnnpack(precisions={precisions!r}): expected one or several of {', '.join(known_precisions)}."
+        )
+    if operators is not None and (isinstance(operators, str) or not isinstance(operators, Collection) or not operators):
+        raise InputError(f'xnnpack(operators={operators!r}): expected a list of names, such as ["aten.linear"].')
+    known: dict[Any, list[Any]] = {}
+    for config in ALL_PARTITIONER_CONFIGS:
+        namespace = _NAMESPACES.get(config.target_name.partition(".")[0], "aten")
+        for name in (config.target_name, config.target_name.rpartition(".")[0]):
+            known.setdefault(f"{namespace}.{name}", []).append(config)
+    for operator in operators or ():
+        if not isinstance(operator, str) or operator not in known:
+            close = difflib.get_close_matches(str(operator), known, n=3)
+            end = f". Did you mean {' or '.join(map(repr, close))}?" if close else f": {', '.join(sorted(known))}."
+            raise InputError(
+                f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
+                f"one of its operators{end}"
+            )
     partitioner = XnnpackPartitioner(
-        configs=_configs(operators),
-        config_precisions=[ConfigPrecisionType[name.upper()] for name in _precisions(precisions)] or None,
+        configs=None if operators is None else list(dict.fromkeys(one for name in operators for one in known[name])),
+        config_precisions=None if wanted is None else [ConfigPrecisionType[name.upper()] for name in wanted],
         **flags,
     )
     chosen = partitioner.target_partitioner_configs
@@ -78,52 +97,3 @@ def xnnpack(
         mend(config, together=(name,) if per_op_mode else chosen)
     made: Partitioner = partitioner
     return made
-
-
-def _precisions(given: Any) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Collection) else ()
-    if not names or not all(name in get_args(Precision) for name in names):
-        raise InputError(f"xnnpack(precisions={given!r}): expected one or several of {', '.join(get_args(Precision))}.")
-    return names
-
-
-def _configs(operators: Any) -> list[Any] | None:
-    """Return ExecuTorch's configurations for operators, None for all of them."""
-    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-
-    if operators is None:
-        return None
-    if isinstance(operators, str) or not isinstance(operators, Collection) or not operators:
-        raise InputError(f'xnnpack(operators={operators!r}): expected a list of names, such as ["aten.linear"].')
-    known: dict[str, list[Any]] = {}
-    for config in ALL_PARTITIONER_CONFIGS:
-        for name in (config.target_name, config.target_name.rpartition(".")[0]):
-            known.setdefault(f"{_NAMESPACES.get(config.target_name.partition('.')[0], 'aten')}.{name}", []).append(
-                config
-            )
-    chosen: dict[Any, None] = {}
-    for operator in operators:
-        if not isinstance(operator, str) or operator not in known:
-            raise InputError(
-                f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
-                f"one of its operators{_near(operator, known)}"
-            )
-        chosen.update(dict.fromkeys(known[operator]))
-    return list(chosen)
-
-
-def _near(operator: object, known: Collection[str]) -> str:
-    """Return the end of a sentence: the names that are close to an unknown one, or all of them."""
-    if isinstance(operator, str):
-        namespaces = {name.partition(".")[0] for name in known}
-        names = operator.split(".")
-        parts = names[1:] if names[0] in namespaces or len(names) > 2 else names
-        # The namespace may be wrong or missing, and so may be the overload.
-        words = [base for part in parts for base in (_EDGE_NAMES.get(part, part), f"_{part}", f"{part}_copy")]
-        close = [name for word in words for name in (f"{space}.{word}" for space in namespaces) if name in known]
-        close = close or difflib.get_close_matches(f"aten.{'.'.join(parts)}", known, n=3)
-        if close:
-            return f". Did you mean {' or '.join(map(repr, close))}?"
-    return f": {', '.join(sorted(known))}."

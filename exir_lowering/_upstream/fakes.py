@@ -103,9 +103,9 @@ class FakeCopies:
     """Copies of fake tensors and symbolic numbers, in modes and environments that they share as the originals do."""
 
     # Symbols of `shape_env` for which `sizes` has numbers are replaced by these.
-    def __init__(self, sizes: Mapping[Any, int] = MappingProxyType({}), shape_env: Any = None) -> None:
+    def __init__(self, sizes: Mapping[Any, int | float] = MappingProxyType({}), shape_env: Any = None) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id is not reused
-        self._sizes = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+        self._sizes = {symbol: sympy.sympify(size) for symbol, size in sizes.items()}
         if sizes and not has_symbols(shape_env, unbacked=True):
             self._made[id(shape_env)] = (shape_env, ShapeEnv())  # no symbol is left
 

@@ -16,6 +16,7 @@ from torch._decomp import decomposition_table  # all decompositions that torch h
 from torch._dispatch.python import enable_python_dispatcher  # runs operators on fake tensors
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import ReplaceViewOpsWithViewCopyOpsPass
 from torch._ops import OpOverload
+from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -39,6 +40,8 @@ def own_decomposition(target: Any) -> Callable[..., Any] | None:
         return operator.decompose
     return found
 
+
+remove_effect_tokens = _remove_effect_tokens  # plain calls in the place of those with effects, in a program itself
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 

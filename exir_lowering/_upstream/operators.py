@@ -225,8 +225,6 @@ _SCHEMAS = (
     "dim_order_ops::_empty_dim_order.out(int[] size, *, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
     "dim_order_ops::_clone_dim_order.out("
     "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
-    "et_copy::_h2d_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
-    "et_copy::_d2h_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
     *(
         f"quantized_decomposed::embedding_{bits}.{overload}({_EMBEDDING}{dtype}Tensor(a!) out) -> Tensor(a!)"
         for bits in ("byte", "4bit", "2bit")
@@ -235,11 +233,7 @@ _SCHEMAS = (
 )
 
 
-@lru_cache(maxsize=1)
-def _parsed() -> Mapping[tuple[str, str], Any]:
-    return {(one.name, one.overload_name): one for one in map(torch._C.parse_schema, _SCHEMAS)}
-
-
 def executorch_schema(name: str, overload: str) -> Any:
     """Return the schema of an operator ("dim_order_ops::_clone_dim_order", "out"); None if it is not one of these."""
-    return _parsed().get((name, overload))
+    found = (text for text in _SCHEMAS if text.startswith(f"{name}.{overload}("))
+    return next(map(torch._C.parse_schema, found), None)

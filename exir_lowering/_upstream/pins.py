@@ -17,7 +17,7 @@ import os
 import secrets
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -85,18 +85,13 @@ def why_off(name: str) -> str:
 
 def report_switched_off() -> tuple[str, ...]:
     """Return the features that were found off in this process, each with the reason; the log says each once."""
-    found = switched_off(name for name in FEATURES if name in _OFF or is_plain())
+    reasons = {name: why_off(name) for name in FEATURES if name in _OFF or is_plain()}
+    found = tuple(f"{name}: {reason}; {FEATURES[name].without}" for name, reason in reasons.items() if reason)
     for line in found:
         if line not in _LOGGED and not is_plain():
             _LOGGED.add(line)
             _LOG.warning("Off: %s", line)
     return found
-
-
-def switched_off(names: Iterable[str] = FEATURES) -> tuple[str, ...]:
-    """Return the features that are off, of those that were asked for, each with the reason."""
-    reasons = {name: why_off(name) for name in names}
-    return tuple(f"{name}: {reason}; {FEATURES[name].without}" for name, reason in reasons.items() if reason)
 
 
 def state() -> list[str]:

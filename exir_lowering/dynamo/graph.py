@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node, map_arg
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.traceback import preserve_node_meta
+from torch.fx import GraphModule
 
-from exir_lowering import graphs
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
-from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
+from exir_lowering._upstream.fakes import FakeTensor, size_hint
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS, version
 from exir_lowering.dynamo.capture import capture
@@ -28,8 +24,8 @@ from exir_lowering.dynamo.lowering import compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.errors import BackendFailure, LoweringError, exception_text
-from exir_lowering.graphs import measures
 from exir_lowering.graphs.checksums import checksum
+from exir_lowering.graphs.copies import specialise
 from exir_lowering.plans.report import Report
 
 Modules = Mapping[str, GraphModule]  # graphs that are compiled together, by method
@@ -280,62 +276,31 @@ class Specialized:
 
 def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
     """Return a graph with the sizes of some inputs; numbers have placeholders too, and are constants in it."""
-    # Without nested graphs, it is made without torch's tracer: while that runs, torch lets no other thread call a
-    # compiled function.
-    if any(isinstance(inner, GraphModule) for inner in module.children()):
-        with locks.conversion(), torch.no_grad(), preserve_node_meta():
-            args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
-            traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*args)
-        return traced
-    with torch.no_grad():
-        return _Specializer(module).run(args)
+    numbers: dict[Any, Any] = {}
+    shape_env = None
+    for node, given in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
+        for size, number in zip(_numbers(node.meta.get("val")), _numbers(given), strict=True):
+            if isinstance(size, SYMBOLS):
+                shape_env, numbers[size.node.expr] = size.node.shape_env, number
+    of_inputs = {symbol for known in numbers for symbol in known.free_symbols}
+    for size in _symbolic(module):
+        if not size.node.expr.free_symbols & of_inputs:  # that of the state of a random generator, for example
+            numbers[size.node.expr] = size_hint(size)
+    static = specialise(module, numbers, shape_env)
+    if _symbolic(static):
+        raise NotLowered("it has sizes that do not follow from those of its inputs")
+    return static
 
 
-class _Specializer:
-    """Copies a graph, with the values that its nodes have for the sizes of some inputs."""
+def _numbers(value: Any) -> tuple[Any, ...]:
+    """Return the numbers that a value has or is: sizes, strides and the offset of a tensor."""
+    return (*value.shape, *value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else (value,)
 
-    def __init__(self, module: GraphModule) -> None:
-        self._module, self._mode, self._graph = module, FakeTensorMode(), Graph()
-        self._values: dict[Node, Any] = {}
-        self._copies: dict[Node, Any] = {}
 
-    def run(self, args: Sequence[Any]) -> GraphModule:
-        inputs = iter(args)
-        for node in self._module.graph.nodes:
-            if node.op == "placeholder":
-                given = next(inputs)
-                self._add(node, self._fake(given))
-                if not isinstance(given, torch.Tensor):
-                    self._copies[node] = given
-            elif node.op == "get_attr":
-                self._add(node, self._fake(graphs.attribute(self._module, str(node.target))))
-            elif node.op == "output":
-                self._graph.output(map_arg(node.args[0], self._copies.__getitem__))
-            else:
-                self._call(node)
-        return GraphModule(self._module, self._graph)
-
-    def _fake(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
-            return value
-        return self._mode.from_tensor(value.detach())
-
-    def _add(self, node: Node, value: Any) -> None:
-        self._values[node] = value
-        copied = self._copies[node] = self._graph.node_copy(node, self._copies.__getitem__)
-        copied.meta["val"] = value
-
-    def _call(self, node: Node) -> None:
-        """Copy a call, unless what it returns is a number now."""
-        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
-        with self._mode:
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
-        value = pytree.tree_map(self._fake, value)  # the state of a random generator is none
-        made = any(True for _ in measures.tensors(value))
-        if made or (value is None and any(isinstance(self._copies[operand], Node) for operand in node.all_input_nodes)):
-            self._add(node, value)
-        else:
-            self._values[node] = self._copies[node] = value
+def _symbolic(module: GraphModule) -> list[Any]:
+    """Return the symbolic numbers in the values of a graph."""
+    leaves = (leaf for node in module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
+    return [number for leaf in leaves for number in _numbers(leaf) if isinstance(number, SYMBOLS)]
 
 
 def has_symbolic_sizes(module: GraphModule) -> bool:
@@ -344,9 +309,7 @@ def has_symbolic_sizes(module: GraphModule) -> bool:
 
 
 def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
-    return isinstance(value, SYMBOLS)
+    return any(isinstance(number, SYMBOLS) for number in _numbers(value))
 
 
 def _example(value: Any) -> Any:

@@ -17,18 +17,15 @@
 
 MemoryError passes through unchanged: a want of memory must not move a partition to the host in silence.
 
-`BackendUnavailableWarning` is not an error: a model was lowered for a backend that this machine cannot execute.
-
 Each message says who, where, what was got, what was expected, and what to do. A traceback ends with the page of
 docs/errors that has the causes and cures: a note of the error (PEP 678), so that its text stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
-
-from exir_lowering.errors.wording import did_you_mean as did_you_mean, exception_text as exception_text, few as few
 
 
 class LoweringError(Exception):
@@ -196,3 +193,28 @@ def find_named_handle(error: BaseException) -> int | None:
             return handle
         cause = cause.__cause__
     return None
+
+
+def did_you_mean(
+    wanted: object, known: Iterable[str], otherwise: str = "", *, most: int = 1, sure: Sequence[str] = ()
+) -> str:
+    """Return the end of a message: the sure names, or else those close to an unknown one, or else another end."""
+    close = sure or difflib.get_close_matches(str(wanted), known, n=most)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
+
+
+def few(names: Iterable[str], most: int) -> str:
+    """List the first names, and count the others: a, b and 7 more."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def exception_text(error: BaseException, end: str = "") -> str:
+    """Return the type and text of an exception, without `end`; its `__str__` may be a plug-in's, and raise."""
+    try:
+        text = str(error)
+    except MemoryError:
+        raise
+    except Exception:
+        text = "it has no message that can be shown"
+    return f"{type(error).__name__}: {text.removesuffix(end)}"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -210,12 +209,8 @@ _OVERRIDES = (
 
 def tracing() -> list[tuple[Any, str, Any]]:
     """Return what brings a graph up to date in place where a pass of XNNPACK that is known would trace it."""
-    return [(_ExportPassBase, "call", _updating(_ExportPassBase.call))]
+    calling = _ExportPassBase.call
 
-
-@lru_cache(maxsize=8)  # whether a pass is known is remembered for its functions
-def _updating(calling: Any) -> Any:
-    @wraps(calling)  # it is recognised by its source
     def call(self: Any, graph_module: GraphModule) -> Any:
         work, kind = current(), type(self)
         only_traces = all(getattr(kind, name, None) is getattr(ExportPass, name, None) for name in _OVERRIDES)
@@ -223,7 +218,7 @@ def _updating(calling: Any) -> Any:
             return PassResult(graph_module, True)
         return calling(self, graph_module)
 
-    return call
+    return [(_ExportPassBase, "call", call)]
 
 
 def update_values(module: GraphModule, work: Work) -> bool:

@@ -9,14 +9,14 @@ would find all of that, so each conversion gets its own values, fake mode and sh
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module, pytree
@@ -43,6 +43,60 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
     copied = lazy_graph_module(root, graph)
     copied.meta.update(graph_module.meta)
     return copied
+
+
+def specialise(graph_module: GraphModule, numbers: Mapping[Any, Any], shape_env: Any) -> GraphModule:
+    """Return a copy of a graph with numbers in the place of symbols; RuntimeError if a check refuses them.
+
+    What is a number now is a literal. Its placeholder stays in the graph; in nested graphs it leaves, with its operand.
+    """
+    fakes = FakeCopies(numbers, shape_env)
+
+    def copied(module: GraphModule, *, nested: bool) -> tuple[GraphModule, list[bool]]:
+        """Copy a graph, and say which of its inputs are left."""
+        graph, root = Graph(), dict[str, Any]()
+        env: dict[Node, Any] = {}
+        left: list[bool] = []
+        operands: dict[Node, list[bool]] = {}  # of a nested graph
+        for node in module.graph.nodes:
+            before = node.meta.get("val")
+            value = pytree.tree_map(fakes.copy, before)
+            number = isinstance(before, SYMBOLS) and value is not before and isinstance(value, (int, float))
+            if node.op == "placeholder" and nested:
+                left.append(not number)
+            if number:
+                if node.op == "placeholder" and not nested:
+                    graph.node_copy(node).meta["val"] = value
+                env[node] = value
+                continue
+            given = {isinstance(env[each], Node) for each in node.all_input_nodes}
+            if node.op == "call_function" and value is None and given == {False}:  # a check of numbers only
+                args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
+                node.target(*args, **kwargs)
+                continue
+            if node.op == "get_attr":
+                inner = attribute(module, str(node.target))
+                if isinstance(inner, GraphModule):
+                    inner, operands[node] = copied(inner, nested=True)
+                root[str(node.target)] = inner
+            env[node] = made = graph.node_copy(node, env.__getitem__)
+            if before is not None:
+                made.meta["val"] = value
+            kept = next((operands[each] for each in node.args if each in operands), [])
+            if not all(kept):  # operands are what comes behind the graphs, but for a name
+                last = max(i for i, each in enumerate(made.args) if isinstance(each, Node) and each.op == "get_attr")
+                keep, args = iter(kept), list(made.args[: last + 1])
+                for each in made.args[last + 1 :]:
+                    if isinstance(each, (tuple, list)):
+                        args.append(type(each)(one for one in each if next(keep)))
+                    elif isinstance(each, str) or next(keep):
+                        args.append(each)
+                made.args = tuple(args)
+        copy = lazy_graph_module(root, graph)
+        copy.meta.update(module.meta)
+        return copy, left
+
+    return copied(graph_module, nested=False)[0]
 
 
 def copy_program(

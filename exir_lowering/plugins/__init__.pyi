@@ -1,4 +1,4 @@
-from . import asking as asking, capability as capability, refusals as refusals, registry as registry
+from . import asking as asking, registry as registry
 from .backend import (
     NAMES as NAMES,
     PROVENANCE as PROVENANCE,

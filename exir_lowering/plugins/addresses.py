@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import pkgutil
 import weakref
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import PluginLoadError, exception_text
@@ -40,35 +38,27 @@ def find_delegate_address(delegate: Any) -> str:
 
 
 def _find(plugin: Any, given: str, end: str = "") -> str:
-    kind = plugin if isinstance(plugin, type) else type(plugin)
+    kind: Any = plugin if isinstance(plugin, type) else type(plugin)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if plugin is not kind and _made.get(id(plugin)) is not plugin and not _is_stateless(plugin):
+    plain = kind.__init__ is object.__init__ and kind.__new__ is object.__new__
+    if plugin is not kind and _made.get(id(plugin)) is not plugin and (getattr(plugin, "__dict__", None) or not plain):
         raise NoAddressError(f"{given} {name}{end}, whose state stays in this process; pass its class")
     if kind.__module__ == "__main__":
         raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
-    if "<locals>" in kind.__qualname__ or _look_up(sys.modules.get(kind.__module__), kind.__qualname__) is not kind:
+    try:
+        found = pkgutil.resolve_name(name)
+    except (AttributeError, ImportError, ValueError):
+        found = None
+    if found is not kind:
         raise NoAddressError(f"{name} is not found by its name; define it at the top of a module")
     return name
 
 
-def _is_stateless(plugin: Any) -> bool:
-    kind: Any = type(plugin)
-    return not getattr(plugin, "__dict__", None) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__
-
-
 def load_class(address: str) -> Any:
     """Return the class at an address; PluginLoadError if it cannot be imported here."""
-    module, _, name = address.partition(":")
     try:
-        found = _look_up(importlib.import_module(module), name)
+        return pkgutil.resolve_name(address)
     except MemoryError:
         raise
     except Exception as error:
         raise PluginLoadError(f"{address} cannot be imported: {exception_text(error)}") from error
-    if found is None:
-        raise PluginLoadError(f"{address} was not found: the module has no such class here.")
-    return found
-
-
-def _look_up(module: Any, name: str) -> Any:
-    return reduce(lambda found, part: getattr(found, part, None), name.split("."), module)

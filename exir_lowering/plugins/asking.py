@@ -1,22 +1,41 @@
-"""Run a partitioner, record why it leaves nodes on the host, and check the form of its result."""
+"""Run a partitioner, check the form of its result, and say why it left operators on the host.
+
+The reasons are its own words (what it returns, what it reports in ExecuTorch's ways), or which of its checks failed.
+The other names are for those who replace torch.fx's `CapabilityBasedPartitioner`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from executorch.exir.backend.canonical_partitioners.config_partitioner import (
+    ConfigerationBasedPartitioner,
+    format_target_name,
+)
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
+from exir_lowering import graphs
+from exir_lowering._upstream.hooks import listening, note_refusal, proposing_with, qualified_operator
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError, PartitionerContractError, exception_text
-from exir_lowering.graphs import sources
+from exir_lowering.graphs import measures, sources
 from exir_lowering.model import Adjustment, Rejection
-from exir_lowering.plugins import refusals
-from exir_lowering.plugins.refusals import Refusals
+
+__all__ = ["Answer", "ask", "asked_of_forms", "list_supported", "listen", "proposing_with", "qualified_operator"]
 
 _Said = TypeVar("_Said", Rejection, Adjustment)
+_SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.default")
+
+Refusals: TypeAlias = dict[Node, dict[str, str]]
+"""What a partitioner reported while it ran, by node: each reason, and who gave it first."""
 
 
 def asked_of_forms(partitioner: Partitioner) -> Partitioner:
@@ -25,15 +44,66 @@ def asked_of_forms(partitioner: Partitioner) -> Partitioner:
     return asked
 
 
+@contextmanager
+def listen() -> Iterator[Refusals]:
+    """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
+    reported: Refusals = {}
+
+    def report(node: Node, reason: str, by: str) -> None:
+        reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+
+    with listening(report):
+        yield reported
+
+
+def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
+    """Return the nodes that a partitioner's support takes, and report those that it refuses."""
+    modules = dict(partitioner.graph_module.named_modules())
+    found: dict[Node, None] = {}
+    for node in partitioner.graph_module.graph.nodes:
+        if node.op == "output":
+            continue
+        if partitioner.operator_support.is_node_supported(modules, node):
+            found[node] = None
+        else:
+            note_refusal(partitioner.operator_support, node)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a partitioner returned."""
 
+    partitioner: Partitioner
     tagged: ExportedProgram  # the one that it was given, or a copy
     destinations: dict[str, DelegationSpec]  # by tag
     given: Mapping[str, Rejection]  # the rejections that it returned, by node
     adjustments: tuple[Adjustment, ...]
-    reported: Refusals  # what it reported about nodes in ExecuTorch's ways
+    reported: Refusals
+
+    def rejections(self, besides: Collection[str] = ()) -> tuple[Rejection, ...]:
+        """Return a rejection, without its method, for each operator without a tag that does not move with a tagged one.
+
+        The partitioner's checks must not see those `besides`, as ExecuTorch's mark nodes, which compile differently
+        then.
+        """
+        found = []
+        for path, node in graphs.staying_nodes(self.tagged.graph_module):
+            key = graphs.qualified_name(path, node)
+            if not graphs.is_operator(node) or graphs.DELEGATION_TAG in node.meta or key in besides:
+                continue
+            if key in self.given:
+                found.append(self.given[key])
+                continue
+            reasons = self.reported.get(node)
+            if reasons:
+                text = _with_values(node, "; ".join(_cause(node, words) for words in reasons))
+                code, by = "check", next(iter(reasons.values()))
+            else:
+                code, text, by = _failing_check(self.partitioner, self.tagged, path, node)
+            by = by or type(self.partitioner).__name__
+            found.append(Rejection("", key, graphs.operator_name(node), text, by, code))
+        return tuple(found)
 
 
 def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
@@ -42,21 +112,9 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
     Raises InputError if it refuses its user's arguments, PartitionerContractError if it raised, or returned something
     other than a PartitionResult.
     """
-    with refusals.listen() as reported:
-        result = _run(who, partitioner, program)
-    given = _read_remarks(who, result, "rejections", Rejection)
-    return Answer(
-        tagged=result.tagged_exported_program,
-        destinations=_destinations(who, partitioner, result),
-        given={rejection.node: rejection for rejection in given},
-        adjustments=_read_remarks(who, result, "adjustments", Adjustment),
-        reported=reported,
-    )
-
-
-def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     try:
-        result = partitioner(view)
+        with listen() as reported:
+            result: Any = partitioner(program)
     except InputError as error:  # from a partitioner of this package: the user's mistake, not the partitioner's
         raise InputError(f"{who}: {error}") from error
     except PartitionerContractError as error:
@@ -73,10 +131,7 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
             f"{who} returned {type(result).__name__}, expected a PartitionResult with the tagged ExportedProgram.",
             violation="result_type",
         )
-    return result
-
-
-def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, DelegationSpec]:
+    given = _read_remarks(who, result, "rejections", Rejection)
     tags = getattr(result, "partition_tags", None)
     wrong: Any = {"violation": "destinations", "details": {"partitioner": partitioner}}
     if not isinstance(tags, Mapping):
@@ -91,7 +146,9 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
                 f"{who} sends tag {name!r} to {spec!r}, expected DelegationSpec(backend_id, [CompileSpec, ...]).",
                 **wrong,
             )
-    return dict(tags)
+    adjustments = _read_remarks(who, result, "adjustments", Adjustment)
+    by_node = {rejection.node: rejection for rejection in given}
+    return Answer(partitioner, result.tagged_exported_program, dict(tags), by_node, adjustments, reported)
 
 
 def _read_remarks(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
@@ -103,3 +160,59 @@ def _read_remarks(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[
             violation="result_type",
         )
     return tuple(given)
+
+
+def _failing_check(
+    partitioner: Partitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node
+) -> tuple[str, str, str]:
+    """Return the code, the text and who says so: the failing check, of one that is a table of them by operator."""
+    name = type(partitioner).__name__
+    while isinstance(getattr(partitioner, "partitioner", None), Partitioner):  # one that does less than another one
+        partitioner = partitioner.partitioner
+    if not isinstance(partitioner, ConfigerationBasedPartitioner):
+        return "unclaimed", f"not claimed, and {name} does not say why", ""
+    name = type(partitioner).__name__
+    if path:
+        return "nested", f"{name} looks at the top graph only, and this is in {'.'.join(path)}", ""
+    config = partitioner.target_partitioner_configs.get(format_target_name(getattr(node.target, "__name__", "")))
+    if config is None:
+        return "op", f"{name} has no configuration for {graphs.operator_name(node)}", ""
+    check = f"{type(config).__name__}.check_constraints"
+    try:
+        taken = config.check_constraints(node, tagged)
+    except MemoryError:
+        raise
+    except Exception as error:  # a check that relies on what the partitioner did before
+        return "check", f"{check} raised {exception_text(error)}", check
+    if not taken:
+        return "check", _with_values(node, f"{check} returned False"), check
+    return "check", f"{type(config).__name__}.get_partition returned no partition with it", type(config).__name__
+
+
+def _cause(node: Node, words: str) -> str:
+    """Return the actual cause: ExecuTorch's check for XNNPACK says "invalid dtype" of all that is unusual."""
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    read = [tensor for value in values for tensor in measures.tensors(value)]
+    if words != "invalid dtype":
+        return words
+    if any(isinstance(value, (int, float, *SYMBOLS)) for value in values):
+        why = "one of its arguments is a number that is computed at run time, not a tensor"
+    elif any(map(has_free_unbacked_symbols, read)):
+        why = "one of its inputs has a size that depends on the values of a tensor"
+    elif any(isinstance(size, int) and size == 0 for tensor in read for size in tensor.shape):
+        why = "one of its inputs has no elements"
+    else:
+        return words
+    advice = "; with -1 in its place the shape needs none" if graphs.operator_name(node) in _SHAPED else ""
+    return f'{why} (the check says "{words}"){advice}'
+
+
+def _with_values(node: Node, reason: str) -> str:
+    """Add the types of an operator's inputs and results: reasons such as "invalid dtype" lack them."""
+
+    def types(nodes: Collection[Node]) -> list[str]:
+        found = [tensor for one in nodes for tensor in measures.tensors(one.meta.get("val"))]
+        return [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in found]
+
+    read, made = ", ".join(types(node.all_input_nodes)), ", ".join(types([node]))
+    return f"{reason} ({read or 'nothing'} -> {made or 'no tensor'})"

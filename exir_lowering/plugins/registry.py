@@ -146,7 +146,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
 
     partitioner = factory = load(PARTITIONERS, plugin_id)
     if callable(factory) and not isinstance(factory, Partitioner):
-        partitioner = _make(f"Partitioner {plugin_id!r}: calling {factory!r}", factory)
+        partitioner = create(f"Partitioner {plugin_id!r}: calling {factory!r}", factory)
     if not isinstance(partitioner, Partitioner):
         raise PluginLoadError(
             f"Partitioner {plugin_id!r}: got {type(partitioner).__name__}, expected an ExecuTorch Partitioner or a "
@@ -191,7 +191,7 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
         return (ExecutorchBackend if own is None else load_class(own))(candidate)
     backend = candidate
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        backend = note_made(_make(f"Backend {backend_id!r}: creating {_place(candidate, '.')}", candidate))
+        backend = note_made(create(f"Backend {backend_id!r}: creating {_place(candidate, '.')}", candidate))
     if not isinstance(backend, Backend):
         raise PluginLoadError(
             f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
@@ -205,7 +205,8 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     return backend
 
 
-def _make(what: str, factory: Callable[[], _Plugin]) -> _Plugin:
+def create(what: str, factory: Callable[[], _Plugin]) -> _Plugin:
+    """Make a plug-in without arguments; PluginLoadError, which begins with `what`, if that raises."""
     try:
         return factory()
     except MemoryError:
@@ -233,7 +234,7 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     """Turn a Delegate object or class into a Delegate; PluginLoadError for anything else, or if creating it raises."""
     delegate = candidate
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
-        delegate = _make(f"Delegate {delegate_id!r}: creating {_place(candidate, '.')}", candidate)
+        delegate = create(f"Delegate {delegate_id!r}: creating {_place(candidate, '.')}", candidate)
     if not isinstance(delegate, Delegate):
         raise PluginLoadError(
             f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."

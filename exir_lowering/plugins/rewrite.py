@@ -6,13 +6,13 @@ One is given as an object, registered in this process, or installed with an entr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch.fx import Node
 
-from exir_lowering.errors import InputError, PluginLoadError, exception_text
+from exir_lowering.errors import InputError, PluginLoadError
 from exir_lowering.graphs.ranges import Doubt as Doubt, ValueRanges
 from exir_lowering.plugins import registry
 
@@ -118,7 +118,11 @@ def find_rewrites(chosen: str | Sequence[Any]) -> tuple[Rewrite, ...]:
     """Return the rewrites of `LoweringOptions.rewrites`; InputError if it is invalid, or two have the same name."""
     found: dict[str, Rewrite] = {}
     for one in [chosen] if isinstance(chosen, str) else chosen:
-        for rewrite in _make("rewrites", one) if one != "none" else ():
+        if one == "none":
+            continue
+        given = registry.load(registry.REWRITES, one) if isinstance(one, str) else one
+        for candidate in given if isinstance(one, str) and isinstance(given, (list, tuple)) else [given]:
+            rewrite = _make(one, candidate)
             earlier = found.setdefault(rewrite.name, rewrite)
             if type(earlier) is not type(rewrite):
                 raise InputError(
@@ -128,37 +132,18 @@ def find_rewrites(chosen: str | Sequence[Any]) -> tuple[Rewrite, ...]:
     return tuple(found.values())
 
 
-def _make(who: str, candidate: Any) -> Iterator[Rewrite]:
-    if isinstance(candidate, str):
-        yield from _installed(candidate)
-    elif isinstance(candidate, Rewrite):
-        yield _check(candidate)
-    elif isinstance(candidate, type) and issubclass(candidate, Rewrite):
-        try:
-            made = candidate()
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise PluginLoadError(f"{who}: creating {candidate!r} raised {exception_text(error)}") from error
-        yield _check(made)
-    else:
-        raise InputError(f"{who}: got {candidate!r}, expected a name, a Rewrite object or a Rewrite class.")
-
-
-def _installed(name: str) -> Iterator[Rewrite]:
-    loaded = registry.load(registry.REWRITES, name)
-    for one in loaded if isinstance(loaded, (list, tuple)) else [loaded]:
-        if isinstance(one, str):
-            raise PluginLoadError(f"Rewrite {name!r}: got {one!r}, expected a Rewrite or a tuple of Rewrites.")
-        try:
-            yield from _make(f"Rewrite {name!r}", one)
-        except InputError as error:
+def _make(asked: Any, rewrite: Any) -> Rewrite:
+    """Return a checked Rewrite, for an object or a class that was given or is installed under a name."""
+    if isinstance(rewrite, type) and issubclass(rewrite, Rewrite):
+        who = f"Rewrite {asked!r}" if isinstance(asked, str) else "rewrites"
+        rewrite = registry.create(f"{who}: creating {rewrite!r}", rewrite)
+    if not isinstance(rewrite, Rewrite):
+        if isinstance(asked, str):
             raise PluginLoadError(
-                f"{error} Correct the entry point or the registration in group {registry.REWRITES!r}."
-            ) from error
-
-
-def _check(rewrite: Rewrite) -> Rewrite:
+                f"Rewrite {asked!r}: got {rewrite!r}, expected a Rewrite or a tuple of Rewrites. Correct the entry "
+                f"point or the registration in group {registry.REWRITES!r}."
+            )
+        raise InputError(f"rewrites: got {rewrite!r}, expected a name, a Rewrite object or a Rewrite class.")
     name, operators = getattr(rewrite, "name", None), getattr(rewrite, "operators", None)
     if not isinstance(name, str) or not name:
         raise PluginLoadError(f"Rewrite {type(rewrite).__qualname__}: the name is {name!r}, expected a text.")

@@ -69,7 +69,18 @@ def quantize(
         raise InputError(
             f"quantize: recipe: none is called {recipe!r}; did you mean 'xnnpack-int8'? Or pass a quantizer."
         )
-    _check_program(program)
+    if not isinstance(program, ExportedProgram) or program.dialect not in ("TRAINING", "ATEN"):
+        dialect = f" in the dialect {program.dialect}" if isinstance(program, ExportedProgram) else ""
+        raise InputError(
+            f"quantize: program: got a {type(program).__name__}{dialect}, expected a program of torch.export.export, "
+            "before it is converted: quantise first."
+        )
+    names = map(graphs.operator_name, filter(graphs.is_operator, program.graph.nodes))
+    already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
+    if already:
+        raise InputError(
+            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the float program."
+        )
     if calibration is None and not dynamic:
         raise InputError(
             "quantize: calibration: got None, but static quantisation takes the activation ranges from calls. Pass "
@@ -77,7 +88,15 @@ def quantize(
         )
     calls = [] if calibration is None else _read_calls(program, calibration, "calibration")
     measured = calls if check is None else _read_calls(program, check, "check")
-    kept = _find_kept(program, keep)
+    if isinstance(keep, str):
+        raise InputError(f"quantize: keep: got {keep!r}, expected a sequence of module paths, such as ['head'].")
+    known = list(dict.fromkeys(path for node in program.graph.nodes for path, _ in graphs.modules(node) if path))
+    for pattern in keep:
+        if not fnmatch.filter(known, pattern):
+            hint = did_you_mean(pattern, known, f" It has {few(known, 3) or 'none'}.")
+            raise InputError(f"quantize: keep: no module with an operator is called {pattern!r}.{hint}")
+    # What is inside one stays in float with it.
+    kept = tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in keep))
     kinds = f"{'dynamic' if dynamic else 'static'}, per {'channel' if per_channel else 'tensor'}"
     how = f"{recipe}, {kinds}" if isinstance(recipe, str) else type(recipe).__name__
     # Torch's interpreter of graphs, its random numbers and what torchao traces with belong to the whole process.
@@ -91,7 +110,7 @@ def quantize(
                 "convolutions and additions too, in float32, as torch.export.export gives them, before "
                 "run_decompositions, and not all of them in keep=."
             )
-        layers, names = _find_layers(module)
+        layers = _find_layers(module)
         observers = module.graph.find_nodes(op="call_module")
         for node in observers if not calls else ():  # the calls show the weights to theirs too
             source: Any = node.args[0]
@@ -132,7 +151,6 @@ def quantize(
         lost = [dataclasses.replace(one, sqnr=least.get(name, math.nan)) for name, one in layers.items()]
         lost.sort(key=lambda one: one.sqnr)
         errors = Errors(len(measured), check is None and not dynamic, tuple(outputs), tuple(lost))
-        _tidy(module, names)
         return Quantized(_export(module, program), how, errors, kept)
 
 
@@ -158,33 +176,6 @@ def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call
                     expected = f"{label} is {show(value)}, expected {show(fake)}"
                     raise InputError(f"quantize: {what}: call {number}: {expected}.")
     return calls
-
-
-def _check_program(program: object) -> None:
-    if not isinstance(program, ExportedProgram) or program.dialect not in ("TRAINING", "ATEN"):
-        dialect = f" in the dialect {program.dialect}" if isinstance(program, ExportedProgram) else ""
-        raise InputError(
-            f"quantize: program: got a {type(program).__name__}{dialect}, expected a program of torch.export.export, "
-            "before it is converted: quantise first."
-        )
-    names = map(graphs.operator_name, filter(graphs.is_operator, program.graph.nodes))
-    already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
-    if already:
-        raise InputError(
-            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the float program."
-        )
-
-
-def _find_kept(program: ExportedProgram, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths of modules that patterns name; what is inside one stays in float with it."""
-    if isinstance(patterns, str):
-        raise InputError(f"quantize: keep: got {patterns!r}, expected a sequence of module paths, such as ['head'].")
-    known = list(dict.fromkeys(path for node in program.graph.nodes for path, _ in graphs.modules(node) if path))
-    for pattern in patterns:
-        if not fnmatch.filter(known, pattern):
-            hint = did_you_mean(pattern, known, f" It has {few(known, 3) or 'none'}.")
-            raise InputError(f"quantize: keep: no module with an operator is called {pattern!r}.{hint}")
-    return tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns))
 
 
 def _call_torchao(name: str, *args: Any) -> GraphModule:
@@ -259,23 +250,20 @@ def _can_be(node: Node) -> bool:
     return not _is_whole(node) and all(value.ndim and value.is_floating_point() for value in tensors)
 
 
-def _find_layers(prepared: GraphModule) -> tuple[dict[str, LayerError], dict[tuple[str, int], str]]:
-    """Return the operators in int8 by the names of their nodes; and the names of weights, by reader and operand."""
-    layers, names = {}, {}
+def _find_layers(prepared: GraphModule) -> dict[str, LayerError]:
+    """Return the operators in int8, by the names of their nodes."""
+    layers = {}
     for node in prepared.graph.nodes:
         annotation: Any = node.meta.get("quantization_annotation")
         if node.op != "call_function" or annotation is None or not annotation.input_qspec_map:
             continue
-        size = 0
-        for index, operand in enumerate(node.args):
-            source = operand.args[0] if isinstance(operand, Node) and operand.op == "call_module" else None
-            if isinstance(source, Node) and source.op == "get_attr":
-                names[node.name, index] = str(source.target)
-                weight = graphs.attribute(prepared, str(source.target))
-                size += weight.numel() * (weight.element_size() - 1)
         if any(hasattr(spec, "dtype") for spec in annotation.input_qspec_map.values()):
+            observed = (one.args[0] for one in node.args if isinstance(one, Node) and one.op == "call_module")
+            held = [str(one.target) for one in observed if isinstance(one, Node) and one.op == "get_attr"]
+            weights = [graphs.attribute(prepared, name) for name in held]
+            size = sum(weight.numel() * (weight.element_size() - 1) for weight in weights)
             layers[node.name] = LayerError(graphs.module_stack(node), graphs.operator_name(node), math.nan, size)
-    return layers, names
+    return layers
 
 
 class _Run(Interpreter):
@@ -369,28 +357,12 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
     return module, state
 
 
-def _tidy(module: GraphModule, names: Mapping[tuple[str, int], str]) -> None:
-    """Drop the weights in float that are int8 now, and give their names to these."""
-    every = graphs.every_node(module)
-    used = {".".join((*path, str(node.target))) for path, node in every if node.op == "get_attr"}
-    for name in {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used:
-        path, _, last = name.rpartition(".")
-        delattr(module.get_submodule(path), last)
-    for user in module.graph.nodes:
-        for index, operand in enumerate(user.args):
-            held = operand.args if isinstance(operand, Node) and operand.op == "call_function" else ()
-            for suffix, node in zip(("", "_scale", "_zero_point"), held, strict=False):
-                if (user.name, index) in names and isinstance(node, Node) and str(node.target).startswith("_frozen"):
-                    path, _, last = (names[user.name, index] + suffix).rpartition(".")
-                    owner = module.get_submodule(path)
-                    last += "_int8" * hasattr(owner, last)
-                    owner.register_buffer(last, graphs.attribute(module, str(node.target)))
-                    node.target = f"{path}.{last}" if path else last
-    module.recompile()
-
-
 def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """Export a module that takes what a program does; InputError where it became another one in what it takes."""
+    used = {".".join((*path, str(node.target))) for path, node in graphs.every_node(module) if node.op == "get_attr"}
+    for name in {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used:
+        path, _, last = name.rpartition(".")
+        delattr(module.get_submodule(path), last)  # a weight in float that is int8 now
     called = convention.of_program("forward", program)
     fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
     shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]

@@ -129,7 +129,19 @@ def _passes(who: str, value: Any) -> Passes:
 
 def list_partitioners(value: Any, methods: Collection[str], who: str = "partitioners") -> dict[str, list[Partitioner]]:
     """Return the partitioners of each method in priority order; a method without any stays on the host."""
-    found = _by_method(who, value, methods, _list)
+
+    def read(who: str, value: Any) -> list[Partitioner]:
+        if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
+            value = [] if value is None else [value]
+        for one in value:
+            if not isinstance(one, (str, Partitioner)):
+                hint = " Create an instance of it." if isinstance(one, type) and issubclass(one, Partitioner) else ""
+                raise InputError(
+                    f"{who}: got {one!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
+                )
+        return [registry.find_partitioner(one) if isinstance(one, str) else one for one in value]
+
+    found = _by_method(who, value, methods, read)
     return {name: found.get(name, []) for name in methods}
 
 
@@ -146,20 +158,6 @@ def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[s
             )
     keys = {name: name if name in value else split(name)[0] for name in methods}
     return {name: read(f"{who}[{key!r}]", value[key]) for name, key in keys.items() if key in value}
-
-
-def _list(who: str, value: Any) -> list[Partitioner]:
-    if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
-        value = [] if value is None else [value]
-    found = []
-    for one in value:
-        if not isinstance(one, (str, Partitioner)):
-            hint = " Create an instance of it." if isinstance(one, type) and issubclass(one, Partitioner) else ""
-            raise InputError(
-                f"{who}: got {one!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
-            )
-        found.append(registry.find_partitioner(one) if isinstance(one, str) else one)
-    return found
 
 
 def check_options(value: Any) -> LoweringOptions:

@@ -18,6 +18,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
 from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
+from exir_lowering._upstream.legalizing import remove_effect_tokens
 from exir_lowering._upstream.operators import operator_name
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
@@ -26,8 +27,8 @@ from exir_lowering.graphs.measures import tensors
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
 from exir_lowering.steps import edge_errors, invariants
-from exir_lowering.steps.legalizing.fragments import Failed, Fragments, inline, runs_not
-from exir_lowering.steps.legalizing.linear import drop_checks
+from exir_lowering.steps.legalizing.fragments import Fragments, inline, runs_not
+from exir_lowering.steps.legalizing.registry import Failed
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
 
@@ -51,7 +52,7 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
     mode = fake_mode_of(program.graph_module)
     if mode is None:
         return None
-    drop_checks(program)
+    _drop_checks(program)
     editor, nodes = Editor(program, mode, {}, ()), list(graphs.every_node(program.graph_module))
     fragments = Fragments(mode, target, relaid=not any(path for path, _ in nodes))
     done: list[Legalization] = []
@@ -79,6 +80,20 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
     editor.finish()
     invariants.check_program(f"method {method.name}, legalized", program)
     return replace(method, program=program, legalized=(*method.legalized, *done))
+
+
+def _drop_checks(program: ExportedProgram) -> None:
+    """Remove what raises an error for singular matrices in eager mode: a file has their infinities and NaN instead."""
+    effects = [node for node in program.graph.nodes if graphs.operator_name(node) == "with_effects"]
+    if not any(str(node.args[1]) == _CHECKS for node in effects):
+        return
+    remove_effect_tokens(program)
+    for node in list(program.graph.nodes):
+        if graphs.operator_name(node) == _CHECKS:
+            program.graph.erase_node(node)
+
+
+_CHECKS = "aten._linalg_check_errors.default"
 
 
 def _lay_out_again(editor: Editor, moved: set[Node]) -> None:

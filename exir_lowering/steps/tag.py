@@ -15,7 +15,7 @@ from exir_lowering._upstream.programs import fake_mode_of, fix_signature
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Rejection, TaggedMethod
-from exir_lowering.plugins import asking, refusals
+from exir_lowering.plugins import asking
 from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
@@ -56,12 +56,11 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
             details={"partitioner": partitioner, "node": first[0]},
         )
     _check_tags(who, answer.tagged, answer.destinations)
-    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported)
     return TaggedMethod(
         name=method,
         program=graphs.copy_program(program, answer.tagged.graph_module),
         destinations=answer.destinations,
-        rejections=tuple(replace(rejection, method=method) for rejection in rejections),
+        rejections=tuple(replace(rejection, method=method) for rejection in answer.rejections()),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
 
@@ -84,17 +83,7 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
             while part in tagged.destinations:  # a partitioner may call its own tags so
                 part += "-"
             node.meta[DELEGATION_TAG], destinations[part] = part, spec
-    _follow_readers(tagged.program)
     return replace(tagged, destinations=destinations, rejections=tuple(rejections))
-
-
-def _follow_readers(program: ExportedProgram) -> None:
-    """Give a constant that must not be copied the tag that all its readers have now, or none: it is then an input."""
-    for node in program.graph.find_nodes(op="placeholder"):
-        if node.meta.get("no_copy") and node.meta.pop(DELEGATION_TAG, None) is not None:
-            tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
-            if len(tags) == 1 and None not in tags:
-                (node.meta[DELEGATION_TAG],) = tags
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:

@@ -10,12 +10,10 @@ test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module:
 
 from __future__ import annotations
 
-from exir_lowering.testing.api import check_backend, conformance_tests, run_conformance
 from exir_lowering.testing.samples import Case
-from exir_lowering.testing.suite import CASES
+from exir_lowering.testing.suite import CASES, check_backend, conformance_tests
 from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
 
 __all__ = [
     "CASES", "Case", "CaseResult", "ConformanceError", "ConformanceReport", "check_backend", "conformance_tests",
-    "run_conformance",
 ]  # fmt: skip

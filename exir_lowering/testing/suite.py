@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, exception_text
-from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.case_checks import CHECKS
 from exir_lowering.testing.cases import OPERATOR_CASES, PROGRAM_CASES
-from exir_lowering.testing.samples import Case, Sample, forget, take_sample
-from exir_lowering.testing.suite_report import CaseResult, ConformanceReport
-from exir_lowering.testing.trial import (
-    Broken,
-    Subject,
-    Trial,
-    Unsupported,
-    list_payloads,
-    lower_case,
-    take_fingerprint,
-)
+from exir_lowering.testing.samples import Case, forget, take_sample
+from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
+from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, list_payloads, lower_case
 
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators, element types, layouts and weights first, then whole programs."""
@@ -38,6 +31,10 @@ AVAILABLE = "suite/available"
 
 SOMETHING_PASSES = "suite/something-passes"
 """The name of the test that fails when the backend supports no case."""
+
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,33 @@ def make_suite(
         number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
         if tolerance is not None and not (number and 0 <= tolerance < math.inf):
             raise InputError(f"check_backend: got {name}={tolerance!r}, expected a number of at least 0, or None.")
-    backend_id, given = _find_backend(backend)
-    executor, note = _find_delegate(backend_id, delegate)
+    given: Any = None if isinstance(backend, str) else backend
+    kind = backend if isinstance(backend, type) else type(backend)
+    if isinstance(backend, str):
+        backend_id: Any = backend
+        registry.find_backend(backend)
+    else:
+        details = kind is backend and issubclass(kind, BackendDetails)
+        backend_id = kind.__name__ if details else getattr(backend, "backend_id", None)
+        if not issubclass(kind, (Backend, BackendDetails)) or not isinstance(backend_id, str) or not backend_id:
+            raise InputError(
+                f"check_backend: got {backend!r} as the backend, expected an exir_lowering.Backend with a backend_id "
+                "(object or class), an ExecuTorch BackendDetails class, or the id of an installed backend."
+            )
+        registry.as_backend(backend_id, backend)
+    if delegate is not None and backend_id in installed.own_backends():
+        raise InputError(
+            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
+            "the delegate out, or give the backend another id."
+        )
+    if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
+        raise InputError(
+            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
+            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
+        )
+    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
+    note = found.reason if isinstance(found, availability.Missing) else ""
+    executor: Any = None if note else found if delegate is None else delegate
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
     unavailable = None
@@ -95,39 +117,101 @@ def make_suite(
     return Suite(subject, chosen, note, delegate is not None, unavailable)
 
 
-def _find_backend(backend: Any) -> tuple[str, Any]:
-    if isinstance(backend, str):
-        registry.find_backend(backend)
-        return backend, None
-    if isinstance(backend, type) and issubclass(backend, BackendDetails):
-        return backend.__name__, backend
-    kind = backend if isinstance(backend, type) else type(backend)
-    backend_id = getattr(backend, "backend_id", None)
-    if not issubclass(kind, Backend) or not isinstance(backend_id, str) or not backend_id:
-        raise InputError(
-            f"check_backend: got {backend!r} as the backend, expected an exir_lowering.Backend with a backend_id "
-            "(object or class), an ExecuTorch BackendDetails class, or the id of an installed backend."
-        )
-    registry.as_backend(backend_id, backend)
-    return backend_id, backend
+def _with_arguments_of(other: Callable[_Given, Any]) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
+    """Give a function that hands all that it is given to another one the signature of that."""
+
+    def decorate(function: Callable[..., _Made]) -> Callable[_Given, _Made]:
+        returned = inspect.signature(function).return_annotation
+        signature = inspect.signature(other).replace(return_annotation=returned)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
-def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, str]:
-    """Return the delegate, and why nothing executes the files, "" when something does."""
-    if backend_id in installed.own_backends() and delegate is not None:
-        raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
-            "the delegate out, or give the backend another id."
-        )
-    if getattr(delegate, "delegate_id", backend_id) != backend_id:
-        raise InputError(
-            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
-        )
-    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
-    if isinstance(found, availability.Missing):
-        return None, found.reason
-    return found if delegate is None else delegate, ""
+@_with_arguments_of(make_suite)
+def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417  # the signature has them
+    """Try a backend and its delegate in every case, and raise when one fails.
+
+    A case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed, and
+    the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: what its
+    partitioner leaves stays on the host, and a case is skipped if the backend gets nothing of it. Without a
+    partitioner, it gets everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that
+    names what it does not take; then the case is skipped.
+
+    Args:
+        backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
+        delegate: The delegate that executes its payloads; it has to be available, or "suite/available" fails. None if
+            ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
+            executed, and cases are "lowered" rather than "passed".
+        partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
+            under the backend's id.
+        supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
+        compile_specs: The compile specs for the backend, if no partitioner gives them.
+        cases: Names of cases, patterns such as "ops/*", or cases of your own; by default all `CASES`.
+        atol: The absolute tolerance of floating-point numbers; by default it depends on their type.
+        rtol: The relative tolerance.
+
+    Returns:
+        The report: how many cases of each feature passed, and why the others were skipped.
+
+    Raises:
+        ConformanceError: A case failed, or all were skipped. The message names each failure; `report` has everything.
+        InputError: An argument is invalid.
+        UnknownPluginError: No backend or partitioner of that name is installed.
+        PluginLoadError: The backend or the delegate cannot be made.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
+        report = make_suite(*given, **named).report()
+    if not report.conforms:
+        raise ConformanceError(report)
+    return report
+
+
+@_with_arguments_of(make_suite)
+def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
+    """Make a pytest test of each case.
+
+        # test_my_backend.py
+        from exir_lowering.testing import conformance_tests
+        from my_package import MyBackend, MyDelegate
+
+        test_conformance = conformance_tests(MyBackend, MyDelegate)
+
+    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
+    with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
+    fails when the backend supports none of them, "suite/available" when the delegate that is given is not available.
+
+    The arguments are those of `check_backend`.
+
+    Returns:
+        A parametrised test function, to be given a name that begins with `test_`.
+
+    Raises:
+        InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
+    """
+    import pytest  # here, as only tests have it
+
+    suite = make_suite(*given, **named)
+    names = [case.name for case in suite.cases]
+    names += [SOMETHING_PASSES, AVAILABLE] if suite.with_delegate else [SOMETHING_PASSES]
+
+    @pytest.mark.parametrize("conformance_case", names)
+    def test_conformance(conformance_case: str) -> None:
+        if conformance_case == SOMETHING_PASSES:
+            if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
+                raise ConformanceError(suite.report())
+            return
+        result = suite.unavailable
+        if conformance_case != AVAILABLE:
+            result = suite.run(next(case for case in suite.cases if case.name == conformance_case))
+        if result is not None and result.status in ("skipped", "lowered"):
+            pytest.skip(result.text)
+        if result is not None and result.status == "failed":
+            pytest.fail(str(result), pytrace=False)
+
+    return test_conformance
 
 
 def _find_partitioner(
@@ -136,22 +220,19 @@ def _find_partitioner(
     """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
     if partitioner is not None and supports is not None:
         raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
-    # Whether a backend keeps state is nothing that a support of operators says.
-    refusing: Callable[[Case], bool] = lambda case: case.stateful  # noqa: E731
+    refuses_all = False
     if partitioner is None and supports is None:
         try:
             partitioner = registry.find_partitioner(backend_id)
         except UnknownPluginError:
-            supports, refusing = everything(), lambda case: True
-    if supports is None:
-        if isinstance(partitioner, str):
-            partitioner = registry.find_partitioner(partitioner)
-        if not isinstance(partitioner, Partitioner):
-            raise InputError(
-                f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
-                "installed one."
-            )
-        refusing = lambda case: False  # noqa: E731
+            supports, refuses_all = everything(), True
+    if isinstance(partitioner, str):
+        partitioner = registry.find_partitioner(partitioner)
+    if supports is None and not isinstance(partitioner, Partitioner):
+        raise InputError(
+            f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
+            "installed one."
+        )
 
     def make(case: Case) -> Partitioner:
         made = partitioner
@@ -161,13 +242,12 @@ def _find_partitioner(
         return RuledPartitioner(made, deny(op=list(case.host), required=False)) if case.host else made
 
     make(CASES[0])  # wrong arguments are reported at once
-    return make, refusing
+    # Whether a backend keeps state is nothing that a support of operators says.
+    return make, lambda case: refuses_all or (supports is not None and case.stateful)
 
 
 def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
-    if cases is None:
-        return CASES
-    listed = [cases] if isinstance(cases, (str, Case)) else cases
+    listed = CASES if cases is None else [cases] if isinstance(cases, (str, Case)) else cases
     if not isinstance(listed, Iterable):
         raise InputError(
             f"check_backend: got cases={cases!r}, expected names such as 'ops/add', patterns such as 'ops/*', or cases "
@@ -196,7 +276,9 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
 
 
 def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
-    counts: tuple[int, int] = (0, 0)
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+    counts = 0, 0
     try:
         ready = take_sample(case)
     except MemoryError:
@@ -207,7 +289,6 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
             "which run in eager PyTorch and can be exported."
         )
         return CaseResult(case.name, "failed", "build", text)
-    before = take_fingerprint(ready.edge)
     try:
         lowered = lower_case(subject, case, ready)
         methods = lowered.report.methods
@@ -216,52 +297,36 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         mine = sum(partition.backend_id == subject.backend_id for partition in taken)
         if mine < case.partitions:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
-            why = f"the backend got {mine} partitions, the case needs {case.partitions}"
-            raise Unsupported(why + "".join(reasons[:1]))
-        _check_deterministic(subject, case, ready, lowered)
-        content = _emit(case, lowered)
+            why = f"the backend got {mine} partitions, the case needs {case.partitions}{''.join(reasons[:1])}"
+            raise Unsupported(why)
+        try:
+            again = list_payloads(lower_case(subject, case, ready))
+        except Unsupported as reason:
+            text = f"the backend took the case once, and the second time it did not: {reason}"
+            raise Broken("determinism", text) from reason
+        for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
+            if first != second:
+                what = "payload" if first[0] != second[0] else "named data"
+                raise Broken(
+                    "determinism",
+                    f"the {what} of partition {number} differs when the same program is lowered twice. Equal programs "
+                    "have to give equal bytes, or files cannot be compared and cached: no time, id, counter, random "
+                    "number or order of a set may be in them.",
+                )
+        # State that stays on the host has no initial value in a file unless its names are given.
+        names = {name for method in case.build().values() for name in method.module} if case.stateful else set()
+        passes = [InitializedMutableBufferPass(sorted(names))] if names else []
+        try:
+            content = lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
+        except LoweringError as error:
+            raise Broken("emit", str(error)) from error
         if not note:
             CHECKS[case.check](Trial(subject, ready, lowered, content))
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", "", str(reason), *counts)
     except Broken as broken:
-        if take_fingerprint(ready.edge) != before:
-            forget(case)
+        forget(case)  # what was wrong may have changed it
         return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
     if note:
         return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
     return CaseResult(case.name, "passed", "", "", *counts)
-
-
-def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: LoweredMethods) -> None:
-    try:
-        again = list_payloads(lower_case(subject, case, ready))
-    except Unsupported as reason:
-        raise Broken("determinism", f"the backend took the case once, and the second time it did not: {reason}") from (
-            reason
-        )
-    for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
-        if first != second:
-            what = "payload" if first[0] != second[0] else "named data"
-            one, other = first[0], second[0]
-            at = next(
-                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, (one, other)))
-            )
-            raise Broken(
-                "determinism",
-                f"the {what} of partition {number} differs when the same program is lowered twice: from byte {at} on, "
-                f"{one[at : at + 24]!r} and {other[at : at + 24]!r}. Equal programs have to give equal bytes, or files "
-                "cannot be compared and cached: no time, id, counter, random number or order of a set may be in them.",
-            )
-
-
-def _emit(case: Case, lowered: LoweredMethods) -> bytes:
-    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-
-    # State that stays on the host has no initial value in a file unless its names are given.
-    names = [name for method in case.build().values() for name in method.module] if case.stateful else []
-    passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []
-    try:
-        return lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
-    except LoweringError as error:
-        raise Broken("emit", str(error)) from error

@@ -36,13 +36,6 @@ from exir_lowering.testing.samples import Call, Case, Sample
 Change = Callable[[bytes], bytes]
 
 
-@dataclass(slots=True, eq=False)
-class _WatchedHandle:
-    content: Any
-    executed: int = 0
-    destroyed: int = 0
-
-
 class WatchedDelegate(Delegate):
     """Hands everything on to another delegate, with payloads changed by `change` before they are compiled."""
 
@@ -52,15 +45,9 @@ class WatchedDelegate(Delegate):
         self.written: list[str] = []  # inputs that `execute` wrote to, in words
         self.accepted: list[str] = []  # wrong numbers of inputs that `execute` took without raising
         self.raised: list[str] = []  # what `destroy` raised
-        self.compiled = 0  # payloads
-        self.destroyed = 0  # handles
-        self.again = 0  # handles that were destroyed more than once
+        self.compiled = self.destroyed = 0
         self.kept: list[weakref.ref[Any]] = []  # handles that can be looked at without keeping them
         self.held: list[Any] = []  # handles that cannot and that hold others, such as tuples and lists, after `destroy`
-
-    def is_available(self) -> bool:
-        """Ask the delegate."""
-        return self.inner.is_available()
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
         """Let the delegate compile a payload, changed or not; no handle is none here too."""
@@ -69,44 +56,36 @@ class WatchedDelegate(Delegate):
         self.compiled += 1
         if type(content).__weakrefoffset__ and not isinstance(content, type):
             self.kept.append(weakref.ref(content))
-        return _WatchedHandle(content) if content is not None else None
+        return None if content is None else [content, 0]  # with how often it was executed
 
-    def execute(self, handle: _WatchedHandle, inputs: list[Any]) -> Sequence[Any]:
+    def execute(self, handle: list[Any], inputs: list[Any]) -> Sequence[Any]:
         """Let the delegate execute a payload, and compare its inputs before and after."""
-        if self.probe and handle.executed == 1:
-            self._probe(handle, inputs)
-        before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
-        outputs = self.inner.execute(handle.content, [v.data if isinstance(v, torch.Tensor) else v for v in inputs])
-        handle.executed += 1
-        self.written += [
-            f"input {number} of {len(inputs)}"
-            for number, (old, new) in enumerate(zip(before, inputs, strict=True))
-            if isinstance(new, torch.Tensor) and not _equal(old, new)
-        ]
-        return outputs
-
-    def _probe(self, handle: _WatchedHandle, inputs: list[Any]) -> None:
-        for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]):
-            if len(wrong) == len(inputs):
-                continue
+        content, executed = handle
+        for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]) if self.probe and executed == 1 and inputs else ():
             try:
-                self.inner.execute(handle.content, [value.clone() for value in wrong])
+                self.inner.execute(content, [value.clone() for value in wrong])
             except MemoryError:
                 raise
             except Exception:  # whatever it is, nothing was computed
                 continue
             self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
+        before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
+        outputs = self.inner.execute(content, [v.data if isinstance(v, torch.Tensor) else v for v in inputs])
+        handle[1] += 1
+        for number, (old, new) in enumerate(zip(before, inputs, strict=True)):
+            if isinstance(new, torch.Tensor) and not ((old == new) | ((old != old) & (new != new))).all():
+                self.written.append(f"input {number} of {len(inputs)}")
+        return outputs
 
-    def destroy(self, handle: _WatchedHandle) -> None:
+    def destroy(self, handle: list[Any]) -> None:
         """Let the delegate destroy a handle."""
-        handle.destroyed += 1
-        self.destroyed += handle.destroyed == 1
-        self.again += handle.destroyed == 2
-        if handle.destroyed == 1 and isinstance(handle.content, (tuple, list, dict, set)) and handle.content:
-            self.held.append(handle.content)
+        content = handle[0]
+        self.destroyed += 1
+        if isinstance(content, (tuple, list, dict, set)) and content:
+            self.held.append(content)
         try:
-            self.inner.destroy(handle.content)
+            self.inner.destroy(content)
         except MemoryError:
             raise
         except Exception as error:
@@ -120,10 +99,6 @@ class WatchedDelegate(Delegate):
         different.append([])
         references = [sys.getrefcount(content) for content in different]
         return len(kept) + sum(count > references[-1] for count in references[:-1])
-
-
-def _equal(old: torch.Tensor, new: torch.Tensor) -> bool:
-    return bool(((old == new) | ((old != old) & (new != new))).all())
 
 
 class Broken(Exception):
@@ -164,9 +139,8 @@ class Trial:
         """Make a delegate that is watched; None for one of the runtime's own."""
         if self.subject.delegate is None:
             return None
-        return WatchedDelegate(
-            registry.as_delegate(self.subject.backend_id, self.subject.delegate), change, probe=probe
-        )
+        inner = registry.as_delegate(self.subject.backend_id, self.subject.delegate)
+        return WatchedDelegate(inner, change, probe=probe)
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
@@ -187,14 +161,11 @@ class Trial:
         where = f"{when} of method {call.method!r}"
         try:
             outputs = program.run(call.method, *call.inputs)
-        except BackendContractError as error:
-            raise Broken("outputs", f"{where}: {error}") from error
-        except BackendFailure as error:
-            raise Broken("execute", f"{where}: {error}") from error
         except MemoryError:
             raise
         except Exception as error:
-            raise Broken("runtime", f"{where}: {error}") from error
+            check = {BackendContractError: "outputs", BackendFailure: "execute"}.get(type(error), "runtime")
+            raise Broken(check, f"{where}: {error}") from error
         problem = self.describe_difference(outputs, call)
         if problem:
             raise Broken("numbers", f"{where}: {problem}")
@@ -212,10 +183,8 @@ class Trial:
             try:
                 torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
             except AssertionError as error:
-                what = " ".join(str(error).split())
-                return f"output {number} is not that of eager PyTorch: {what} Got {_shorten(got)}, expected " + (
-                    f"{_shorten(expected)}."
-                )
+                what, one, other = (" ".join(str(each).split()) for each in (error, got, expected))
+                return f"output {number} is not that of eager PyTorch: {what} Got {one:.160}, expected {other:.160}."
         return ""
 
 
@@ -237,7 +206,13 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        refusal = _describe_refusal(error, sample.edge)
+        # Whoever gets another error, such as a KeyError of a table of operators, cannot tell a gap in the backend from
+        # a defect, nor what to leave on the host.
+        cause, refusal = error.__cause__, ""
+        if isinstance(cause, (NotImplementedError, LoweringError)) and not isinstance(cause, InvariantError):
+            names = {name for program in sample.edge.values() for name in _list_names(program) if name}
+            text = str(cause)
+            refusal = text if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names) else ""
         if refusal and subject.may_refuse(case):
             raise Unsupported(f"refused: {refusal}") from error
         if refusal:
@@ -262,19 +237,6 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     return lowered
 
 
-def _describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
-    """Return how a backend refused a program, with an error that names an operator, value, weight or type; else ""."""
-    # Whoever gets another one, such as a KeyError of a table of operators, cannot tell a gap in the backend from a
-    # defect, nor what to leave on the host.
-    cause = error.__cause__
-    if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):
-        return ""
-    text = str(cause)
-    names = {name for program in programs.values() for name in _list_names(program) if name}
-    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
-    return text if named else ""
-
-
 def _list_names(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
@@ -293,7 +255,7 @@ def _list_names(program: ExportedProgram) -> Iterator[str]:
 def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
     found = []
-    for module in _list_modules(lowered):
+    for module in list_modules(lowered):
         store = module.named_data_store_output
         tables = [] if store is None else [store.pte_data, *getattr(store, "external_data", {}).values()]
         data = {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
@@ -301,13 +263,8 @@ def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]
     return found
 
 
-def list_event_names(lowered: LoweredMethods) -> set[str]:
-    """Return what a profile without debug information calls the events of the backend's debug handle maps."""
-    maps = (module.meta.get("debug_handle_map") or {} for module in _list_modules(lowered))
-    return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
-
-
-def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+def list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+    """Return the delegates, in order."""
     return [
         graphs.attribute(module, target)
         for program in lowered.values()
@@ -329,8 +286,3 @@ def take_fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
         for name, digest in checksums.digest_weights(tensors).items():
             found[f"{name} of {method!r}"] = digest
     return found
-
-
-def _shorten(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 160 else f"{text[:160]}..."

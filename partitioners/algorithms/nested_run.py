@@ -21,7 +21,7 @@ from exir_lowering import (
     Rejection,
     graphs,
 )
-from exir_lowering.plugins import asking, refusals
+from exir_lowering.plugins import asking
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     with _hidden([*unseen, *calls]):
         answer = asking.ask(who, partitioner, program)
     hidden = {graphs.qualified_name(names[node][0], node) for node in (*unseen, *calls)}
-    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.reported, besides=hidden)
+    rejections = answer.rejections(besides=hidden)
     tags = _take_off(who, answer)
     if answer.tagged is not program:  # it tagged a copy
         _take_off(who, replace(answer, tagged=program))

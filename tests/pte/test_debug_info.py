@@ -124,8 +124,8 @@ class Fails(CompilerDemoDelegate):
 
     def execute(self, handle: Any, inputs: list[Any]) -> Any:
         error = RuntimeError("out of memory")
-        if handle.code.instructions[1:]:
-            error.debug_handle = handle.code.instructions[1].handle  # type: ignore[attr-defined]
+        if handle[0].instructions[1:]:
+            error.debug_handle = handle[0].instructions[1].handle  # type: ignore[attr-defined]
         raise error
 
 

@@ -256,16 +256,11 @@ def test_a_loop_that_never_ends() -> None:
             [1, [call("cond", True, g(2), g(2), [v(0)])], [v(0)]],
             [1, [call("cond", True, g(1), g(1), [v(0)])], [v(0)]],
         ),
-        (
-            call("cond", True, g(1), g(1), [v(0)]),
-            *([1, [call("cond", True, g(n), g(n), [v(0)])], [v(0)]] for n in range(2, 400)),
-            [1, [], [v(0)]],
-        ),
     ],
-    ids=["itself", "circle", "deep"],
+    ids=["itself", "circle"],
 )
 def test_graphs_that_call_each_other(graphs: Any) -> None:
-    with pytest.raises(InputError, match=r"its graphs (call each other in a cycle|are nested more than 100 deep)"):
+    with pytest.raises(InputError, match="its graphs call each other in a cycle"):
         run(payload(graphs[0], others=graphs[1:], results=[v(0)]), torch.ones(4))
 
 

@@ -124,7 +124,7 @@ class Notes(CompilerDemoDelegate):
         return super().compile(processed, compile_specs, context)
 
     def execute(self, handle: Any, inputs: list[Any]) -> Any:
-        with handle.context.event(self.identifier):
+        with handle[1].event(self.identifier):
             return super().execute(handle, inputs)
 
 

@@ -65,7 +65,7 @@ layer_norm: forms/3
 limits: random_graphs_with_host_operators_are_cut_within_the_caps/3
 memory_planning: the_plan_says_what_the_runtime_allocates/8
 mended_passes: concatenations_of_nothing_have_sizes/3 results_are_those_of_eager/6
-models: both_ways_are_equal/2 gradients_and_ten_steps_equal_eager/3 inference_equals_eager/8
+models: gradients_and_ten_steps_equal_eager/3 inference_equals_eager/8
     payloads_are_byte_identical_to_upstream/3
 nested: equals_eager/8 runtime_equals_eager/3 weights_reach_their_partition_and_nothing_is_left_over/3
 pins: without_a_feature_upstream_does_it/10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
@@ -19,22 +19,14 @@ from exir_lowering._upstream.value_keys import call_key, renew
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
+from exir_lowering.steps.legalizing import elements, linear, order, windows  # noqa: F401  each adds its rules
 from exir_lowering.steps.legalizing.faults import find_fault
 from exir_lowering.steps.legalizing.kernels import refuse
-from exir_lowering.steps.legalizing.registry import in_dtype
-from exir_lowering.steps.legalizing.rules import RULES
+from exir_lowering.steps.legalizing.registry import HALF, RULES, WHOLE, Failed, in_dtype, require
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})  # keys of node.meta that describe one node only
 _DEPTH = 4  # how often what a fragment consists of is replaced again
 UNCHECKED = EdgeCompileConfig(_check_ir_validity=False)
-_WIDER = (
-    ((torch.float16, torch.bfloat16), torch.float32),
-    ((torch.uint8, torch.int8, torch.int16, torch.int32), torch.int64),  # equal modulo the width of the narrow type
-)
-
-
-class Failed(Exception):
-    """No fragment is known that runs; its text is a clause about the last one that was tried."""
 
 
 @dataclass
@@ -49,14 +41,13 @@ class Fragments:
     def find(self, node: Node, depth: int = 0) -> GraphModule:
         """Return a graph that computes what a call does, and runs; Failed if there is none."""
         known = call_key(node)
-        key = node if known is None else (known, depth == 0)
+        key = node if known is None else (known, depth == 0, frozenset(_read_results(node)))
         if key not in self._known:
             try:
                 self._known[key] = self._make(node, depth)
             except Failed as failed:
                 self._known[key] = failed
-        made = self._known[key]
-        if isinstance(made, Failed):
+        if isinstance(made := self._known[key], Failed):
             raise made
         return made
 
@@ -78,42 +69,46 @@ class Fragments:
         raise Failed(why)
 
     def _try(self, node: Node, function: Callable[..., Any], depth: int) -> GraphModule:
-        wanted = list(tensors(node.meta["val"]))
+        wanted, read = list(tensors(node.meta["val"])), _read_results(node)
         if any(known_size(size) is None for value in wanted for size in value.shape):
             raise Failed("the size of its result depends on data")
         free, values = self.relaid and depth == 0, [operand.meta["val"] for operand in node.all_input_nodes]
 
         def compute(*values: Any) -> tuple[Any, ...]:
-            made = calling(node, function)(*values)
-            if made[0] is NotImplemented:
-                raise Failed("its rule does not cover these arguments")
-            return tuple(_laid_out(one, like, values, free) for one, like in zip(made, wanted, strict=True))
+            made = list(calling(node, function)(*values))
+            for number, (value, like) in enumerate(zip(made, wanted, strict=True)):
+                if value is None:
+                    require(number not in read)
+                    made[number] = torch.zeros(like.shape, dtype=like.dtype)
+                else:
+                    made[number] = _as(like, value, values, free)
+            return tuple(made)
 
         before = decided(self.mode.shape_env)
         try:
-            graph_module = trace(compute, values, self.mode, UNCHECKED)
+            fragment = trace(compute, values, self.mode, UNCHECKED)
         finally:
             narrowed = undecide(self.mode.shape_env, before)
         if narrowed:
             raise Failed("its decomposition would hold for some sizes only")
-        _check(graph_module, wanted)
-        for inner in list(graph_module.graph.nodes):
+        results: Any = fragment.graph.output_node().args[0]
+        for value, like in zip([one.meta["val"] for one in results], wanted, strict=True):
+            if value.dtype is not like.dtype or not measures.same_sizes(value.shape, like.shape):
+                raise Failed(f"its decomposition makes {value.dtype} {list(value.shape)}")
+        for inner in list(fragment.graph.nodes):
             if inner.op == "call_function" and runs_not(inner, self.target) is not None:
-                if inner.target is node.target and _read_types(inner) == _read_types(node):
+                if inner.target is node.target and _types(inner) == _types(node):
                     raise Failed("its decomposition consists of itself")
-                inline(inner, self.find(inner, depth + 1), attributes_of(graph_module, inner))
-        graph_module.graph.eliminate_dead_code()
-        return graph_module
+                inline(inner, self.find(inner, depth + 1), attributes_of(fragment, inner))
+        fragment.graph.eliminate_dead_code()
+        return fragment
 
 
 def runs_not(node: Node, target: Target) -> str | None:
     """Return why a call does not run, or not right, on the host; None if nothing is known against it."""
     if not graphs.is_operator(node):
         return None
-    why = refuse(node, target)
-    if why is None and (fault := find_fault(node)) is not None:
-        why = fault.says
-    return why
+    return refuse(node, target) or (fault.says if (fault := find_fault(node)) is not None else None)
 
 
 def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
@@ -121,19 +116,17 @@ def _candidates(node: Node) -> Iterator[Callable[..., Any]]:
     results = list(tensors(node.meta["val"]))
     if all(0 in [n for n in value.shape if type(n) is int] and not value.is_complex() for value in results):
         yield lambda *_, **__: [torch.zeros(value.shape, dtype=value.dtype) for value in results]
-    fault = find_fault(node)
-    if fault is not None:
-        yield fault.cure(node)
-    rule = RULES.get(graphs.operator_name(node))
-    if rule is not None:
+    fault, operator = find_fault(node), wrapped_operator(node.target)
+    if fault is not None and (fault.cure is not None or fault.wide):
+        cure = fault.cure or operator
+        yield in_dtype(cure, HALF, torch.float32) if fault.wide else cure
+    if (rule := RULES.get(graphs.operator_name(node))) is not None:
         yield rule
-    decomposition = own_decomposition(node.target)
-    if decomposition is not None:
+    if (decomposition := own_decomposition(node.target)) is not None:
         yield decomposition
-    read = set(_read_types(node))
-    for narrow, wide in _WIDER:
-        if read.intersection(narrow):
-            yield in_dtype(wrapped_operator(node.target), narrow, wide, node)
+    for narrow, wide in ((HALF, torch.float32), (WHOLE, torch.int64)):  # integers: equal modulo the narrow type's width
+        if not {*narrow}.isdisjoint(_types(node)):
+            yield in_dtype(operator, narrow, wide)
 
 
 def calling(node: Node, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
@@ -143,38 +136,36 @@ def calling(node: Node, function: Callable[..., Any]) -> Callable[..., tuple[Any
         given = dict(zip(node.all_input_nodes, values, strict=True))
         args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
         made = function(*args, **kwargs)
+        require(made is not NotImplemented)
         return tuple(made) if isinstance(made, (list, tuple)) else (made,)
 
     return compute
 
 
-def _laid_out(value: torch.Tensor, like: torch.Tensor, given: Any, free: bool) -> torch.Tensor:
-    """Return a value with its elements in the order of another one's if a kernel makes that; an input is copied."""
-    order = dim_order(like)
-    if dim_order(value) != order:
-        formats = {(0, 2, 3, 1): torch.channels_last, tuple(range(value.dim())): torch.contiguous_format}
-        if order not in formats:
-            if free:
-                return value.contiguous()
-            raise Failed("its result lies in memory in an order that no kernel makes")
-        return value.clone(memory_format=formats[order])
-    return value.clone() if any(value is one for one in given) else value
+def _as(like: torch.Tensor, value: torch.Tensor, given: Any, free: bool) -> torch.Tensor:
+    """Return a value in a type of the same kind and an order in memory that kernels make; an input is copied."""
+    integers = {value.dtype, like.dtype} <= {*WHOLE, torch.int64}
+    if integers or (value.is_floating_point() and like.is_floating_point()):
+        value = value.to(like.dtype)
+    layout = dim_order(like)
+    if dim_order(value) == layout:
+        return value.clone() if any(value is one for one in given) else value
+    formats = {(0, 2, 3, 1): torch.channels_last, tuple(range(value.dim())): torch.contiguous_format}
+    if layout in formats:
+        return value.clone(memory_format=formats[layout])
+    if not free:
+        raise Failed("its result lies in memory in an order that no kernel makes")
+    return value.contiguous()
 
 
-def _check(graph_module: GraphModule, wanted: list[torch.Tensor]) -> None:
-    """Check that a fragment makes what the call did."""
-    made = [one.meta["val"] for one in _results(graph_module)]
-    for value, like in zip(made, wanted, strict=True):
-        if value.dtype is not like.dtype or not measures.same_sizes(value.shape, like.shape):
-            raise Failed(f"its decomposition makes {value.dtype} {list(value.shape)}")
+def _read_results(node: Node) -> set[Any]:
+    """Return the numbers of the results of a call that something reads."""
+    if not isinstance(node.meta["val"], (list, tuple)):
+        return {0}
+    return {user.args[1] for user in node.users if user.users}
 
 
-def _results(fragment: GraphModule) -> Sequence[Node]:
-    results: Any = fragment.graph.output_node().args[0]
-    return cast(Sequence[Node], results)
-
-
-def _read_types(node: Node) -> list[torch.dtype]:
+def _types(node: Node) -> list[torch.dtype]:
     return [value.dtype for value in tensors([operand.meta.get("val") for operand in node.all_input_nodes])]
 
 
@@ -195,12 +186,12 @@ def inline(node: Node, fragment: GraphModule, constant: Constants) -> list[Node]
                 env[inner] = node.graph.node_copy(inner, env.__getitem__)
             env[inner].meta = {**inherited, "val": renew(inner.meta["val"], None)}
             made.append(env[inner])
-    results = [env[one] for one in _results(fragment)]
+    results: Any = fragment.graph.output_node().args[0]
     if isinstance(node.meta["val"], (list, tuple)):
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(env[results[user.args[1]]])
     else:
-        node.replace_all_uses_with(results[0])
+        node.replace_all_uses_with(env[results[0]])
     return made
 
 

@@ -6,8 +6,8 @@ torchao computes is traced, one call at a time, with dynamic sizes too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -31,7 +31,8 @@ def compute_plainly(program: ExportedProgram, *, fusing: bool) -> None:
         for node in reversed(found):  # so that what reads a table is replaced before it
             computed = own_decomposition(node.target)
             if graphs.operator_name(node) == _DEQUANTIZE:
-                lookups = [user for user in node.users if _looks_up(user, node)]
+                rows = cast(Any, node.args[1])[0] == 1  # whose scales can be taken too
+                lookups = [user for user in node.users if rows and graphs.operator_name(user) == _EMBEDDING]
                 if fusing and len(lookups) == len(node.users):
                     continue
                 for user in lookups:
@@ -43,21 +44,7 @@ def compute_plainly(program: ExportedProgram, *, fusing: bool) -> None:
                 module.graph.erase_node(node)
 
 
-def _looks_up(user: Node, table: Node) -> bool:
-    """Return whether rows of a table are taken, whose scales can be taken too."""
-    block: Any = table.args[1]
-    return graphs.operator_name(user) == _EMBEDDING and user.args[0] is table and block[0] == 1
-
-
-def _look_up(
-    indices: torch.Tensor,
-    table: torch.Tensor,
-    block: Sequence[int],
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    *rest: Any,
-    **kwargs: Any,
-) -> Any:
+def _look_up(indices: Any, table: Any, block: Any, scale: Any, zero_point: Any, *rest: Any, **kwargs: Any) -> Any:
     """Return rows of a table whose integers stand for numbers: an embedding, of which only these are computed."""
 
     def of_rows(values: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from exir_lowering.steps.legalizing.registry import require, rule
-
-Windows = tuple[Tensor, Tensor]
-"""Where along a dimension the windows read: by window and element the places, brought inside, and whether they were."""
+from exir_lowering.steps.legalizing.registry import require, rules
 
 
-@rule("constant_pad_nd")
 def _constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
     require(all(isinstance(each, int) for each in pad) and min(pad, default=0) < 0)
     for number in range(len(pad) // 2):
@@ -32,38 +28,42 @@ def _listed(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
     return given * count if len(given) == 1 else given
 
 
-def _windows(size: Any, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Windows:
-    reach = size + 2 * padding - dilation * (kernel - 1) - 1
-    count = reach // stride + 1
-    if ceil:
-        require(isinstance(size, int))
-        count = -(-reach // stride) + 1
-        count -= (count - 1) * stride >= size + padding
-    places = (torch.arange(count) * stride - padding).unsqueeze(-1) + torch.arange(kernel) * dilation
-    return torch.clamp(torch.clamp(places, min=0), max=size - 1), (places >= 0) & (places < size)
+def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> list[Tensor]:
+    """Return by dimension the places that windows read, by window and element; some lie outside."""
+    found = []
+    for size, length, step, pad, apart in zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, strict=True):
+        reach = size + 2 * pad - apart * (length - 1) - 1
+        count = reach // step + 1
+        if ceil:
+            require(isinstance(size, int))
+            count = -(-reach // step) + 1
+            count -= (count - 1) * step >= size + pad
+        found.append((torch.arange(count) * step - pad).unsqueeze(-1) + torch.arange(length) * apart)
+    return found
 
 
-def _adaptive(x: Tensor, counts: Sequence[int]) -> list[Windows]:
+def _adaptive(x: Tensor, counts: Sequence[int]) -> list[Tensor]:
     found = []
     for size, count in zip(x.shape[-len(counts) :], counts, strict=True):
         require(isinstance(size, int))
         width = max(-(-(place + 1) * size // count) - place * size // count for place in range(count))
         starts = torch.div(torch.arange(count) * size, count, rounding_mode="floor").unsqueeze(-1)
-        ends = torch.div((torch.arange(count) + 1) * size + (count - 1), count, rounding_mode="floor")
+        ends = torch.div((torch.arange(count) + 1) * size + (count - 1), count, rounding_mode="floor").unsqueeze(-1)
         places = starts + torch.arange(width)
-        found.append((torch.clamp(places, max=size - 1), places < ends.unsqueeze(-1)))
+        found.append(torch.where(places < ends, places, size))
     return found
 
 
-def _taken(x: Tensor, dim: int, windows: Windows, otherwise: Any) -> Tensor:
+def _taken(x: Tensor, dim: int, places: Tensor, otherwise: Any) -> Tensor:
     """Return what windows read along a dimension, counted from the end, each window's elements behind it."""
-    places, inside = windows
-    taken, after = x.index_select(dim, places.reshape(-1)), -1 - dim
+    size, after = x.shape[dim], -1 - dim
+    taken = x.index_select(dim, torch.clamp(torch.clamp(places, min=0), max=size - 1).reshape(-1))
     taken = taken.reshape(*x.shape[:dim], *places.shape, *x.shape[x.dim() - after :])
+    inside = (places >= 0) & (places < size)
     return torch.where(inside.reshape(*inside.shape, *[1] * after), taken, otherwise)
 
 
-def _greatest(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
+def _greatest(x: Tensor, windows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the maxima over windows and where they are: the first one, but of NaNs the last."""
     sizes, least = x.shape[-len(windows) :], -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     found, at = x, torch.arange(math.prod(sizes)).reshape(sizes).expand(x.shape)
@@ -79,139 +79,77 @@ def _greatest(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     return found, at
 
 
-def _all_windows(
-    x: Tensor, dims: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
-) -> list[Windows]:
+def _max_pool(dims: int, x: Tensor, kernel: Any, *given: Any) -> Any:
+    defaults: Any = ((), 0, 1, False)
+    stride, padding, dilation, ceil = given + defaults[len(given) :]
     kernel = _listed(kernel, dims)
-    given = (kernel, _listed(stride, dims, kernel), _listed(padding, dims), _listed(dilation, dims))
-    return [_windows(*each, ceil) for each in zip(x.shape[-dims:], *given, strict=True)]
+    steps = (_listed(stride, dims, kernel), _listed(padding, dims), _listed(dilation, dims))
+    return _greatest(x, _windows(x, kernel, *steps, ceil))
 
 
-def _max_pool(
-    dims: int, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
-    return _greatest(x, _all_windows(x, dims, kernel, stride, padding, dilation, ceil_mode))
-
-
-@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> Any:
-    return _greatest(x, _adaptive(x, output_size))
-
-
-def _summed(x: Tensor, windows: Sequence[Windows]) -> Tensor:
+def _mean(x: Tensor, windows: Sequence[Tensor], padding: Sequence[int], divisor: int | None = None) -> Tensor:
+    """Return the means over windows, of which padding counts too."""
+    found, count = x, torch.ones((), dtype=torch.int64)
     for dim in range(-1, -1 - len(windows), -1):
-        x = _taken(x, dim, windows[dim], 0).sum(dim)
-    return x
-
-
-@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", wide=torch.float32)
-def _adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Any:
-    windows = _adaptive(x, output_size)
-    return _summed(x, windows) / _summed(torch.ones(x.shape[-len(windows) :], dtype=x.dtype), windows)
-
-
-def _avg_pool(
-    dims: int,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    found = _summed(x, _all_windows(x, dims, kernel, stride, padding, 1, ceil_mode))
-    count = torch.ones((), dtype=torch.int64)
-    kernel = _listed(kernel, dims)
-    given = (kernel, _listed(stride, dims, kernel), _listed(padding, dims))
-    for number, (size, length, step, pad) in enumerate(zip(x.shape[-dims:], *given, strict=True)):
-        start = torch.arange(found.shape[number - dims]) * step - pad
-        end = torch.clamp(start + length, max=size + pad)
-        if not count_include_pad:
-            start, end = torch.clamp(start, min=0), torch.clamp(end, max=size)
-        count = count * (end - start).reshape([-1, *[1] * (dims - 1 - number)])
-    if divisor_override is not None:
-        count = torch.full((), divisor_override, dtype=torch.int64)
+        places, pad = windows[dim], padding[dim]
+        found = _taken(found, dim, places, 0).sum(dim)
+        counted = ((places >= -pad) & (places < x.shape[dim] + pad)).sum(-1)
+        count = count * counted.reshape([-1, *[1] * (-1 - dim)])
+    if divisor is not None:
+        count = torch.full((), divisor, dtype=torch.int64)
     return found / count.to(found.dtype) if x.is_floating_point() else torch.div(found, count, rounding_mode="trunc")
 
 
-for _dims in (2, 3):
-    rule(f"max_pool{_dims}d_with_indices")(partial(_max_pool, _dims))
-    rule(f"avg_pool{_dims}d", wide=torch.float32)(partial(_avg_pool, _dims))
+def _avg_pool(dims: int, x: Tensor, kernel: Any, *given: Any) -> Any:
+    defaults: Any = ((), 0, False, True, None)
+    stride, padding, ceil, pads_count, divisor = given + defaults[len(given) :]
+    kernel, pads = _listed(kernel, dims), _listed(padding, dims)
+    windows = _windows(x, kernel, _listed(stride, dims, kernel), pads, [1] * dims, ceil)
+    return _mean(x, windows, pads if pads_count else [0] * dims, divisor)
 
 
-@rule("convolution", wide=torch.float32)
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    """In three dimensions: by those in two, with the steps in depth as channels, or summed."""
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Any:
+    """In three dimensions: by those in two, with the steps in depth as channels."""
     require(x.dim() == 5)
-    (s, *flat_stride), (p, *flat_padding), (d, *flat_dilation), (o, *flat_output) = (
-        _listed(each, 3) for each in (stride, padding, dilation, output_padding)
-    )
+    *apart, transposed, output_padding, groups = given
+    apart = [_listed(each, 3) for each in (*apart, output_padding)]
+    (s, *flat_stride), (p, *flat_padding), (d, *flat_dilation), (o, *flat_output) = apart
     batch, channels, depth, *plane = x.shape
-    steps = weight.shape[2]
-    if not transposed:
+    reach = d * (weight.shape[2] - 1)
+    steps = [*range(weight.shape[2])]
+    if transposed:  # in depth the one backward, of steps that are set apart by zeros
+        x = F.pad(x.unsqueeze(3), [0, 0, 0, 0, 0, s - 1]).reshape(batch, channels, depth * s, *plane)
+        x = F.pad(x[:, :, : (depth - 1) * s + 1], [0, 0, 0, 0, reach - p, reach - p + o])
+        depth, s = (depth - 1) * s + 1 + 2 * (reach - p) + o, 1
+        steps.reverse()
+        weight = weight.transpose(1, 2).flatten(0, 1)
+    else:
         x = F.pad(x, [0, 0, 0, 0, p, p]) if p else x
-        made = (depth + 2 * p - d * (steps - 1) - 1) // s + 1
-        slices = [x[:, :, k * d : k * d + (made - 1) * s + 1 : s] for k in range(steps)]
-        x = torch.stack(slices, 3).permute(0, 2, 1, 3, 4, 5).reshape(batch * made, channels * steps, *plane)
-        weight = weight.reshape(weight.shape[0], -1, *weight.shape[3:])
-        found = F.conv2d(x, weight, bias, tuple(flat_stride), tuple(flat_padding), tuple(flat_dilation), groups)
-        return found.reshape(batch, made, *found.shape[1:]).permute(0, 2, 1, 3, 4).contiguous()
-    flat = x.permute(0, 2, 1, 3, 4).reshape(batch * depth, channels, *plane)
-    total: Any = None
-    for k in range(steps):
-        given = (weight[:, :, k], None, flat_stride, flat_padding, flat_output, groups, flat_dilation)
-        part = F.conv_transpose2d(flat, *given)
-        part = part.reshape(batch, depth, 1, *part.shape[1:])
-        part = F.pad(part, [0, 0, 0, 0, 0, 0, 0, s - 1]).reshape(batch, depth * s, *part.shape[3:])
-        part = F.pad(part[:, : (depth - 1) * s + 1], [0, 0, 0, 0, 0, 0, k * d, (steps - 1 - k) * d + o])
-        total = part if total is None else total + part
-    found = total[:, p : total.shape[1] - p].permute(0, 2, 1, 3, 4).contiguous()
-    return found if bias is None else found + bias.reshape(-1, 1, 1, 1)
+        depth, weight = depth + 2 * p, weight.flatten(1, 2)
+    made = (depth - reach - 1) // s + 1
+    slices = torch.stack([x[:, :, k * d : k * d + (made - 1) * s + 1 : s] for k in steps], 3)
+    rows = slices.permute(0, 2, 1, 3, 4, 5).reshape(batch * made, channels * len(steps), *plane)
+    if transposed:
+        found = F.conv_transpose2d(rows, weight, bias, flat_stride, flat_padding, flat_output, groups, flat_dilation)
+    else:
+        found = F.conv2d(rows, weight, bias, tuple(flat_stride), tuple(flat_padding), tuple(flat_dilation), groups)
+    return found.reshape(batch, made, *found.shape[1:]).permute(0, 2, 1, 3, 4).contiguous()
 
 
-def _unnormalized(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Return places in -1 to 1 as places in pixels, brought inside as the mode says."""
-    place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
-    if padding_mode == 1:
-        return torch.clamp(place, 0, size - 1)
-    if padding_mode == 2:
-        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
-        away = torch.fmod((place - low).abs(), 2 * span) if span else place * 0
-        place = torch.clamp(torch.minimum(away, 2 * span - away) + low, 0, size - 1)
-    return place
-
-
-@rule("grid_sampler_3d", wide=torch.float32)
-def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
-    batch, channels, *sizes = x.shape
-    require(interpolation_mode < 2 and all(isinstance(size, int) for size in sizes))
-    places = [_unnormalized(grid[..., 2 - k], sizes[k], padding_mode, align_corners) for k in range(3)]
-    shape = places[0].shape
-    flat = x.reshape(batch, channels, -1)
-    total: Any = None
-    for corner in range(1 if interpolation_mode == 1 else 8):
-        weight, inside, index = torch.ones_like(places[0]), None, torch.zeros(shape, dtype=torch.int64)
-        for k, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            low = torch.floor(place)
-            at = torch.round(place) if interpolation_mode == 1 else low + (corner >> k & 1)
-            if interpolation_mode == 0:
-                weight = weight * (place - low if corner >> k & 1 else low + 1 - place)
-            valid = (at >= 0) & (at < size)
-            inside = valid if inside is None else inside & valid
-            index = index * size + torch.clamp(torch.where(valid, at, 0), 0, size - 1).to(torch.int64)
-        wanted = index.reshape(batch, 1, -1).expand(batch, channels, index[0].numel()).contiguous()
-        value = flat.gather(2, wanted).reshape(batch, channels, *shape[1:])
-        part = torch.where(inside.unsqueeze(1), value * weight.unsqueeze(1), 0)  # type: ignore[union-attr]
-        total = part if total is None else total + part
-    return total
+rules(
+    {
+        "constant_pad_nd": _constant_pad,
+        "max_pool2d_with_indices": partial(_max_pool, 2),
+        "max_pool3d_with_indices": partial(_max_pool, 3),
+        "adaptive_max_pool2d adaptive_max_pool3d": lambda x, size: _greatest(x, _adaptive(x, size)),
+    }
+)
+rules(
+    {
+        "avg_pool2d": partial(_avg_pool, 2),
+        "avg_pool3d": partial(_avg_pool, 3),
+        "_adaptive_avg_pool2d _adaptive_avg_pool3d": lambda x, size: _mean(x, _adaptive(x, size), [0] * len(size)),
+        "convolution": _convolution,
+    },
+    wide=torch.float32,
+)

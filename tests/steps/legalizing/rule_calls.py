@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import operator_database
@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from exir_lowering.steps.legalizing.rules import RULES
+from exir_lowering.steps.legalizing.fragments import RULES
+from exir_lowering.steps.legalizing.registry import Failed
 
 
 class Recorder(TorchDispatchMode):
@@ -43,28 +44,32 @@ def calls(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[str, Any,
         yield from recorder.calls
 
 
-UNUSED = {
-    "aten._embedding_bag": 1,
-    "aten._embedding_bag_forward_only": 1,
-    "aten._linalg_det": 1,
-    "aten._linalg_slogdet": 2,
-}
-"""How many results of an operator count; the others are for its derivative, and partly unset."""
+def computed(name: str, args: Any, kwargs: Any, want: Sequence[Any]) -> list[Any] | None:
+    """Return what a rule computes, as a file has it: in the operator's types; None if it refuses."""
+    try:
+        got = RULES[name](*args, **kwargs)
+    except Failed:
+        return None
+    if got is NotImplemented:
+        return None
+    found = list(got) if isinstance(got, (list, tuple)) else [got]
+    return [None if one is None else one.to(like.dtype) for one, like in zip(found, want, strict=True)]
 
 
 def differences(name: str, operator: Any, args: Any, kwargs: Any, want: Any) -> list[str] | None:
     """Return how what a rule computes differs from what the operator did; None if it refuses."""
-    got = RULES[name](*args, **kwargs)
-    if got is NotImplemented:
+    want, exact = tree_leaves(want), [None]
+    got = computed(name, args, kwargs, want)
+    if got is None:
         return None
-    got, want, exact = tree_leaves(got), tree_leaves(want), [None]
     got, want = (operator_database.told(name, args, kwargs, found) for found in (got, want))
     with contextlib.suppress(Exception):  # of what takes no float64
         wide = tree_map(_wide, (args, kwargs))
         exact = tree_leaves(operator(*wide[0], **wide[1]))
     exact = exact if len(exact) == len(want) else [None] * len(want)
-    count = UNUSED.get(name.rpartition(".")[0], len(want))
-    told = [operator_database.difference(*each) for each in zip(got, want, exact, strict=True)][:count]
+    told = [
+        "" if each[0] is None else operator_database.difference(*each) for each in zip(got, want, exact, strict=True)
+    ]
     return [f"result {number}: {found}" for number, found in enumerate(told) if found]
 
 

@@ -1,6 +1,6 @@
 """Each known fault of the runtime's kernels: ExecuTorch's own file has it, ours computes what eager mode does.
 
-Where the first half of a test fails, a release has mended the kernel: its row in `faults.py` can go.
+Where the last check of a test fails, a release has mended the kernel: its row in `faults.py` can go.
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ CASES: dict[str, list[Case]] = {
         lambda x: torch.zeros(2, 4, dtype=x.dtype).index_add(0, torch.zeros(1024, dtype=torch.int64), x.reshape(-1, 4)),
         ROW,
     ),
-    "layer norm": [
-        (lambda x: F.layer_norm(x.reshape(-1, 64), (64,)), (ROW + 1000,)),
-        *halves(lambda x: F.layer_norm(x, (256,)), ROW[:, :256]),
-    ],
+    "layer norm": [(lambda x: F.layer_norm(x.reshape(-1, 64), (64,)), (ROW + 1000,))],
+    "half layer norm": halves(lambda x: F.layer_norm(x, (256,)), ROW[:, :256]),
     "group norm": [(lambda x: F.group_norm(x.reshape(2, 4, -1), 2), (ROW + 1000,))],
     "batch norm": [(lambda x: F.instance_norm(x.reshape(1, 4, -1)), (ROW + 1000,))],
     "remainder": [
@@ -94,10 +92,14 @@ CASES: dict[str, list[Case]] = {
         (lambda x: torch.view_as_real(torch.full_like(torch.complex(x, x), 1.0)), (ROW[0, :2],)),
     ],
     "max pool": [(lambda x: F.max_pool2d(x.reshape(1, 1, 3, 4), 2, 1), (ODD,))],
+    "empty": [(lambda x: x[:0].reshape(4, 0, 3).amax(2), (ODD,))],
+    "empty rows": [(lambda x: x[:0].reshape(4, 0).log_softmax(-1), (ODD,))],
+    "no dimension": [(lambda x: x[3].sum(0), (ODD,))],
 }
 
 
-REFUSED = {"mask", "complex"}  # the cure of the one would make a size that depends on data, and the other has none
+REFUSED = {"mask", "complex", "transform"}  # the cure of the first would make a size that depends on data
+ENDS = {"empty", "empty rows", "no dimension"}  # ExecuTorch's own files end the process
 
 
 def run_by_executorch(program: ExportedProgram, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
@@ -148,5 +150,6 @@ def test_a_fault_is_there_and_not_in_our_files(name: str, number: int) -> None:
     else:
         got = exir_lowering.load(exir_lowering.lower(program).emit().buffer).run("forward", *given)
         assert are_right(got, function, given)
-    theirs = run_by_executorch(program, given)
-    assert theirs is None or not are_right(theirs, function, given)
+    if name not in ENDS:
+        theirs = run_by_executorch(program, given)
+        assert theirs is None or not are_right(theirs, function, given)

@@ -17,8 +17,8 @@ from torchao.utils import unwrap_tensor_subclass
 
 from exir_lowering import inspect, load, lower
 from exir_lowering._upstream.legalizing import own_decomposition
+from exir_lowering.steps.legalizing.fragments import RULES
 from exir_lowering.steps.legalizing.plain import COMPUTED
-from exir_lowering.steps.legalizing.rules import RULES
 
 AO: Any = torch.ops.torchao
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
