@@ -184,16 +184,9 @@ def own_state(programs: Iterable[ExportedProgram]) -> None:
     for table in tables if copies else ():
         for name, tensor in list(table.items()):
             if isinstance(tensor, torch.Tensor) and (key := memory_key(tensor)) in copies:
-                table[name] = same_kind(copies[key][1], tensor)
-
-
-def same_kind(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a parameter if another one is: a program's tables have what its signature says."""
-    if isinstance(tensor, torch.nn.Parameter) == isinstance(like, torch.nn.Parameter):
-        return tensor
-    return (
-        tensor.detach() if isinstance(tensor, torch.nn.Parameter) else torch.nn.Parameter(tensor, requires_grad=False)
-    )
+                copied = copies[key][1]  # a program's tables have what its signature says
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                table[name] = torch.nn.Parameter(copied, requires_grad=False) if parameter else copied
 
 
 def memory_key(tensor: torch.Tensor) -> Hashable:

@@ -37,11 +37,6 @@ def find_highest(graph_module: GraphModule) -> int:
     return max((handle(node) or 0 for _, node in every_node(graph_module)), default=0)
 
 
-def are_complete(graph_module: GraphModule) -> bool:
-    """Return whether each computing node of a method has a handle."""
-    return all(node.op != "call_function" or handle(node) is not None for _, node in every_node(graph_module))
-
-
 def fill(graph_module: GraphModule) -> None:
     """Give a debug handle to each computing node that has none, in place, in nested graphs too.
 

@@ -111,8 +111,7 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: Exporte
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
     if unchanged is not None:
-        if not debug_handles.are_complete(unchanged.graph_module):
-            unchanged = debug_handles.copy_with_handles(unchanged)
+        unchanged = debug_handles.copy_with_handles(unchanged)
         _describe(unchanged.graph_module, nodes, known=frozenset(nodes))
     found = {handle: tuple(nodes[handle]) for handle in sorted(nodes)}
     return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
