@@ -128,7 +128,6 @@ contracts/suite: as_pytest_tests mistakes_that_few_programs_show_fail_in_few_cas
     the_suite_is_not_loaded_by_the_package
 dynamo/compilation: threads_call_one_compiled_function
 dynamo/distributed: two_processes_with_several_buckets
-dynamo/hugging_face: trainer_with_a_model_that_is_compiled_in_place accelerator_with_a_compiled_model
 dynamo/minifier: *
 dynamo/models: gradients_and_ten_steps_equal_eager(mobilenet_v2) inference_equals_eager(mobilenet_v2-reference)
 dynamo/profit: partitions_that_take_longer_than_in_pytorch_stay_there
