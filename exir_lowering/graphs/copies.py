@@ -200,6 +200,14 @@ def memory_key(tensor: torch.Tensor) -> Hashable:
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
+def memory_span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return from which address to which one the elements of a tensor lie; None if it has no memory of its own."""
+    if not isinstance(memory_key(tensor), tuple):
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
     """Copy a program, with values of its own (`val` in its metadata) if it has symbolic sizes.
 

@@ -43,7 +43,7 @@ def _fmod(a: Any, b: Any) -> Any:
     return torch.where(_apart(r, a, b), r - b, r)
 
 
-def _divide(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
+def _divide(a: Any, b: Any, *, rounding_mode: str | None) -> Any:
     a, b = _both(a, b)
     if a.is_floating_point() or rounding_mode is None:
         require(rounding_mode != "floor")
@@ -201,7 +201,7 @@ rules(
     {
         "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor": _remainder,
         "fmod.Tensor fmod.Scalar": _fmod,
-        "div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar": _divide,
+        "div.Tensor_mode div.Scalar_mode": _divide,
         _LEFT: lambda a, b: _shift(a, b, torch.bitwise_left_shift),
         _RIGHT: lambda a, b: _shift(a, b, torch.bitwise_right_shift),
         "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar": _power,
@@ -220,9 +220,10 @@ rules(
     {
         "exp2": lambda a: torch.pow(2.0, a),
         "hypot": _hypot,
+        "angle": lambda a: torch.where(a != a, math.nan, torch.where(a < 0, math.pi, 0.0)),
         "erfc": _erfc,
         "lgamma": _lgamma,
-        "digamma special_digamma": lambda x: _polygamma(0, x),
+        "digamma": lambda x: _polygamma(0, x),
         "polygamma": _polygamma,
     },
     wide=torch.float64,

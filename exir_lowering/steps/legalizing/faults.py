@@ -16,7 +16,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering.graphs.measures import tensors
-from exir_lowering.steps.legalizing.registry import HALF, Rule
+from exir_lowering.steps.legalizing.registry import HALF, Rule, require
 
 
 class Fault(NamedTuple):
@@ -117,6 +117,13 @@ def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return torch.where(inside > 0, float("nan"), found), torch.where(inside > 0, first, places)
 
 
+def _along_last(x: Tensor, dims: Any, *rest: Any) -> Tensor:
+    require(len(dims) == 1)
+    run = torch.ops.aten._fft_c2r.default if x.is_complex() else torch.ops.aten._fft_r2c.default
+    made: Tensor = run(x.movedim(dims[0], -1).contiguous(), [x.dim() - 1], *rest)
+    return made.movedim(-1, dims[0])
+
+
 def _clamped(x: Tensor, *bounds: int | None) -> Tensor:
     """PyTorch's bounds of unsigned bytes are bytes too."""
     return torch.clamp(x, *(None if each is None else int(each) % 256 for each in bounds))
@@ -161,8 +168,7 @@ FAULTS = (
     Fault("pool backward", f"{_POOL}_backward.default", "it leaves what no window chose as it was in memory",
           _of_floats),
     Fault("transform", "_fft_r2c.default _fft_c2r.default", "it transforms only what lies in memory as its result does",
-          lambda node: (order := dim_order(node.meta["val"])) != tuple(range(len(order))),
-          lambda *_, **__: NotImplemented),
+          lambda node: (order := dim_order(node.meta["val"])) != tuple(range(len(order))), _along_last),
     Fault("copy to complex", _COPY, "it converts only some types of floats to complex numbers",
           _becomes_complex, lambda x, *, dtype, **_: x.to(dtype.to_real()).to(dtype)),
     Fault("complex", "full.default full_like.default", "it makes no complex numbers",

@@ -127,13 +127,6 @@ def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, u
     return _substituted(a.mT, b.mT, not upper, unitriangular).mT
 
 
-def _old_solve_triangular(
-    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Any:
-    found = _substituted(a.mT if transpose else a, b, upper != transpose, unitriangular)
-    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
-
-
 def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Return the Cholesky factor, and the number of the first column that has none."""
     a, size = a.mT if upper else a, a.shape[-1]
@@ -164,7 +157,6 @@ rules(
         "_linalg_solve_ex": _solve,
         "linalg_inv_ex": lambda a, **_: _solve(a)[::3],
         "linalg_solve_triangular": _solve_triangular,
-        "triangular_solve": _old_solve_triangular,
         "linalg_cholesky_ex": _cholesky_ex,
         "cholesky": lambda a, upper=False: _cholesky_ex(a, upper=upper)[0],
         "cholesky_solve": _cholesky_solve,

@@ -108,13 +108,10 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return ((place.unsqueeze(-1) == torch.arange(bins)) & inside.unsqueeze(-1)).sum(0).to(x.dtype)
 
 
-def _places(x: Tensor, index: Tensor) -> Tensor:
-    return torch.where(index < 0, index + x.numel(), index).to(torch.int64)
-
-
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    places = torch.where(index < 0, index + x.numel(), index).to(torch.int64).reshape(-1)
     put = x.reshape(-1).scatter_add if accumulate else x.reshape(-1).scatter
-    return put(0, _places(x, index).reshape(-1), source.reshape(-1)).reshape(x.shape)
+    return put(0, places, source.reshape(-1)).reshape(x.shape)
 
 
 def _written(view: Callable[..., Tensor], x: Tensor, src: Tensor, *args: Any) -> Tensor:
@@ -202,7 +199,6 @@ rules(
         "searchsorted.Tensor searchsorted.Scalar": _searchsorted,
         "bucketize.Tensor bucketize.Scalar": lambda values, ordered, **given: _searchsorted(ordered, values, **given),
         "histc": _histc,
-        "take": lambda x, index: x.reshape(-1)[_places(x, index)],
         "put": _put,
         "diagonal_scatter": partial(_written, torch.diagonal),
         "as_strided_scatter": partial(_written, torch.as_strided),

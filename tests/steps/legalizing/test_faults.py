@@ -98,7 +98,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-REFUSED = {"mask", "complex", "transform"}  # the cure of the first would make a size that depends on data
+REFUSED = {"mask", "complex"}  # the cure of the one would make a size that depends on data, and the other has none
 ENDS = {"empty", "empty rows", "no dimension"}  # ExecuTorch's own files end the process
 
 
