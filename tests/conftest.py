@@ -7,6 +7,7 @@ come first, so that the workers end at the same time.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -19,9 +20,18 @@ import quantizer_patterns
 from schedule import SECONDS, choose_nightly, group_of
 
 
+class _Defects(logging.Handler):
+    """Fails a test in which a built-in rewrite raises: lowering logs it, and leaves the rewrite out."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        assert "a defect of exir-lowering" not in message, message
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep xdist from ordering groups by their number of tests, start the fork server early, and keep a cache apart."""
     gc.set_threshold(10_000)  # programs are many small objects that live
+    logging.getLogger("exir_lowering.steps.rewrite").addHandler(_Defects())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup, and in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "EXIR_LOWERING_CACHE" not in os.environ:

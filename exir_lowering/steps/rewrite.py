@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,9 @@ from exir_lowering.steps.rewriting.probing import Candidate, choose
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
 
+_log = logging.getLogger(__name__)
+
+_OURS = "exir_lowering.rewrites."  # the modules of rewrites that users did not write, and cannot mend
 _DEPTH = 16  # how often what a rewrite made may be rewritten again before that is an error
 
 
@@ -157,33 +161,46 @@ class _Walk:
     def _propose(self, rewrite: Rewrite, node: Node) -> Node | None:
         """Return the node by which a rewrite would replace a node, perhaps one of `editor.made`; None if there is none.
 
-        Raise RewriteContractError if it raised, or named what cannot be an equal value.
+        Raise RewriteContractError if it raised, or its answer is invalid; a rewrite of this package is left out then.
         """
-        who, editor = self._who(rewrite, node), self.editor
         try:
-            new: object = rewrite.rewrite(node, editor.at(node, rewrite.name))
+            new = self._ask(rewrite, node)
+        except RewriteContractError as error:
+            if not type(rewrite).__module__.startswith(_OURS):
+                raise
+            _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
+            advice = "This is a defect of exir-lowering: please report it."
+            new = Doubt(node, str(error).removesuffix("."), advice)
+        if isinstance(new, Doubt):
+            about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
+            self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
+        elif new is not None and new is not node and self.editor.may_replace(node, new):
+            return new
+        self.editor.discard()
+        return None
+
+    def _ask(self, rewrite: Rewrite, node: Node) -> Node | Doubt | None:
+        """Return what a rewrite says; RewriteContractError if it raised, or named what cannot be an equal value."""
+        who = self._who(rewrite, node)
+        try:
+            new: object = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
         except MemoryError:
             raise
         except Exception as error:
             raise RewriteContractError(f"{who} raised {exception_text(error)}") from error
-        if isinstance(new, Doubt):
-            about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
-            self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
-        elif new is not None:
-            if not isinstance(new, Node) or new.graph is not node.graph or new in editor.gone:
-                raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
-            if new is not node and not new < node:
-                raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
-            if any(node in one.all_input_nodes for one in editor.made):
-                what = f"replaced it by {new.name}, which depends on it"
-                raise RewriteContractError(f"{who} {what}. Use its operands instead.")
-            old, got = (_describe(one.meta.get("val")) for one in (node, new))
-            if old != got:
-                raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
-            if new is not node and editor.may_replace(node, new):
-                return new
-        editor.discard()
-        return None
+        if new is None or isinstance(new, Doubt):
+            return new
+        if not isinstance(new, Node) or new.graph is not node.graph or new in self.editor.gone:
+            raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
+        if new is not node and not new < node:
+            raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
+        if any(node in one.all_input_nodes for one in self.editor.made):
+            what = f"replaced it by {new.name}, which depends on it"
+            raise RewriteContractError(f"{who} {what}. Use its operands instead.")
+        old, got = (_describe(one.meta.get("val")) for one in (node, new))
+        if old != got:
+            raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
+        return new
 
     def _who(self, rewrite: Rewrite, node: Node) -> str:
         return f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"

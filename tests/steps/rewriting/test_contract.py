@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,20 @@ def test_what_is_not_a_value_for_the_node_is_refused_by_name(function: Any, mess
     with pytest.raises(RewriteContractError, match=re.escape(message)) as caught:
         lower(rewrite(function))
     assert "'other'" in str(caught.value)
+
+
+def test_a_rewrite_of_this_package_that_fails_is_left_out_and_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the handler of tests/conftest.py, which makes that a failure.
+    monkeypatch.setattr(logging.getLogger("exir_lowering.steps.rewrite"), "handlers", [])
+    broken = rewrite(lambda node, scope: scope.call("aten.no.such", node.args[0]))
+    type(broken).__module__ = "exir_lowering.rewrites.broken"
+    with caplog.at_level(logging.WARNING, "exir_lowering"):
+        method = lower(broken).report.methods[0]
+    (refused,) = method.refused_rewrites
+    assert "raised AttributeError" in refused.reason and "report it" in refused.advice
+    assert not method.rewritings and "raised AttributeError" in caplog.text
 
 
 def test_operators_are_given_by_name() -> None:
