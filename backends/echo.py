@@ -11,12 +11,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from exir_lowering import Backend, BackendContext, CompileSpec, PreprocessResult
 
-_KINDS = {
-    InputKind.PARAMETER: "parameter",
-    InputKind.BUFFER: "buffer",
-    InputKind.CONSTANT_TENSOR: "constant",
-    InputKind.USER_INPUT: "input",
-}
+_KINDS = {InputKind.CONSTANT_TENSOR: "constant", InputKind.USER_INPUT: "input"}
 
 
 class EchoBackend(Backend):
@@ -42,29 +37,20 @@ class EchoBackend(Backend):
         """Describe every partition, with the size of the whole group."""
         partitions = sum(len(programs) for programs in edge_programs.values())
         group = f"group: {len(edge_programs)} methods, {partitions} partitions"
-        return {
-            method: [
-                PreprocessResult(
-                    "\n".join(
-                        ["echo 1", group, f"method {method}: partition {i} of {len(programs)}", *_lines(program, specs)]
-                    ).encode()
-                )
-                for i, (program, specs) in enumerate(zip(programs, compile_specs[method], strict=True), start=1)
-            ]
-            for method, programs in edge_programs.items()
-        }
-
-
-def _lines(program: ExportedProgram, compile_specs: list[CompileSpec]) -> Iterator[str]:
-    for spec in compile_specs:
-        yield f"spec {spec.key} = {spec.value!r}"
-    signature = program.graph_signature
-    yield from _graph_lines(program.graph_module, signature.input_specs, "")
-    for output in signature.output_specs:
-        if output.kind is OutputKind.BUFFER_MUTATION:
-            yield f"writes {output.target} <- {output.arg.name}"
-    results = [output.arg.name for output in signature.output_specs if output.kind is OutputKind.USER_OUTPUT]
-    yield f"return {', '.join(results)}"
+        found: dict[str, list[PreprocessResult]] = {}
+        for method, programs in edge_programs.items():
+            found[method] = []
+            for i, (program, specs) in enumerate(zip(programs, compile_specs[method], strict=True), start=1):
+                outputs = program.graph_signature.output_specs
+                lines = [
+                    *("echo 1", group, f"method {method}: partition {i} of {len(programs)}"),
+                    *(f"spec {spec.key} = {spec.value!r}" for spec in specs),
+                    *_graph_lines(program.graph_module, program.graph_signature.input_specs, ""),
+                    *(f"writes {o.target} <- {o.arg.name}" for o in outputs if o.kind is OutputKind.BUFFER_MUTATION),
+                    f"return {', '.join(o.arg.name for o in outputs if o.kind is OutputKind.USER_OUTPUT)}",
+                ]
+                found[method].append(PreprocessResult("\n".join(lines).encode()))
+        return found
 
 
 def _graph_lines(module: torch.fx.GraphModule, specs: list[InputSpec], indent: str) -> Iterator[str]:

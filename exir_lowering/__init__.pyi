@@ -10,7 +10,6 @@ from .errors import (
     LoweringError as LoweringError,
     MemoryRequirementError as MemoryRequirementError,
     PartitionerContractError as PartitionerContractError,
-    PartitionTooLargeError as PartitionTooLargeError,
     PluginLoadError as PluginLoadError,
     RewriteContractError as RewriteContractError,
     UnknownPluginError as UnknownPluginError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -261,12 +261,9 @@ def _lower(
                 programs = ((method.program, *(one.program for one in method.partitions)) for method in extracted)
                 own_state(itertools.chain.from_iterable(programs))
             set_aside()
-            by_backend: dict[str, list[Partition]] = {}  # in the order in which backends first occur
-            for one in itertools.chain.from_iterable(method.partitions for method in extracted):
-                by_backend.setdefault(one.backend_id, []).append(one)
-            groups = tuple(BackendGroup(backend_id, tuple(found)) for backend_id, found in by_backend.items())
-            called = {backend_id: registry.find_backend(backend_id, backends) for backend_id in by_backend}
-            return Partitioned(methods, tuple(extracted), planned, groups, called, families)
+            groups = _group(extracted)
+            called = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+            return Partitioned(methods, tuple(extracted), planned, tuple(groups), called, families)
 
         def lower_group(group: BackendGroup, backend: Backend) -> list[LoweredPartition]:
             with session.timed("preprocess"):
@@ -356,3 +353,11 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
+
+
+def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
+    """Group the partitions of all methods by backend, in the order in which backends first occur."""
+    found: dict[str, list[Partition]] = {}
+    for partition in itertools.chain.from_iterable(method.partitions for method in methods):
+        found.setdefault(partition.backend_id, []).append(partition)
+    return [BackendGroup(backend_id, tuple(partitions)) for backend_id, partitions in found.items()]

@@ -1,4 +1,4 @@
-"""XNNPACK, which is part of ExecuTorch's runtime in every wheel: its partitioner, and its payloads."""
+"""XNNPACK, which is part of ExecuTorch's runtime in every wheel: its partitioner, and what keeps its numbers right."""
 
 from exir_lowering.public_names import from_stub
 

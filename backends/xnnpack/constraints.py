@@ -63,10 +63,6 @@ def _refuse_quantised_scalar(node: Node) -> str | None:
     return None
 
 
-def _refuse_no_dimensions(node: Node) -> str | None:
-    return "XNNPACK has no transpose of a tensor without dimensions" if _tensor(node).dim() == 0 else None
-
-
 def _is_copy(node: Node) -> bool:
     return node.op == "call_function" and _name(node) in ("clone", "_clone_dim_order")
 
@@ -89,12 +85,6 @@ def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:
     outputs = node.meta["val"].shape[-1]
     if given is not None and (_tensor(given).numel() != outputs or _tensor(given).shape[-1:] != (outputs,)):
         return "the bias has to have one element for each output"
-    return None
-
-
-def _refuse_layer(node: Node) -> str | None:
-    if graphs.sources.is_part_of_linear(node):
-        return "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions"
     return None
 
 
@@ -310,6 +300,13 @@ _refuse_dimensions = _unless(
 _refuse_factors = _unless(
     lambda node: all(node.kwargs.get(name, 1) == 1 for name in ("alpha", "beta")),
     "alpha and beta are left out of the payload",
+)
+_refuse_no_dimensions = _unless(
+    lambda node: _tensor(node).dim() > 0, "XNNPACK has no transpose of a tensor without dimensions"
+)
+_refuse_layer = _unless(
+    lambda node: not graphs.sources.is_part_of_linear(node),
+    "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions",
 )
 _refuse_single_image = _unless(_is_image, "the input has to have four dimensions")
 

@@ -60,7 +60,8 @@ programs = {name: export(model, (tokens,), dynamic_shapes=length) for name, mode
 lowered = {name: exir_lowering.lower(program, "xnnpack") for name, program in programs.items()}
 
 # What the base has goes into base.ptd. A weight's key is its name, or a digest of its content where XNNPACK has it.
-keys = {row.key for row in lowered["plain"].emit().stored if row.kind != "payload"}
+keys = set()
+lowered["plain"].emit(external_weights=lambda key, size: keys.add(key))  # which puts it nowhere else
 contents = set()
 for name in models:
     artifact = lowered[name].emit(external_weights=lambda key, size: "base" if key in keys else None)

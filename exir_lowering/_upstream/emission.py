@@ -13,14 +13,9 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  #
 from executorch.exir.emit import _emitter as et_emitter  # records what it emits only for the top graphs of methods
 from torch.export.graph_signature import InputKind
 
-from exir_lowering._upstream.delegates import LoweredBackendModule, named_buffers
+from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.locks import during, replacing
 from exir_lowering._upstream.loops import emitting_loops
-
-
-def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
-    """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
-    return {key: content for key, _, content in named_buffers(manager._named_data)}
 
 
 def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:

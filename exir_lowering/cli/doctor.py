@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -42,18 +43,36 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _examine() -> dict[str, Any]:
+    from importlib import metadata
+
     from exir_lowering._upstream import installed, pins
     from exir_lowering.plugins import registry
+    from exir_lowering.runtime.native import shim
     from exir_lowering.steps.cache.store import find_folder
 
     for module in pins.vendor_modules():
-        _import(module)
-    problem = installed.runtime_failure()
+        try:
+            import_module(module)
+        except MemoryError:
+            raise
+        except Exception:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
+            continue
+    delegates = {"compiler": "", "library": "", "problem": ""}  # in Python, for which a library is compiled
+    try:
+        delegates["library"] = str(shim.folder())
+        delegates["compiler"] = " ".join(shim.compiler())
+        shim.library()
+    except (LoweringError, OSError, ImportError) as error:
+        delegates["problem"] = str(error)
+    versions = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": versions,
         "machine": platform.platform(),
-        "runtime": {"problem": problem or "", "backends": sorted(installed.own_backends())},
-        "delegates": _examine_delegates(),
+        "runtime": {"problem": installed.runtime_failure() or "", "backends": sorted(installed.own_backends())},
+        "delegates": delegates,
         "cache": str(find_folder(True)),
         "plugins": [
             {
@@ -69,38 +88,6 @@ def _examine() -> dict[str, Any]:
             for name, feature in pins.FEATURES.items()
         ],
     }
-
-
-def _examine_delegates() -> dict[str, str]:
-    """Say whether delegates in Python can be executed by the runtime; the library that they need is compiled for it."""
-    from exir_lowering.runtime.native import shim
-
-    found = {"compiler": "", "library": "", "problem": ""}
-    try:
-        found["library"] = str(shim.folder())
-        found["compiler"] = " ".join(shim.compiler())
-        shim.library()
-    except (LoweringError, OSError, ImportError) as error:
-        found["problem"] = str(error)
-    return found
-
-
-def _import(module: str) -> None:
-    try:
-        import_module(module)
-    except MemoryError:
-        raise
-    except Exception:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
-        return
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--etrecord", action="store_true", help="also write OUT.etrecord, for ExecuTorch's Inspector")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many partitions are lowered at once")
-    parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
     caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
@@ -142,10 +140,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.share_state == "auto":
         _warn_of_unshared(artifact)
     if arguments.json:
-        report = json.loads(artifact.report.to_json())
-        if arguments.sizes:
-            report["stored"] = [asdict(row) for row in artifact.stored]
-        print(json.dumps(report, indent=2))
+        print(json.dumps(json.loads(artifact.report.to_json()), indent=2))
     else:
         _print_tables(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
@@ -190,10 +185,6 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         say(f"{method.name}: planned memory {describe_memory(method.memory)}.")
     for refused in lowered.report.refused:
         say(f"{refused}.")
-    if arguments.sizes:
-        from exir_lowering.steps import placement
-
-        make_console().print(placement.table(artifact.stored, limit=20))
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and (arguments.partitioner or arguments.variant):
         from exir_lowering.plans.formatting import many

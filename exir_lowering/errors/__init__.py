@@ -10,7 +10,6 @@
     ├── MemoryRequirementError           a method's tensors take more memory than the options allow
     ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
-    ├── PartitionTooLargeError           what a backend raises that wants smaller partitions
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
     ├── LimitError                       a run of a file went over one of its limits, and was ended
     └── InvariantError                   a defect of exir-lowering itself
@@ -135,23 +134,6 @@ class BackendFailure(LoweringError):
     def __init__(self, message: str, *, debug_handle: int | None = None) -> None:
         super().__init__(message)
         self.debug_handle = debug_handle
-
-
-class PartitionTooLargeError(LoweringError):
-    """What a backend may raise for a partition that is too large for it.
-
-    With `LoweringOptions(on_backend_error="split")` it gets smaller ones, from then on in the whole lowering.
-
-    Attributes:
-        operators: How many operators a partition may have, at least 1; None if that is not the limit.
-        bytes: How many bytes of weights a partition may read: of its parameters, buffers and constants, each counted
-            once, in the dtypes that the backend gets. None if that is not the limit.
-    """
-
-    def __init__(self, message: str, *, operators: int | None = None, bytes: int | None = None) -> None:
-        super().__init__(message)
-        self.operators = None if operators is None else max(1, int(operators))
-        self.bytes = None if bytes is None else max(0, int(bytes))
 
 
 class BackendUnavailableError(LoweringError):

@@ -1,10 +1,14 @@
-"""In-place operators on intermediate values: what is read after one of them is its result."""
+"""In-place operators on intermediate values: what is read after one of them is its result.
+
+Composite operators return what they are given, or views of it, only where they declare it: others that do so, in a
+program that writes, were replaced before (`graphs.inlining`).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from networkx.utils import UnionFind
 from torch.fx import Graph, Node
@@ -15,92 +19,48 @@ from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.value_keys import MEMORY, evaluate, renew
-from exir_lowering.fast.calls import CallKeys, DistinctCall
-from exir_lowering.graphs.inlining import storages_of
+from exir_lowering.fast.calls import CallKeys
 from exir_lowering.graphs.measures import tensors
 
 
-class _Found(NamedTuple):
-    """What is found out about a call by running it."""
-
-    shared: tuple[int, ...]  # the numbers of the operands whose memory its result is in
-    is_view: bool = False  # whether the result is another tensor in that memory
-    untouched: bool = False  # whether it writes nothing, such as dropout in inference
-
-
-def _run(call: DistinctCall, mode: FakeTensorMode, *, gradients: bool) -> _Found:
-    """Find out about a call; if it fails, it may share memory with all operands."""
-    own = [renew(value, mode, gradients=gradients) for value in call.values]
-    before = [version(tensor) for tensor in tensors(own)]
-    value_of = dict(zip(call.operands, own, strict=True)).__getitem__
-    try:
-        result = evaluate(call.node, call.node.target, value_of, mode, gradients=False)
-    except MemoryError:
-        raise
-    except Exception:
-        result = None
-    if result is None:
-        return _Found(tuple(range(len(own))))
-    storages, returned = storages_of(result), set(map(id, tensors(result)))
-    shared = tuple(index for index, value in enumerate(own) if storages & storages_of(value))
-    is_view = any(not returned <= set(map(id, tensors(own[index]))) for index in shared)
-    return _Found(shared, is_view, before == [version(tensor) for tensor in tensors(own)])
+def _shared(node: Node) -> Iterator[Node]:
+    """Yield the operands whose memory a node's result may be in."""
+    if node.op != "call_function":
+        return
+    if not operators.is_overload(node.target):
+        yield from node.all_input_nodes
+        return
+    for argument in operators.list_arguments(node.target):
+        if argument.aliased:
+            given = pytree.tree_leaves(graphs.argument(node, argument.name))
+            yield from (each for each in given if isinstance(each, Node))
 
 
-class _Aliases:
-    """Which values of a graph may share memory."""
+def _is_new(node: Node) -> bool:
+    """Return whether a node's result is in separate memory."""
+    return not any(True for _ in _shared(node))
 
-    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
-        self._keys, self._mode = CallKeys(), mode
-        self._places: Any = UnionFind(graph.nodes)
-        for node in graph.nodes:
-            self._places.union(node, *self._shared(node))
-        self._members: dict[Node, list[Node]] = defaultdict(list)
-        for node in graph.nodes:
-            self._members[self._places[node]].append(node)
 
-    def _shared(self, node: Node) -> Iterator[Node]:
-        """Yield the operands whose memory a node's result may be in."""
-        if node.op != "call_function":
-            return
-        if not operators.is_overload(node.target):
-            yield from node.all_input_nodes
-        elif operators.is_composite(node.target):  # it may return what it is given, whatever it declares
-            yield from (node.all_input_nodes[index] for index in self._found(node).shared)
-        else:
-            for argument in operators.list_arguments(node.target):
-                if argument.aliased:
-                    given = pytree.tree_leaves(graphs.argument(node, argument.name))
-                    yield from (each for each in given if isinstance(each, Node))
-
-    def _found(self, node: Node, *, gradients: bool = True) -> _Found:
-        """Return what is found out by running a call, once for equal ones."""
-        call = self._keys.call(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
-        key = ("memory", gradients, call.key)
-        known: _Found | None = None if call.local else MEMORY.find(key)
-        if known is None:
-            known = _run(call, self._mode, gradients=gradients)
-            if not call.local:
-                MEMORY.put(key, known)
-        return known
-
-    def untouched_by(self, node: Node) -> bool:
-        """Return whether an in-place operator writes nothing."""
-        return operators.is_composite(node.target) and self._found(node, gradients=False).untouched
-
-    def is_view(self, node: Node) -> bool:
-        """Return whether a node's result is another tensor in the memory of an operand."""
-        if node.op != "call_function" or is_mutable(node):
-            return False
-        return self._found(node).is_view if operators.is_composite(node.target) else not self.is_new(node)
-
-    def is_new(self, node: Node) -> bool:
-        """Return whether a node's result is in separate memory."""
-        return not any(True for _ in self._shared(node))
-
-    def of(self, node: Node) -> list[Node]:
-        """Return the values that may share memory with one, with itself, in order."""
-        return self._members[self._places[node]]
+def _writes_nothing(node: Node, mode: FakeTensorMode) -> bool:
+    """Return whether an in-place operator writes nothing, such as dropout in inference, which is composite."""
+    if not operators.is_composite(node.target):
+        return False
+    call = CallKeys().call(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
+    key = ("writes nothing", call.key)
+    known: tuple[bool] | None = None if call.local else MEMORY.find(key)
+    if known is None:
+        own = [renew(value, mode, gradients=False) for value in call.values]
+        before = [version(tensor) for tensor in tensors(own)]
+        try:
+            evaluate(node, node.target, dict(zip(call.operands, own, strict=True)).__getitem__, mode, gradients=False)
+            known = (before == [version(tensor) for tensor in tensors(own)],)
+        except MemoryError:
+            raise
+        except Exception:
+            known = (False,)
+        if not call.local:
+            MEMORY.put(key, known)
+    return known[0]
 
 
 def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
@@ -108,21 +68,26 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return []
-    aliases = _Aliases(graph, mode)
+    places: Any = UnionFind(graph.nodes)
+    for node in graph.nodes:
+        places.union(node, *_shared(node))
+    members: dict[Node, list[Node]] = defaultdict(list)  # what may share memory, in order
+    for node in graph.nodes:
+        members[places[node]].append(node)
     order = {node: index for index, node in enumerate(graph.nodes)}
     left = []
     for node in mutating:
-        if aliases.untouched_by(node):
+        if _writes_nothing(node, mode):
             continue
-        versions, shared = _list_versions(node), aliases.of(node)
+        versions, shared = _list_versions(node), members[places[node]]
         # Nothing else that may share the memory is an input, or is read after the write; and torch makes views of what
         # was written when they are first read.
         others = [member for member in shared if order[member] < order[node] and member not in versions]
         if (
             not versions
-            or not aliases.is_new(versions[-1])
+            or not _is_new(versions[-1])
             or any(one.op != "call_function" or any(order[user] >= order[node] for user in one.users) for one in others)
-            or any(order[member] > order[node] and aliases.is_view(member) for member in shared)
+            or any(order[one] > order[node] and not is_mutable(one) and not _is_new(one) for one in shared)
         ):
             left.append(node)
             continue

@@ -184,16 +184,9 @@ def own_state(programs: Iterable[ExportedProgram]) -> None:
     for table in tables if copies else ():
         for name, tensor in list(table.items()):
             if isinstance(tensor, torch.Tensor) and (key := memory_key(tensor)) in copies:
-                table[name] = same_kind(copies[key][1], tensor)
-
-
-def same_kind(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a parameter if another one is: a program's tables have what its signature says."""
-    if isinstance(tensor, torch.nn.Parameter) == isinstance(like, torch.nn.Parameter):
-        return tensor
-    return (
-        tensor.detach() if isinstance(tensor, torch.nn.Parameter) else torch.nn.Parameter(tensor, requires_grad=False)
-    )
+                copied = copies[key][1]  # a program's tables have what its signature says
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                table[name] = torch.nn.Parameter(copied, requires_grad=False) if parameter else copied
 
 
 def memory_key(tensor: torch.Tensor) -> Hashable:
@@ -205,6 +198,14 @@ def memory_key(tensor: torch.Tensor) -> Hashable:
     if not address:
         return id(tensor)
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def memory_span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return from which address to which one the elements of a tensor lie; None if it has no memory of its own."""
+    if not isinstance(memory_key(tensor), tuple):
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:

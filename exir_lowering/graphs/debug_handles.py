@@ -37,11 +37,6 @@ def find_highest(graph_module: GraphModule) -> int:
     return max((handle(node) or 0 for _, node in every_node(graph_module)), default=0)
 
 
-def are_complete(graph_module: GraphModule) -> bool:
-    """Return whether each computing node of a method has a handle."""
-    return all(node.op != "call_function" or handle(node) is not None for _, node in every_node(graph_module))
-
-
 def fill(graph_module: GraphModule) -> None:
     """Give a debug handle to each computing node that has none, in place, in nested graphs too.
 
@@ -109,20 +104,6 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int]) -> Preprocess
 def list_handles(graph_module: GraphModule) -> list[int]:
     """Return the handles of a graph and of its nested graphs, in ascending order."""
     return sorted({found for _, node in every_node(graph_module) if (found := handle(node)) is not None})
-
-
-def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
-    """Return the first entry of a backend's debug handle map with a handle that its partition does not have.
-
-    The map has one or several handles for each identifier. Returned are the identifier and the first of its handles
-    that no operator has; None if all exist.
-    """
-    known = frozenset(list_handles(graph_module))
-    for identifier, named in handle_map.items():
-        for each in as_tuple(named):
-            if isinstance(each, bool) or not isinstance(each, int) or each not in known:
-                return identifier, each
-    return None
 
 
 def as_tuple(named: Any) -> tuple[Any, ...]:

@@ -49,13 +49,12 @@ def _features(code: Code, data: Data) -> set[str]:
     kinds = {instruction[0] for chain in code.chains for instruction in chain}
     used = {_WORDS[kind] for kind in kinds - {KERNEL, DELEGATE}}
     used |= {"several arenas"} if len(code.arenas) > 2 else set()
-    for value, stored in zip(code.values, code.storage, strict=True):
-        tensor = value.content
-        if not isinstance(tensor, Tensor) or stored is None:
+    for tensor in (value.content for value in code.values):
+        if not isinstance(tensor, Tensor):
             continue
         used |= {"a dynamic shape"} if tensor.dynamic else set()
         used |= {"an unbound shape"} if tensor.unbound else set()
-        if stored.name is not None:
+        if tensor.external:
             used.add(_DATA_FILE)
         elif tensor.stored:
             used.add("first values of state" if tensor.planned else "weights of the host")

@@ -27,14 +27,14 @@ def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
     spans = _spans(code, instructions, spec.state, begun)
     tensors: list[PlannedTensor] = []
     by_arena: dict[int, list[PlannedTensor]] = defaultdict(list)
-    for value, (known, storage) in enumerate(zip(code.values, code.storage, strict=True)):
+    for value, known in enumerate(code.values):
         tensor = known.content
-        if not isinstance(tensor, Tensor) or storage is None or storage.planned is None or value not in spans:
+        if not isinstance(tensor, Tensor) or tensor.planned is None or value not in spans:
             continue
         name, dtype = names.get(value, f"value {value}"), str(tensor.dtype).removeprefix("torch.")
-        where = storage.planned.arena, storage.planned.offset, 0 if tensor.unbound else tensor.size
+        where = tensor.planned.arena, tensor.planned.offset, 0 if tensor.unbound else tensor.size
         tensors.append(PlannedTensor(value, name, dtype, tensor.sizes, *where, *spans[value]))
-        by_arena[storage.planned.arena].append(tensors[-1])
+        by_arena[tensor.planned.arena].append(tensors[-1])
     sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
     arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
     return Memory(arenas, tuple(tensors), sum(code.arenas))

@@ -150,18 +150,17 @@ class _Reader:
 
     def _add_tensors(self, code: Code, known: MethodProvenance) -> None:
         """Add the weights of the host, and the first values of state."""
-        for index, (value, storage) in enumerate(zip(code.values, code.storage, strict=True)):
-            tensor = value.content
-            if not isinstance(tensor, Tensor) or storage is None or not tensor.stored:
+        for index, tensor in enumerate(value.content for value in code.values):
+            if not isinstance(tensor, Tensor) or not tensor.stored:
                 continue
-            name = known.values.get(index) or storage.label or ""
-            kind: Kind = "state" if tensor.planned else "constant"
-            content, size = storage.content, tensor.size
+            name = known.values.get(index) or tensor.label or ""
+            kind: Kind = "constant" if tensor.planned is None else "state"
+            content, size = tensor.content, tensor.size
             if content is not None and not tensor.unbound:
                 start = _place(self.file, content)
                 self._add(kind, f"{kind} at byte {start}", name, content[:size], size, code.name)
-            elif storage.name is not None:
-                self._add(kind, storage.name, name, None, size, code.name)
+            elif tensor.external:
+                self._add(kind, str(tensor.label), name, None, size, code.name)
 
     def _delegate(self, code: Code, number: int, checked: PayloadContent | None) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -15,7 +15,7 @@ from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import make_table, middle, printable, render
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport
 
 MOST = 30
 """How many rows of a list are shown; the others are counted."""
@@ -67,24 +67,24 @@ def _weights(report: FileReport) -> str:
 
 def to_text(report: FileReport, width: int) -> str:
     """Return a report as plain text; see `FileReport.to_text`."""
-    lines = render(_parts(report, width), width)
+    lines = render(_parts(report), width)
     return summary(report, width) + lines + "".join(f"\n{to_text(one, width)}" for one in report.data)
 
 
-def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], most: int = MOST) -> Iterator[Padding]:
+def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Padding]:
     """Yield a table under a title, nothing if it has no rows; columns that end in a space are of numbers."""
     if not rows:
         return
     names, numbers = [name.strip() for name in columns], [name.strip() for name in columns if name.endswith(" ")]
-    cells = (map(printable, row) for row in rows[:most])
+    cells = (map(printable, row) for row in rows[:MOST])
     table = make_table(names, cells, numbers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     yield Padding(Text(printable(title)), (1, 0, 0, 2))
     yield Padding(table, (0, 0, 0, 4))
-    if len(rows) > most:
-        yield Padding(Text(f"and {len(rows) - most:,} more"), (0, 0, 0, 4))
+    if len(rows) > MOST:
+        yield Padding(Text(f"and {len(rows) - MOST:,} more"), (0, 0, 0, 4))
 
 
-def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
+def _parts(report: FileReport) -> Iterator[RenderableType]:
     methods, rows = {method.name: method for method in report.methods}, list[tuple[str, ...]]()
     for line in report.families:
         method = methods[line.method]
@@ -112,7 +112,6 @@ def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
     yield from section(f"every byte: {report.size:,}", ("bytes ", "what", "share "), kinds)
     if (known := report.provenance) is not None:
         facts = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
-        facts += [("plan", known.plan)] * bool(known.plan)
         for name, made in known.methods.items():
             facts.append((f"{name}: partitioners", ", ".join(made.partitioners) or "none"))
             facts += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in made.rewrites.items()]
@@ -126,26 +125,20 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
     rows = [row for delegate in method.delegates for row in _delegate(delegate)]
     yield from section("delegates", ("#", "backend", "payload ", "has"), rows)
     tensors = {tensor.value: tensor for tensor in method.memory.tensors}
-    arenas = [
-        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(tensors, arena.tensors))
-        for arena in method.memory.arenas
-    ]
+    arenas = []
+    for arena in method.memory.arenas:
+        makers = few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in arena.tensors), _FEW)
+        arenas.append((str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), makers))
     yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
-
-
-def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
-    return few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values), _FEW)
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:
     operators = Counter(operator.name for operator in delegate.operators)
-    specs = [f"{key}={spec(value)}" for key, value in delegate.compile_specs]
+    specs = []
+    for key, value in delegate.compile_specs:
+        plain = value.isascii() and value.decode().isprintable()
+        specs.append(f"{key}={middle(value.decode() if plain else value.hex(), 40)}")
     words = [shown.format_count(operators, 6)] * bool(operators) + specs
     yield str(delegate.number), delegate.backend, f"{delegate.payload_bytes:,}", "; ".join(words)
     for operator in delegate.operators[:MOST]:
         yield "", "", "", f"{operator.name}: {', '.join(operator.inputs)} -> {', '.join(operator.outputs)}"
-
-
-def spec(value: bytes) -> str:
-    """Return the value of a compile spec in words, or in hexadecimal."""
-    return middle(value.decode() if value.isascii() and value.decode().isprintable() else value.hex(), 40)

@@ -41,25 +41,19 @@ class CacheUse:
         method: The method.
         partition: The id of the partition.
         hit: Whether the result was in the cache.
-        differs: The parts of the key in which the nearest entry differs; () for a hit, or if there is no other entry.
         reason: Why there is no key for it, "" if there is one.
     """
 
     method: str
     partition: str
     hit: bool
-    differs: tuple[str, ...] = ()
     reason: str = ""
 
     def explain(self) -> str:
         """Return what happened, in words."""
         if self.hit:
             return "taken from the cache"
-        if self.reason:
-            return f"not cached: {self.reason}"
-        if self.differs:
-            return f"the nearest entry differs in: {', '.join(self.differs)}"
-        return "the cache has no similar entry"
+        return f"not cached: {self.reason}" if self.reason else "not in the cache"
 
     def __str__(self) -> str:
         return f"{self.method} {self.partition}: {self.explain()}"

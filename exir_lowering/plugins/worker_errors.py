@@ -18,7 +18,6 @@ class InWorkerError(Exception):
 
 def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
     """Return the header that reports an error, with the traceback of what was raised."""
-    too_large = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
     return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
@@ -26,7 +25,6 @@ def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any
         "trace": "".join(traceback.format_exception(raised)),
         "debug_handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
-        "too_large": too_large and [str(too_large), too_large.operators, too_large.bytes],
     }
 
 
@@ -42,9 +40,6 @@ def raise_error(header: dict[str, Any]) -> None:
         return
     name = header["type"]
     kind: Any = getattr(errors, name) if name in (*_MORE, *_PLAIN) else errors.LoweringError
-    cause: Exception = InWorkerError(f"in the worker:\n{header['trace']}")
-    if header["too_large"] is not None:
-        text, operators, size = header["too_large"]
-        cause, cause.__cause__ = errors.PartitionTooLargeError(text, operators=operators, bytes=size), cause
+    cause = InWorkerError(f"in the worker:\n{header['trace']}")
     more = {each: header[each] for each in _MORE.get(name, ())}
     raise (MemoryError if name == "MemoryError" else kind)(header["text"], **more) from cause

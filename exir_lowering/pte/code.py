@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from exir_lowering.pte import slots
@@ -15,7 +15,7 @@ from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.slots import ExecutionPlan, InstructionArguments as _Kinds, KernelTypes as K
-from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
+from exir_lowering.pte.value_kinds import KINDS, Allocation, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
 PlanInstruction: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
@@ -69,72 +69,48 @@ _CODES: Mapping[int, str] = {
 """The types of numbers, and of the items of lists."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Where a tensor lies in planned memory."""
-
-    arena: int  # the number of the memory
-    offset: int  # the byte where it starts there
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where the content of a tensor is."""
-
-    planned: Allocation | None  # None when it does not lie in planned memory
-    content: memoryview | None = None  # in the file; the initial one when it lies in planned memory; None for none
-    name: str | None = None  # of the content in a data file; None when it is in none
-    label: str | None = None  # what the model calls it, where the file says so; of what a data file has: its name
-
-
-def read_value(
+def _value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
-) -> tuple[ValueSpec, Storage | None]:
-    """Read a value, and where its content is if it is a tensor; one in a data file is added to `external`, by name."""
+) -> ValueSpec:
+    """Read a value; a tensor in a data file is added to `external`, by name."""
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
     if kind not in KINDS or (content is None and kind != K.NULL):
         raise CorruptError(f"value {number} has the unknown type {kind}, or no content")
     if content is None or kind == K.NULL:
-        return ValueSpec(K.NULL, None), None
+        return ValueSpec(K.NULL, None)
     if kind == K.TENSOR:
         try:
-            tensor, storage = _tensor(content, arenas, data, external)
+            tensor = _tensor(content, arenas, data)
+            known = layout(content, slots.Tensor)
+            if tensor.external and external.setdefault(str(tensor.label), known) != known:
+                raise CorruptError(
+                    f"the tensor {tensor.label!r} of a data file is both {external[str(tensor.label)]} and {known}"
+                )
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
-        return ValueSpec(kind, tensor), storage
+        return ValueSpec(kind, tensor)
     if kind in (K.INT, K.BOOL, K.DOUBLE):
         found = content.number(slots.ONLY, _CODES[kind])
-        return ValueSpec(kind, bool(found) if kind == K.BOOL else found), None
+        return ValueSpec(kind, bool(found) if kind == K.BOOL else found)
     # These have no default: the runtime reads them without checking.
     if not content.has(slots.ONLY):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
-    text = kind == K.STRING
-    return ValueSpec(kind, content.text(slots.ONLY) if text else content.numbers(slots.ONLY, _CODES[kind])), None
+    return ValueSpec(kind, content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _CODES[kind]))
 
 
-def _tensor(
-    table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
-) -> tuple[Tensor, Storage]:
-    found = layout(table, slots.Tensor)
+def _tensor(table: Table, arenas: Sequence[int], data: Data) -> Tensor:
+    """Read a tensor; CorruptError when it is beyond the memory, or the file."""
+    what = layout(table, slots.Tensor)
     dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
     fixed, unbound = dynamism == slots.TensorShapeDynamism.STATIC, dynamism == slots.TensorShapeDynamism.DYNAMIC_UNBOUND
     if not fixed and not unbound and dynamism != slots.TensorShapeDynamism.DYNAMIC_BOUND:
         raise CorruptError(f"a tensor has the unknown dynamism {dynamism}")
     if offset:
         raise CorruptError(f"a tensor starts at element {offset} of its memory, which is not supported")
-    size = 0 if unbound else found.size
+    size = 0 if unbound else what.size
     if size >= 1 << 62:
-        raise CorruptError(f"a tensor of the shape {list(found.sizes)} has {size} bytes")
-    storage = _storage(table, found, size, arenas, data)
-    if storage.name is not None and external.setdefault(storage.name, found) != found:
-        raise CorruptError(f"the tensor {storage.name!r} of a data file is both {external[storage.name]} and {found}")
-    planned, stored = storage.planned is not None, not (storage.content is None and storage.name is None)
-    return Tensor(found.dtype, found.sizes, found.dim_order, not fixed, unbound, planned, stored), storage
-
-
-def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int], data: Data) -> Storage:
-    """Return where the content of a tensor of a size is; CorruptError when that is beyond the memory, or the file."""
+        raise CorruptError(f"a tensor of the shape {list(what.sizes)} has {size} bytes")
     planned, details = None, table.table(slots.Tensor.ALLOCATION_INFO)
     if details is not None:
         of = slots.AllocationDetails
@@ -146,20 +122,21 @@ def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int],
             raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
         if offset % what.dtype.itemsize:
             raise CorruptError(f"a tensor of {what.dtype} would start at byte {offset} of its memory")
-    label, which, extra = None, 0, table.table(slots.Tensor.EXTRA_TENSOR_INFO)
+    made = Tensor(what.dtype, what.sizes, what.dim_order, not fixed, unbound, planned)
+    which, extra = 0, table.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is not None:
         location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
-        label = extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) or None
+        made = replace(made, label=extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) or None)
         which = extra.number(slots.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, "Q")
         if location == slots.TensorDataLocation.EXTERNAL:
-            if label is None:
+            if made.label is None:
                 raise CorruptError("a tensor in a data file has no name")
-            return Storage(planned, name=label, label=label)
+            return replace(made, external=True)
         if location != slots.TensorDataLocation.SEGMENT:
             raise CorruptError(f"a tensor has the unknown location {location}")
     constant = table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
     if not constant:
-        return Storage(planned, label=label)
+        return made
     if planned is None and data.inline_constants:
         check_index(constant, len(data.inline_constants), "a tensor", "constants")
         start, segment = 0, data.inline_constants[constant]
@@ -171,7 +148,7 @@ def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int],
         start, segment = offsets[constant]
     if start + size > len(segment):
         raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
-    return Storage(planned, segment[start:], label=label)
+    return replace(made, content=segment[start:])
 
 
 _Made = TypeVar("_Made")
@@ -203,7 +180,6 @@ class Code:
 
     name: str
     values: tuple[ValueSpec, ...]
-    storage: tuple[Storage | None, ...]  # for each value where the content of the tensor is; None for no tensor
     inputs: tuple[int, ...]  # indices of values, as are the outputs
     outputs: tuple[int, ...]
     chains: tuple[tuple[PlanInstruction, ...], ...]
@@ -228,8 +204,8 @@ class Code:
 
     def place(self, index: int) -> Allocation | None:
         """Return where a value lies in planned memory."""
-        storage = self.storage[index]
-        return None if storage is None else storage.planned
+        tensor = self.values[index].content
+        return tensor.planned if isinstance(tensor, Tensor) else None
 
 
 def read_methods(file: memoryview, make: Callable[[Code, Data], _Made]) -> tuple[dict[str, _Made], Data]:
@@ -261,14 +237,14 @@ def _read(name: str, plan: Table, data: Data) -> Code:
         raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
     external: dict[str, MemoryLayout] = {}
     tables = enumerate(plan.tables(ExecutionPlan.VALUES))
-    values = [read_value(number, table, arenas, data, external) for number, table in tables]
-    for number, (value, _) in enumerate(values):
+    values = tuple(_value(number, table, arenas, data, external) for number, table in tables)
+    for number, value in enumerate(values):
         wanted = _ITEMS.get(value.kind)
         for index in value.content if wanted is not None and isinstance(value.content, tuple) else ():
             if index == -1 and value.kind == K.OPTIONAL_TENSOR_LIST:
                 continue
             check_index(int(index), len(values), f"value {number}", "values")
-            found = values[int(index)][0].kind
+            found = values[int(index)].kind
             if wanted == K.TENSOR and found not in (K.TENSOR, K.NULL):  # integers may be computed
                 raise CorruptError(f"value {number} is {KINDS[value.kind]}, but contains {KINDS[found]}")
     inputs, outputs = plan.numbers(ExecutionPlan.INPUTS, "i"), plan.numbers(ExecutionPlan.OUTPUTS, "i")
@@ -286,9 +262,7 @@ def _read(name: str, plan: Table, data: Data) -> Code:
             raise CorruptError("a chain has no list of instructions")
         made = (read_instruction(one, len(values)) for one in table.tables(slots.Chain.INSTRUCTIONS))
         chains.append(tuple(made))
-    specs, storage = tuple(value for value, _ in values), tuple(stored for _, stored in values)
-    code = tuple(chains), tuple(operators), payloads, arenas, external
-    return Code(name, specs, storage, inputs, outputs, *code)
+    return Code(name, values, inputs, outputs, tuple(chains), tuple(operators), payloads, arenas, external)
 
 
 def _payload(delegate: Table, data: Data) -> Payload:

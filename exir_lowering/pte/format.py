@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from exir_lowering.pte import payloads, provenance, signatures
-from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Allocation, Code, read_methods
+from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Code, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
@@ -22,7 +22,7 @@ from exir_lowering.pte.payloads import PayloadContent, read_payload
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
-from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec, check_index
+from exir_lowering.pte.value_kinds import Allocation, MemoryLayout, Tensor, ValueSpec, check_index
 
 SHARED = 2
 """The arena that methods share."""

@@ -54,15 +54,12 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the default
     backends: Mapping[str, str] = field(default_factory=dict)  # their versions, by id
     weights: Mapping[str, str] = field(default_factory=dict)  # the model's names of named data, by key
-    plan: str = ""  # a digest of what was delegated to which backend
     methods: Mapping[str, MethodProvenance] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return it as a file keeps it."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
-
-
-_PLAIN = ("versions", "options", "backends", "weights", "plan")
+        known = {"version": VERSION, "plan": "", **asdict(self)}  # earlier releases read a plan's digest
+        return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read(named: Mapping[str, memoryview]) -> Provenance | None:
@@ -74,9 +71,9 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
         tree = json.loads(str(content, "utf-8"))
         if int(tree["version"]) != VERSION:
             return None
-        versions, options, backends, weights, plan = (tree[name] for name in _PLAIN)
+        versions, options, backends, weights = (tree[name] for name in ("versions", "options", "backends", "weights"))
         methods = {name: _method(part) for name, part in tree["methods"].items()}
-        return Provenance(versions, options, backends, weights, plan, methods)
+        return Provenance(versions, options, backends, weights, methods)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CorruptError(f"its provenance is damaged: {type(error).__name__}: {error}") from None
 

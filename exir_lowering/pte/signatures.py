@@ -14,10 +14,10 @@ from typing import Literal
 
 import torch
 
-from exir_lowering.pte.code import Allocation, Code
+from exir_lowering.pte.code import Code
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Tensor
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Allocation, Tensor
 
 _PLAIN = (BOOL, DOUBLE, INT)
 
@@ -138,11 +138,12 @@ class MethodSignature:
 def find_state(code: Code, known: MethodProvenance) -> dict[int, Allocation]:
     """Return the values of a method that are state, and where they lie."""
     last, found = max(code.inputs, default=-1), {}
-    for index, storage in enumerate(code.storage):
-        if storage is None or storage.planned is None or index in code.inputs:
+    for index, value in enumerate(code.values):
+        tensor = value.content
+        if not isinstance(tensor, Tensor) or tensor.planned is None or index in code.inputs:
             continue
-        if storage.content is not None or storage.name is not None or index < last or index in known.values:
-            found[index] = storage.planned
+        if tensor.stored or index < last or index in known.values:
+            found[index] = tensor.planned
     return found
 
 
@@ -155,9 +156,9 @@ def of_method(
     outputs = [known.outputs[place] if fits else NamedValue(f"output {place}") for place in range(len(code.outputs))]
     kept = []
     for place, index in enumerate(state):
-        tensor, storage = code.values[index].content, code.storage[index]
-        if isinstance(tensor, Tensor) and storage is not None:
-            name = known.values.get(index) or storage.label or f"state {place}"
+        tensor = code.values[index].content
+        if isinstance(tensor, Tensor):
+            name = known.values.get(index) or tensor.label or f"state {place}"
             initial: Literal["file", "zeros"] = "file" if tensor.stored else "zeros"
             kept.append(StateInfo(name, tensor.dtype, tensor.sizes, tensor.dim_order, tensor.size, initial))
     written = {index for instruction in code.instructions() for index in code.written(instruction)}

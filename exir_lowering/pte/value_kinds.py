@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -70,18 +70,33 @@ class MemoryLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """Where a tensor lies in planned memory."""
+
+    arena: int  # the number of the memory
+    offset: int  # the byte where it starts there
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor(MemoryLayout):
     """A tensor of a method."""
 
     dynamic: bool  # whether the shape may be smaller than `sizes`
     unbound: bool  # whether the shape may be anything
-    planned: bool = True  # whether it lies in planned memory
-    stored: bool = False  # whether its content, or its initial content, is in a file
+    planned: Allocation | None = None  # where it lies in planned memory
+    content: memoryview | None = field(default=None, compare=False, repr=False)  # in the file; of state, the first one
+    external: bool = False  # whether its content is in a data file, where it has the name of its label
+    label: str | None = None  # what the model calls it, where the file says so
+
+    @property
+    def stored(self) -> bool:
+        """Whether its content, or its first content, is in a file."""
+        return self.external or self.content is not None
 
     @property
     def constant(self) -> bool:
         """Whether its content is in a file, and is not copied: it cannot be written."""
-        return self.stored and not self.planned
+        return self.stored and self.planned is None
 
     def misfit(self, shape: Sequence[int], beyond: str = "more than") -> str | None:
         """Say why it cannot have a shape, None when it can; `beyond` is put before the bound of a size."""
@@ -112,8 +127,8 @@ def layout(table: Table, of: type[slots.Tensor] | type[slots.TensorLayout]) -> M
     code = table.number(of.SCALAR_TYPE, "b")
     if code not in DTYPES:
         raise CorruptError(f"a tensor has the {REFUSED.get(code, 'unknown element type')} {code}")
-    for field, what in ((of.SIZES, "shape"), (of.DIM_ORDER, "order of dimensions")):
-        if not table.has(field):
+    for slot, what in ((of.SIZES, "shape"), (of.DIM_ORDER, "order of dimensions")):
+        if not table.has(slot):
             raise CorruptError(f"a tensor has no {what}")
     shape, dimensions = table.numbers(of.SIZES, "i"), table.numbers(of.DIM_ORDER, "B")
     if len(shape) > MAX_RANK or any(size < 0 for size in shape) or sorted(dimensions) != list(range(len(shape))):

@@ -122,8 +122,7 @@ class Profile(Shown):
             lines = [*row.sources[:_LINES]]
             if len(row.sources) > _LINES:
                 lines.append(f"and {len(row.sources) - _LINES} more")
-            more = row.backend if row.kind == "delegate" else ""
-            what = f"{_INDENT[row.kind]}{printable(f'{row.name} ({more})' if more else row.name)}"
+            what = f"{_INDENT[row.kind]}{printable(row.name + f' ({row.backend})' * (row.kind == 'delegate'))}"
             where = "\n".join(map(printable, lines))
             rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
         numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"

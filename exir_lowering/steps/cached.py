@@ -31,21 +31,19 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
     found: list[Any] = []
     done: dict[str, Any] = {}
     for entry, key in zip(entries, keys, strict=True):
-        found.append(None if isinstance(key, str) else store.read(key, len(entry)))
+        found.append(None if isinstance(key, NoKeyError) else store.read(key, len(entry)))
         done.update((one.id, result) for one, result in zip(entry, found[-1] or (), strict=False))
     left = tuple(one for one in partitions if one.id not in done)
-    others = store.latest_keys() if left else []
     lowered = preprocess_parallel(BackendGroup(group.backend_id, left), backend, session, sharing=group) if left else ()
     done |= {one.partition.id: one.result for one in lowered}
     for entry, key, results in zip(entries, keys, found, strict=True):
-        differs: tuple[str, ...] = ()
-        reason = key if isinstance(key, str) else ""
-        if not isinstance(key, str) and results is None:
-            unequal = (tuple(name for name in key if other.get(name) != key[name]) for other in others)
-            differs = min(unequal, key=len, default=())
+        reason = ""
+        if isinstance(key, NoKeyError):
+            reason = str(key)
+        elif results is None and cache.store is not None:
             with cache.guard(store.folder):
-                reason = store.write(key, [done[one.id] for one in entry]) if cache.store is not None else ""
-        cache.uses += [CacheUse(one.method, one.id, results is not None, differs, reason) for one in entry]
+                reason = store.write(key, [done[one.id] for one in entry])
+        cache.uses += [CacheUse(one.method, one.id, results is not None, reason) for one in entry]
     if left:
         store.trim()
     return [LoweredPartition(one, done[one.id]) for one in partitions]
@@ -53,28 +51,25 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
 
 def _make_keys(
     entries: list[tuple[Partition, ...]], group: BackendGroup, backend: Backend, session: Session
-) -> list[dict[str, str] | str]:
-    """Return the digest of each part of what results depend on, or why that is not known, for each entry."""
+) -> list[str | NoKeyError]:
+    """Return the digest of what results depend on, or why that is not known, for each entry."""
     details = backend.details if isinstance(backend, ExecutorchBackend) else None
     # What overlaps with weights of others is one piece with them; ExecuTorch's classes know of no others.
     neighbours = describe_neighbours(one.program for one in group.partitions if details is None)
-    versions = [*_versions(every=False), f"fast {session.options.fast}", *fast.state()]
-    made: list[dict[str, str] | str] = []
+    made: list[str | NoKeyError] = []
     try:
-        identity = _identify(backend)
+        common = _identify(backend), _versions(every=False), session.options.fast
     except NoKeyError as error:
-        return [str(error)] * len(entries)
+        return [error] * len(entries)
     for entry in entries:
-        lines = {"backend": identity, "versions": versions, "group": [one.method for one in entry if len(entry) > 1]}
+        described: list[Any] = [common, fast.state(), [one.method for one in entry if len(entry) > 1]]
         try:
             for one in entry:
-                described = describe_partition(one, session.cache.storages, backend.unread)
-                described["weights"] += [str(neighbours.get(at)) for at in describe_neighbours([one.program])]
-                for part, more in described.items():
-                    lines.setdefault(part, []).extend((*more, ""))
-            made.append({part: digest(more) for part, more in lines.items()})
+                described.append(describe_partition(one, session.cache.storages, backend.unread))
+                described.append([neighbours.get(at) for at in describe_neighbours([one.program])])
+            made.append(digest(described))
         except NoKeyError as error:
-            made.append(str(error))
+            made.append(error)
     return made
 
 

@@ -21,6 +21,7 @@ from exir_lowering.errors import InputError, LoweringError, exception_text
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
+from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
@@ -96,49 +97,34 @@ def _convert(
     method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program, with what partitioners keep whole; return also what was left to ExecuTorch, and why."""
-    name, left = method.name, tuple[str, ...]()
+    name, left, config = method.name, tuple[str, ...](), _config(options)
     if options.fast:
         private = _private_copy(method.program)
         made, left = fast.convert(name, private, method.partitioners, _config(options), decomposed=decomposed)
-        if made is not None and not _lacks_state(made):
+        if made is not None:
             return made, left
-        left = left if made is None else ("the whole conversion: a parameter is written, and not read",)
-    partitioners, config = {name: list(method.partitioners)}, _config(options)
-    try:
-        manager = gen_edge_manager(partitioners, {name: _private_copy(method.program)}, config, None)
-        again = _lacks_state(manager.exported_program(name))
-    except SpecViolationError:  # of one value that is written twice, or of a parameter that is written and not read
-        again = True
-    if again:
-        private = _private_copy(method.program, distinct=True)
-        manager = gen_edge_manager(partitioners, {name: private}, config, None)
+    for distinct in (False, True):
+        private = _private_copy(method.program, distinct=distinct)
+        try:
+            manager = gen_edge_manager({name: list(method.partitioners)}, {name: private}, config, None)
+            break
+        except SpecViolationError:  # of one value that is written twice
+            if distinct:
+                raise
     return manager.exported_program(name), left
-
-
-def _lacks_state(program: ExportedProgram) -> bool:
-    """Return whether a parameter that is written was removed: ExecuTorch removes those that are not read."""
-    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
-    written = {spec.target for spec in outputs if spec.kind is OutputKind.PARAMETER_MUTATION}
-    return not written <= {spec.target for spec in inputs}
 
 
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
+    # ExecuTorch removes parameters that are not read, whether they are written or not.
+    lifted = graphs.lifted_inputs(private)
+    _with_state(private, {lifted[node].target for node in edge_errors.list_written(private)})
     _fill_empty(private)
     lift_nested(private)
     make_inputs_contiguous(private)
     separate(private, distinct=distinct)
-    if not distinct:
-        return private
-    given = {spec.arg.name: spec.target for spec in private.graph_signature.input_specs}
-    writing = {
-        node
-        for node in private.graph.nodes
-        if graphs.is_mutating(node) or graphs.calls_graphs(private.graph_module, node)
-    }
-    written = [node for node in private.graph.find_nodes(op="placeholder") if not writing.isdisjoint(node.users)]
-    return _with_state(private, {given[node.name] for node in written})
+    return private
 
 
 def _fill_empty(private: ExportedProgram) -> None:

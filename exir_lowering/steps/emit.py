@@ -8,8 +8,7 @@ comes out. Each row is a name, a function of the `File`, and the reason why it i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from exir_lowering._upstream import emission, locks
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
-from exir_lowering.errors import InputError, exception_text
+from exir_lowering.errors import InputError, InvariantError, exception_text
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
@@ -29,12 +28,10 @@ from exir_lowering.plans.planned import PlannedMemory
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import digests, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps import finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
-from exir_lowering.steps.placement import StoredData
-
-_SHOWN = 8  # how many of the largest entries `print(artifact)` shows
 
 
 class Row(NamedTuple):
@@ -63,7 +60,7 @@ FINISHERS = (
     Row("originals", finishing.attach_originals, "they bring weights: before weights are placed"),
     Row("quantised kernels", finishing.import_kernels, "an operator is emitted only if its out variant is there"),
     Row("weights", placement.place_weights, "a policy says which file has which weight"),
-    Row("shared state", shared_state.share, "methods share memory by its number; replaces the planner"),
+    Row("shared state", shared_state.share, "methods share memory by its number; before memory is planned"),
     Row("out variants", finishing.choose_out_variants, "what only the emitter takes is made when nothing traces it"),
     Row("memory", finishing.record_memory, "plans and limits need what was planned; wraps the planner"),
     Row("reserved data", finishing.reserve, "emission fixes where segments are: what is known later has the last ones"),
@@ -75,7 +72,6 @@ SEALERS = (
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
     Row("provenance", sealing.write_provenance, "it names values, and counts results, as the emitter numbered them"),
-    Row("stored data", placement.list_stored, "an artifact says what takes its bytes"),
     Row("debug records", sealing.record_debug, "profiles and errors find lines by the numbers of instructions"),
 )
 
@@ -90,14 +86,12 @@ class Artifact:
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
         report: The report of the lowering, with the memory that is planned for each method.
-        stored: What the file and its data files store, and how many bytes each item takes, the largest first.
         methods: What the debug handles of each method stand for.
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
     """
 
     manager: ExecutorchProgramManager
     report: Report
-    stored: tuple[StoredData, ...]
     methods: Mapping[str, MethodDebug] = field(default_factory=dict)
     etrecord: Any = None
 
@@ -152,17 +146,6 @@ class Artifact:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 
-    def __str__(self) -> str:
-        lines = [repr(self)]
-        lines += [
-            f"  {datum.bytes:,} B: {datum.kind} {datum.key} in {datum.file or 'the .pte file'}"
-            + (f" ({datum.note})" if datum.note else "")
-            for datum in self.stored[:_SHOWN]
-        ]
-        if len(self.stored) > _SHOWN:
-            lines.append(f"  and {len(self.stored) - _SHOWN} more entries of `stored`")
-        return "\n".join(lines)
-
     def __repr__(self) -> str:
         return f"Artifact({', '.join(sorted(self.manager.methods))})"
 
@@ -174,24 +157,15 @@ def _write_record(record: Any, file: BinaryIO) -> None:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
-            f"{reason}. Emit without etrecord=True; the debug information next to the .pte file does not need it."
-        ) from error
+        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be saved: {exception_text(error)}") from error
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     """Emit lowered programs, which are not changed."""
     file = File(lowered, options, lowered.report)
-    with _emitting(lowered):
-        for row in (*CHECKS, *FINISHERS):
-            row.run(file)
-        _call_emitter(file)
-        for row in SEALERS:
-            row.run(file)
-    DIGESTS.run(file)  # it reads all that was emitted, while other threads convert
-    return Artifact(file.manager, file.report, file.stored, file.debug, file.etrecord)
+    _make(file, SEALERS)
+    _seal(file, [DIGESTS])  # it reads all that was emitted, while other threads convert
+    return Artifact(file.manager, file.report, file.debug, file.etrecord)
 
 
 def plan_memory(
@@ -210,47 +184,47 @@ def plan_memory(
     def find() -> dict[str, PlannedMemory]:
         """Emit copies, without payloads, for what is planned on the way."""
         file = File(lowered, EmitOptions(provenance=False), lowered.report)
-        with _emitting(lowered):
-            for row in (*CHECKS, *FINISHERS):
-                row.run(file)
-            _call_emitter(file)
-            sealing.bound_memory(file)
+        try:
+            _make(file, SEALERS[:1])  # which reports the memory
+        except InputError:  # without a configuration, they cannot be emitted
+            if options.require_memory is not None:
+                raise
         return {method.name: method.memory for method in file.report.methods if method.memory is not None}
 
-    if options.require_memory is not None:
-        known = find()
-        return sealing.with_memory(planned, lambda: known)
-
-    def find_later() -> dict[str, PlannedMemory]:
-        with suppress(InputError):  # without a configuration, they cannot be emitted
-            return find()
-        return {}
-
-    return sealing.with_memory(planned, find_later)
+    if options.require_memory is None:
+        return sealing.with_memory(planned, find)
+    known = find()
+    return sealing.with_memory(planned, lambda: known)
 
 
-@contextmanager
-def _emitting(lowered: Lowered) -> Iterator[None]:
+def _make(file: File, sealers: Sequence[Row]) -> None:
+    """Run the tables around ExecuTorch's passes, memory planning and emitter."""
+    lowered, fast = file.lowered, file.lowered.fast
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    context = converting(lowered.programs.values(), gradients=False, fast=lowered.fast)
-    with locks.conversion(), collector.heap_frozen(), context, accelerated(lowered.fast):
-        yield
+    context = converting(lowered.programs.values(), gradients=False, fast=fast)
+    with locks.conversion(), collector.heap_frozen(), context, accelerated(fast):
+        for row in (*CHECKS, *FINISHERS):
+            row.run(file)
+        emitted_from = [*lowered.programs.values(), *file.programs.values()]
+        try:
+            with forgetting_delegates(emitted_from), accelerated(fast, "emit"):
+                edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
+                for key, content in file.reserved.items():
+                    add_last_named_data(edge, key, content)
+                with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
+                    file.manager = edge.to_executorch(file.config)
+        except MemoryError:
+            raise
+        except Exception as error:
+            methods = ", ".join(map(repr, lowered.programs))
+            raise InputError(f"Methods {methods} could not be emitted: {exception_text(error)}") from error
+        file.calls, file.values = emitted.methods, emitted.values
+        _seal(file, sealers)
 
 
-def _call_emitter(file: File) -> None:
-    """Run ExecuTorch's passes, memory planning and emitter on the copies."""
-    programs = file.lowered.programs
-    try:
-        emitted_from = [*programs.values(), *file.programs.values()]
-        with forgetting_delegates(emitted_from), accelerated(file.lowered.fast, "emit"):
-            edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
-            for key, content in file.reserved.items():
-                add_last_named_data(edge, key, content)
-            with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
-                file.manager = edge.to_executorch(file.config)
-    except MemoryError:
-        raise
-    except Exception as error:
-        methods = ", ".join(map(repr, programs))
-        raise InputError(f"Methods {methods} could not be emitted: {exception_text(error)}") from error
-    file.calls, file.values = emitted.methods, emitted.values
+def _seal(file: File, sealers: Sequence[Row]) -> None:
+    for row in sealers:
+        try:
+            row.run(file)
+        except CorruptError as error:
+            raise InvariantError(f"The emitted file cannot be completed, in {row.name!r}: {error}.") from error

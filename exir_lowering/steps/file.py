@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from exir_lowering._upstream.emission import EmittedCall, GivenValue
 from exir_lowering.model import State
@@ -18,7 +19,7 @@ from exir_lowering.pte.provenance import Provenance
 
 if TYPE_CHECKING:
     from exir_lowering.steps.memory_planning import Planning
-    from exir_lowering.steps.placement import Policy, StoredData
+    from exir_lowering.steps.placement import Policy
     from exir_lowering.steps.shared_state import ShareState
 
 
@@ -63,6 +64,7 @@ class File:
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     states: Sequence[State] = ()
     programs: dict[str, ExportedProgram] = field(default_factory=dict)  # private copies
+    place_state: Mapping[str, Callable[[GraphModule, Any], None]] = field(default_factory=dict)  # where it is shared
     planning: Planning | None = None
     reserved: Mapping[str, bytes] = field(default_factory=dict)  # named data behind all other, in order
     # What ExecuTorch's emitter returns, and what was recorded of each method meanwhile.
@@ -71,5 +73,4 @@ class File:
     values: Mapping[str, Sequence[GivenValue]] = field(default_factory=dict)
     # What goes with the file.
     etrecord: Any = None
-    stored: tuple[StoredData, ...] = ()
     debug: Mapping[str, MethodDebug] = field(default_factory=dict)

@@ -117,17 +117,17 @@ def attach_originals(file: File) -> None:
     """Add its original graph to each delegate, for the backend `reference`, but not to such ones."""
     if not file.options.keep_originals:
         return
-    sites = {
-        original_key(method, number): (method, path, module, name)
-        for method, program in file.programs.items()
-        for number, (path, module, name) in enumerate(graphs.delegates(program.graph_module))
-        if getattr(module, name).backend_id != ORIGINALS
-    }
-    partitions = []
-    for key, (method, path, module, name) in sites.items():
-        original = graphs.copy_program(getattr(module, name).original_module)
-        site = CallSite(method, path, name)
-        partitions.append(Partition(key, method, "", ORIGINALS, (), original, site))
+    sites, partitions = [], []
+    for method, program in file.programs.items():
+        for number, (path, module, name) in enumerate(graphs.delegates(program.graph_module)):
+            if getattr(module, name).backend_id != ORIGINALS:
+                original, site = (
+                    graphs.copy_program(getattr(module, name).original_module),
+                    CallSite(method, path, name),
+                )
+                key = original_key(method, number)
+                partitions.append(Partition(key, method, "", ORIGINALS, (), original, site))
+                sites.append((module, name))
     if not partitions:
         return
     try:
@@ -135,7 +135,7 @@ def attach_originals(file: File) -> None:
         kept = preprocess(BackendGroup(ORIGINALS, tuple(partitions)), registry.find_backend(ORIGINALS), session)
     except LoweringError as error:
         raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
-    for (_, _, module, name), lowered in zip(sites.values(), kept, strict=True):
+    for (module, name), lowered in zip(sites, kept, strict=True):
         graph = named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
         setattr(module, name, add_named_data(getattr(module, name), lowered.result.data_store_output, graph))
 
@@ -166,7 +166,7 @@ def choose_out_variants(file: File) -> None:
 
 def record_memory(file: File) -> None:
     """Keep what the planner plans for each method."""
-    file.planning = memory_planning.Planning(file.config, list(file.programs))
+    file.planning = memory_planning.Planning(file)
     file.config = replace(file.config, memory_planning_pass=file.planning)
 
 

@@ -81,11 +81,12 @@ def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
     given = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
         value: Any = node.meta.get("val") if node.name in given else None
-        strides = [size_hint(stride) for stride in value.stride()] if isinstance(value, torch.Tensor) else []
-        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])  # as ExecuTorch writes it
+        if not isinstance(value, torch.Tensor):
+            continue
+        order = _order(value)
         placed = [dim for dim in order if size_hint(value.shape[dim]) != 1]  # the others may lie anywhere
         last = [dim for dim in (0, 2, 3, 4, 1) if dim in placed and len(order) in (4, 5)]
-        if placed not in (sorted(placed), last) or 0 in strides:
+        if placed not in (sorted(placed), last) or 0 in map(size_hint, value.stride()):
             yield node
 
 
@@ -197,15 +198,14 @@ class _Contiguous:
                 contiguous = list(range(operand.meta["val"].dim()))
                 node.replace_input_with(operand, self._in_order(operand, node, contiguous))
                 changed = True
-        if changed:
-            self._set(node, self._value(node))
-
-    def _value(self, node: Node) -> Any:
+        if not changed:
+            return
         if _MAKES_SIZES & set(wrapped_operator(node.target).tags):  # computed again, it makes other symbols
-            return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"])
+            self._set(node, pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"]))
+            return
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         with self._mode:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            self._set(node, node.target(*args, **kwargs))  # type: ignore[operator]
 
     def _set(self, node: Node, value: Any) -> None:
         if list(map(_order, measures.tensors(value))) != list(map(_order, measures.tensors(node.meta["val"]))):

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.errors import InvariantError
 from exir_lowering.plans.planned import LiveTensor, PlannedMemory
+from exir_lowering.steps.file import File
 
 
 def configure(config: ExecutorchBackendConfig, planner: str) -> ExecutorchBackendConfig:
@@ -44,19 +45,21 @@ def plans_results(config: ExecutorchBackendConfig, method: str) -> bool:
 class Planning:
     """Plans the memory of each method in the place of the passes of a configuration, and keeps what was planned."""
 
-    def __init__(self, config: ExecutorchBackendConfig, methods: Sequence[str]) -> None:
-        given, usual = config.memory_planning_pass, ExecutorchBackendConfig().memory_planning_pass
-        self._passes = [given.get(name, usual) if isinstance(given, Mapping) else given for name in methods]
-        self._names = methods
+    def __init__(self, file: File) -> None:
+        given, usual = file.config.memory_planning_pass, ExecutorchBackendConfig().memory_planning_pass
+        self._names, self._place_state = list(file.programs), file.place_state
+        self._passes = [given.get(name, usual) if isinstance(given, Mapping) else given for name in self._names]
         self._planned: list[tuple[GraphModule, Any]] = []
         self.enable_non_cpu_memory_planning = False  # set by ExecuTorch
 
     def run(self, module: GraphModule, signature: Any) -> Any:
         """Plan the memory of the next method; called by ExecuTorch in the place of a pass of its own."""
-        inner = self._passes[len(self._planned)]
+        inner, name = self._passes[len(self._planned)], self._names[len(self._planned)]
         if hasattr(inner, "enable_non_cpu_memory_planning"):
             inner.enable_non_cpu_memory_planning = self.enable_non_cpu_memory_planning
         result = inner.run(module, signature) if hasattr(inner, "run") else inner(module)
+        if name in self._place_state:
+            self._place_state[name](result.graph_module, signature)
         _keep_results(result.graph_module)
         self._planned.append((result.graph_module, signature))
         return result

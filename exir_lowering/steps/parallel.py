@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from executorch.exir.backend.backend_details import PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
@@ -41,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """A partition cannot be lowered by a worker; the message says why."""
+    """Partitions cannot be lowered by workers; the message says why."""
 
 
 def preprocess_parallel(
@@ -49,8 +47,8 @@ def preprocess_parallel(
 ) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, several partitions at once if options and backend allow it.
 
-    The rest is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice is a
-    failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
+    If they do not, it is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice
+    is a failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
     """
     options, partitions = session.options, group.partitions
     # One alone is worth a worker where the backend may end its process, and that is no error.
@@ -58,108 +56,86 @@ def preprocess_parallel(
     if options.executor is None and (options.jobs == 1 or alone):
         return preprocess(group, backend, session, sharing=sharing)
     try:
-        workers = _choose_workers(backend, options)
+        workers = _Workers(backend, _find_address(backend, options), options)
+        if takes_context(backend.preprocess) or not backend.one_by_one:
+            # What overlaps with weights of others is one piece with them, which needs one store.
+            together = describe_neighbours(one.program for one in (sharing or group).partitions)
+            alone_reads = [describe_neighbours([one.program]) for one in partitions]
+            if any(together[at] != views for found in alone_reads for at, views in found.items()):
+                raise RefusedError("a part of the weights of one is in another one too")
+        advance = session.progress.count(f"lower for {group.backend_id}", len(partitions))
+        return _lower(partitions, workers, advance)
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
         return preprocess(group, backend, session, sharing=sharing)
-    here: set[str] = set()  # the ids of partitions that this thread lowers
-    done: dict[str, PreprocessResult] = {}
+
+
+def _lower(partitions: Sequence[Partition], workers: _Workers, advance: Callable[[], None]) -> list[LoweredPartition]:
+    """Lower partitions; they are waited for in order, so the first failure is that of a loop."""
+    lowered: list[LoweredPartition] = []
     begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
 
-    def leave(one: Partition, reason: object) -> None:
-        _LOG.warning("Partition %s of method %r is not lowered by a worker: %s.", one.id, one.method, reason)
-        here.add(one.id)
-
-    def lower_here(some: Sequence[Partition]) -> None:
-        left = tuple(one for one in some if one.id in here and one.id not in done)
-        if left:
-            lowered = preprocess(BackendGroup(group.backend_id, left), backend, session, sharing=sharing or group)
-            done.update((one.partition.id, one.result) for one in lowered)
-
     def finish() -> None:
-        """Wait for the first one: partitions are waited for in order, so the first failure is that of a loop."""
         partition, future, _ = begun.popleft()
-        try:
-            done[partition.id] = workers.finish(partition, future)
-        except RefusedError as reason:
-            leave(partition, reason)
-        except LoweringError:
-            lower_here(partitions[: partitions.index(partition)])
-            raise
+        lowered.append(LoweredPartition(partition, workers.finish(partition, future)))
         advance()
 
-    if takes_context(backend.preprocess) or not backend.one_by_one:
-        # What overlaps with weights of others is one piece with them, which needs one store.
-        together = describe_neighbours(one.program for one in (sharing or group).partitions)
-        for partition in partitions:
-            if any(together[at] != views for at, views in describe_neighbours([partition.program]).items()):
-                leave(partition, "a part of its weights is in another partition too")
     interrupted = False
     try:
-        with session.progress.count(f"lower for {group.backend_id}", len(partitions) - len(here)) as advance:
-            for partition in partitions:
-                size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
-                while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
-                    finish()
-                try:
-                    if partition.id not in here:
-                        begun.append((partition, workers.begin(partition), size))
-                except RefusedError as reason:
-                    leave(partition, reason)
-            while begun:
+        for partition in partitions:
+            size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
+            while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
                 finish()
-        lower_here(partitions)
+            begun.append((partition, workers.begin(partition), size))
+        while begun:
+            finish()
     except BaseException as error:
-        interrupted = not isinstance(error, LoweringError)
+        interrupted = not isinstance(error, (LoweringError, RefusedError))
         raise
     finally:
         workers.end([future for _, future, _ in begun], interrupted=interrupted)
-    return [LoweredPartition(partition, done[partition.id]) for partition in partitions]
+    return lowered
 
 
-def _choose_workers(backend: Backend, options: LoweringOptions) -> _Workers:
-    """Decide who lowers; raise RefusedError if nobody but the caller's thread can."""
+def _find_address(backend: Backend, options: LoweringOptions) -> str:
+    """Return where processes find a backend's class, "" for threads; RefusedError if only the caller's thread can."""
     executor = options.executor
     if not (backend.one_by_one or backend.independent):
         raise RefusedError("it lowers them together, in preprocess_all")
     if not backend.in_processes:
         raise RefusedError('it declares parallel = "none"')
-    threads = isinstance(executor, ThreadPoolExecutor) or (executor is None and backend.parallel == "thread")
-    if threads and backend.parallel == "none":
-        raise RefusedError("it can be lowered by several processes, but not by several threads")
-    if not threads:
+    if not isinstance(executor, ThreadPoolExecutor) and (executor is not None or backend.parallel != "thread"):
         try:
-            return _Workers(backend, find_address(backend), options, executor)
+            return find_address(backend)
         except NoAddressError as error:
-            if backend.parallel == "none":
-                raise RefusedError(str(error)) from error
-            _LOG.warning("The partitions for backend %r are lowered in threads: %s.", backend.backend_id, error)
+            raise RefusedError(str(error)) from error
+    if backend.parallel == "none":
+        raise RefusedError("it can be lowered by several processes, but not by several threads")
     if locks.converts_here():
         raise RefusedError("the caller holds the conversion lock, which other threads would wait for")
-    return _Workers(backend, "", options, executor if isinstance(executor, ThreadPoolExecutor) else None)
+    return ""
 
 
 class _Workers:
     """Threads, or processes that find the backend's class at an address; our own, or those of a given executor."""
 
-    def __init__(self, backend: Backend, address: str, options: LoweringOptions, given: Executor | None) -> None:
-        self._backend, self._address, self._options, self._given = backend, address, options, given
-        self._own: Executor | None = None  # ends with the call: threads, or a process for what is tried once more
-        if not address and given is None:
-            self._own = ThreadPoolExecutor(options.jobs, "exir-lowering")
-        self._buffers: dict[bytes, bytes] = {}  # the named data of results: equal ones are kept once
+    def __init__(self, backend: Backend, address: str, options: LoweringOptions) -> None:
+        self._backend, self._address, self._options, self._given = backend, address, options, options.executor
+        # What ends with the call: threads, or a process for what is tried once more.
+        threads = not address and self._given is None
+        self._own: Any = ThreadPoolExecutor(options.jobs, "exir-lowering") if threads else None
 
     def begin(self, partition: Partition) -> Future[Any]:
         """Begin to lower a partition; RefusedError if it cannot be sent."""
         if not self._address:
-            pool: Any = self._given or self._own
-            return pool.submit(self._lower, partition)  # type: ignore[no-any-return]
-        found = self._send(self._given or _pool(self._options.jobs), partition)
-        if self._given is None and found.done() and isinstance(found.exception(), BrokenExecutor):
+            return (self._given or self._own).submit(self._lower, partition)
+        task = _make_task(partition, self._address, self._options)
+        future = _send(self._given or _pool(self._options.jobs), task)
+        if self._given is None and future.done() and isinstance(future.exception(), BrokenExecutor):
             _forget(self._options.jobs)  # a process died before
-            found = self._send(_pool(self._options.jobs), partition)
-        return found
+            future = _send(_pool(self._options.jobs), task)
+        return future
 
     def finish(self, partition: Partition, future: Future[Any]) -> PreprocessResult:
         """Wait for a partition, once more if its process died; raise what `preprocess` raises."""
@@ -167,27 +143,35 @@ class _Workers:
             # A task that waits in a given pool is done here: the pool may be waiting for this very call.
             stolen = self._given is not None and future.cancel()
             return self._lower(partition) if stolen else future.result()
-        try:
-            return self._read(future)
-        except WorkerDiedError as error:
-            first = error
-        try:
-            if self._given is not None:
-                return self._read(self.begin(partition))
+        died: list[str] = []
+        while True:
+            try:
+                answer = future.result()
+                break
+            except MemoryError:
+                raise
+            except Exception as error:
+                who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
+                died.append(f"{who} raised {exception_text(error)}")
+                if len(died) > 1:
+                    self._own = None
+                    twice = WorkerDiedError("; it was tried once more, and ".join(died))
+                    raise describe_failure(partition.backend_id, self._backend, [partition], twice) from error
             # The processes of a pool end together, whichever died: this one is tried alone.
-            self._own = self._own or _make_pool(1)
-            return self._read(self._send(self._own, partition))
-        except WorkerDiedError as second:
-            self._own = None
-            twice = WorkerDiedError(f"{first}; it was tried once more, and {second}")
-            raise describe_failure(partition.backend_id, self._backend, [partition], twice) from second
+            self._own = self._own or self._given or _make_pool(1)
+            future = _send(self._own, _make_task(partition, self._address, self._options))
+        if isinstance(answer, str):
+            raise RefusedError(answer)
+        if isinstance(answer, dict):
+            raise_error(answer)
+        return pickle.loads(answer)
 
     def end(self, begun: Iterable[Future[Any]], *, interrupted: bool) -> None:
         """Take back what has not begun, and wait for threads, which use the caller's tensors; interrupt processes."""
         running = [future for future in begun if not future.cancel()]
         if not self._address:
             wait(running)
-        if self._own is not None:
+        if self._own is not None and self._own is not self._given:
             self._own.shutdown(wait=not self._address)
         if interrupted and self._address and self._given is None:
             _forget(self._options.jobs)
@@ -197,55 +181,32 @@ class _Workers:
         session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
         return preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)[0].result
 
-    def _send(self, executor: Executor, partition: Partition) -> Future[Any]:
-        task = _make_task(partition, self._address, self._options)
-        try:
-            return executor.submit(work, task)
-        except MemoryError:
-            raise
-        except Exception as error:
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
 
-    def _read(self, future: Future[Any]) -> PreprocessResult:
-        try:
-            answer = future.result()
-        except MemoryError:
-            raise
-        except Exception as error:
-            who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
-            raise WorkerDiedError(f"{who} raised {exception_text(error)}") from error
-        if isinstance(answer, str):
-            raise RefusedError(answer)
-        if isinstance(answer, dict):
-            raise_error(answer)
-        result: PreprocessResult = pickle.loads(answer)
-        data, known = result.data_store_output, self._buffers
-        if data is not None:
-            data.buffers = [known.setdefault(one, one) if type(one) is bytes else one for one in data.buffers]
-        return result
+def _send(executor: Executor, task: tuple[Any, ...]) -> Future[Any]:
+    try:
+        return executor.submit(work, task)
+    except MemoryError:
+        raise
+    except Exception as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 _pools: dict[tuple[int, int], Any] = {}  # our processes, kept for later calls, by who has them and how many
-_lock = threading.Lock()
-
-
-def _begin_child() -> None:
-    """Have a lock of its own: another thread may have held it when this process was forked."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_child)
 
 
 def _pool(jobs: int) -> Any:
-    with _lock:
-        key = os.getpid(), jobs
-        _pools[key] = _pools.get(key) or _make_pool(jobs)
-        return _pools[key]
+    key = os.getpid(), jobs
+    return _pools.get(key) or _pools.setdefault(key, _make_pool(jobs))
+
+
+def _forget(jobs: int) -> None:
+    """End the processes of a pool; others that wait for them try once more."""
+    pool = _pools.pop((os.getpid(), jobs), None)
+    if pool is not None:
+        with suppress(RuntimeError):
+            pool.shutdown(wait=False, kill_workers=True)
 
 
 def _make_pool(jobs: int) -> Any:
@@ -260,13 +221,7 @@ def _make_pool(jobs: int) -> Any:
         return loky.ProcessPoolExecutor(jobs, timeout=300, env=workers)  # after so many seconds without work, they end
     finally:
         if absent:
-            del os.environ["PYTHONSAFEPATH"]
-
-
-def _forget(jobs: int) -> None:
-    """End the processes of a pool; others that wait for them try once more."""
-    with _lock, suppress(KeyError, RuntimeError):
-        _pools.pop((os.getpid(), jobs)).shutdown(wait=False, kill_workers=True)
+            os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def _make_task(partition: Partition, address: str, options: LoweringOptions) -> tuple[Any, ...]:
@@ -281,9 +236,9 @@ def _make_task(partition: Partition, address: str, options: LoweringOptions) -> 
     except Exception as error:
         reason = error if isinstance(error, NoKeyError) else exception_text(error)[:500]
         raise RefusedError(f"its program cannot be sent: {reason}") from error
-    specs = [(spec.key, bytes(spec.value)) for spec in partition.compile_specs]
     settings = options.check_weights, options.fast, torch.get_num_threads()
-    return address, partition.id, partition.method, partition.backend_id, specs, sent, described, settings
+    known = partition.id, partition.method, partition.backend_id, partition.compile_specs
+    return address, *known, sent, described, settings
 
 
 def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
@@ -295,8 +250,7 @@ def work(task: tuple[Any, ...]) -> bytes | str | dict[str, Any]:
         backend = registry.as_backend(backend_id, load_class(address))
         program = transport.loads(*sent)
         program = graphs.copy_program(program, kind=type(program))  # whose graphs compile their code when it is needed
-        given = tuple(CompileSpec(*spec) for spec in specs)
-        partition = Partition(name, method, "", backend_id, given, program, CallSite(method, (), ""))
+        partition = Partition(name, method, "", backend_id, specs, program, CallSite(method, (), ""))
         if digest(describe_partition(partition, None)) != described:
             return "its program would be another one in another process"
     except MemoryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,46 +41,36 @@ def preprocess(
 
     It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
     """
-    programs = [partition.program for partition in group.partitions]
-    fast = session.options.fast
-    with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
-        if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True, fast=fast), accelerated(fast, "preprocess"):
-                return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-        with settings(programs, gradients=True), accelerated(fast, "preprocess"):
-            return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-
-
-def _preprocess(
-    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None], sharing: BackendGroup
-) -> list[LoweredPartition]:
-    weights = _weights(group) if check_weights else {}
-    before = checksums.digest_weights(weights)
-    context = BackendContext(WeightStore(list_tensors(one.program for one in sharing.partitions)))
-    try:
-        if backend.one_by_one:
-            lowered = _one_by_one(group, backend, context, advance)
-        else:
-            lowered = _all_at_once(group, backend, context, advance)
-    except LoweringError as error:
-        _check_unwritten(group, before, weights, error)
-        raise
-    _check_unwritten(group, before, weights, None)
-    _check_stored(group.backend_id, context.weights, lowered)
+    programs, fast, shared = [one.program for one in group.partitions], session.options.fast, backend.parallel != "none"
+    store = WeightStore(list_tensors(one.program for one in (sharing or group).partitions))
+    lower = _one_by_one if backend.one_by_one else _all_at_once
+    conversion = contextlib.nullcontext() if shared else locks.conversion()
+    tracing = settings(programs, gradients=True) if shared else converting(programs, gradients=True, fast=fast)
+    advance = session.progress.count(f"lower for {group.backend_id}", len(group.partitions))
+    with conversion, tracing, accelerated(fast, "preprocess"):
+        weights = {
+            f"{partition.method}:{name}": tensor
+            for partition in (group.partitions if session.options.check_weights else ())
+            for table in (partition.program.state_dict, partition.program.constants)
+            for name, tensor in table.items()
+        }
+        before, failure = checksums.digest_weights(weights), None
+        try:
+            lowered = lower(group, backend, BackendContext(store), advance)
+        except LoweringError as error:
+            failure = error
+        after = checksums.digest_weights(weights)
+        changed = [name for name, digest in before.items() if after.get(name) != digest]
+        if changed:
+            raise BackendContractError(
+                f"Backend {group.backend_id!r} wrote into {few(changed, _LISTED)} during preprocess: those tensors "
+                "belong to the model and have changed. Restore them before lowering again; a backend must work on a "
+                "copy." + (f"\nThen it failed: {failure}" if failure is not None else "")
+            ) from failure
+        if failure is not None:
+            raise failure
+        _check_stored(group.backend_id, store, lowered)
     return lowered
-
-
-def _check_unwritten(
-    group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
-) -> None:
-    after = checksums.digest_weights(weights)
-    changed = [name for name, digest in before.items() if after.get(name) != digest]
-    if changed:
-        raise BackendContractError(
-            f"Backend {group.backend_id!r} wrote into {few(changed, _LISTED)} during preprocess: those tensors "
-            f"belong to the model and have changed. Restore them before lowering again; a backend must work on a copy."
-            + (f"\nThen it failed: {failure}" if failure is not None else "")
-        ) from failure
 
 
 def _one_by_one(
@@ -104,43 +95,37 @@ def _one_by_one(
 def _all_at_once(
     group: BackendGroup, backend: Backend, context: BackendContext, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
-    copies = {partition.id: _copy_for(group.backend_id, backend, partition) for partition in group.partitions}
-    by_method: dict[str, list[Partition]] = {}
-    for partition in group.partitions:
-        by_method.setdefault(partition.method, []).append(partition)
-    programs = {method: [copies[partition.id][0] for partition in found] for method, found in by_method.items()}
-    specs = {method: [copies[partition.id][1] for partition in found] for method, found in by_method.items()}
+    given: dict[str, list[tuple[Partition, ExportedProgram, list[CompileSpec]]]] = {}
+    for one in group.partitions:
+        given.setdefault(one.method, []).append((one, *_copy_for(group.backend_id, backend, one)))
+    programs = {method: [program for _, program, _ in found] for method, found in given.items()}
+    specs = {method: [spec for *_, spec in found] for method, found in given.items()}
     try:
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except MemoryError:
         raise
     except Exception as error:
         raise describe_failure(group.backend_id, backend, group.partitions, error) from error
-    _check_results(group.backend_id, backend, by_method, results)
-    found = {
-        partition.id: result
-        for method, partitions in by_method.items()
-        for partition, result in zip(partitions, results[method], strict=True)
-    }
+    requested = {method: [one for one, *_ in found] for method, found in given.items()}
+    found = _check_results(group.backend_id, backend, requested, results)
     for _ in group.partitions:
         advance()
-    return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
+    return [LoweredPartition(one, found[one.id]) for one in group.partitions]
 
 
 def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPartition]) -> None:
     """Check that a result includes the weights that its payload refers to: later, the cause would be unknown."""
     returned: set[str] = set()
-    for partition in lowered:
-        data = partition.result.data_store_output
+    for data in (one.result.data_store_output for one in lowered):
         for table in (data.pte_data, *data.external_data.values()) if data is not None else ():
             returned.update(table)
     forgotten = sorted(store.referred - returned)
-    for partition in lowered if forgotten else ():
-        payload = partition.result.processed_bytes
+    for one in lowered if forgotten else ():
+        payload = one.result.processed_bytes
         keys = [key for key in forgotten if key.encode() in payload or bytes.fromhex(key) in payload]
         if keys:
             raise BackendContractError(
-                f"Backend {backend_id!r} refers in its payload of partition {partition.partition.id} to named data "
+                f"Backend {backend_id!r} refers in its payload of partition {one.partition.id} to named data "
                 f"that it did not return: {few(keys, _LISTED)}. Return it with the payload: PreprocessResult(..., "
                 "data_store_output=context.weights.named_data(refs)), with every reference in the payload."
             )
@@ -177,15 +162,10 @@ def _separate_memory(program: ExportedProgram) -> None:
                 table[name] = torch.nn.Parameter(own, value.requires_grad) if type(value) is not torch.Tensor else own
 
 
-def _weights(group: BackendGroup) -> dict[str, Any]:
-    weights: dict[str, Any] = {}
-    for partition in group.partitions:
-        for table in (partition.program.state_dict, partition.program.constants):
-            weights.update({f"{partition.method}:{name}": tensor for name, tensor in table.items()})
-    return weights
-
-
-def _check_results(backend_id: str, backend: Backend, requested: Mapping[str, list[Partition]], results: Any) -> None:
+def _check_results(
+    backend_id: str, backend: Backend, requested: Mapping[str, list[Partition]], results: Any
+) -> dict[str, PreprocessResult]:
+    """Return the results by partition; BackendContractError if they are not those that were requested."""
     who = f"Backend {backend_id!r}: preprocess_all"
     if not isinstance(results, Mapping):
         raise BackendContractError(
@@ -199,6 +179,7 @@ def _check_results(backend_id: str, backend: Backend, requested: Mapping[str, li
             + (f"; not requested: {strange}" if strange else "")
             + "."
         )
+    found: dict[str, PreprocessResult] = {}
     for method, partitions in requested.items():
         given = results[method]
         if not isinstance(given, (list, tuple)) or len(given) != len(partitions):
@@ -209,6 +190,8 @@ def _check_results(backend_id: str, backend: Backend, requested: Mapping[str, li
             )
         for partition, result in zip(partitions, given, strict=True):
             _check_result(backend_id, backend, partition, result)
+            found[partition.id] = result
+    return found
 
 
 def _check_result(backend_id: str, backend: Backend, partition: Partition, result: Any) -> None:
@@ -222,28 +205,23 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
             f"Backend {backend_id!r} returned processed_bytes of type {type(result.processed_bytes).__name__} for "
             f"partition {partition.id}, expected bytes."
         )
-
     # ExecuTorch accepts any map from its own classes; their handles may be of programs that the backends made.
-    if result.debug_handle_map is not None and not isinstance(backend, ExecutorchBackend):
-        _check_handles(backend_id, partition, result.debug_handle_map)
-
-
-def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> None:
-    """Check that what a backend says about its instructions refers to operators of the partition."""
+    given, module = result.debug_handle_map, partition.program.graph_module
+    if given is None or isinstance(backend, ExecutorchBackend):
+        return
     who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
-    if not isinstance(handle_map, Mapping):
+    if not isinstance(given, Mapping):
         raise BackendContractError(
-            f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
+            f"{who} of type {type(given).__name__}, expected a dict from instructions to debug handles."
         )
-    found = debug_handles.find_unknown(handle_map, partition.program.graph_module)
-    if found is not None:
-        identifier, handle = found
-        known = debug_handles.list_handles(partition.program.graph_module)
-        raise BackendContractError(
-            f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
-            f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would show "
-            "another operator's time there."
-        )
+    known = dict.fromkeys(debug_handles.list_handles(module))
+    for identifier, handle in ((one, each) for one, named in given.items() for each in debug_handles.as_tuple(named)):
+        if type(handle) is not int or handle not in known:
+            raise BackendContractError(
+                f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
+                f"{few(map(str, known), _LISTED)}: node.meta['debug_handle'] of its operators. A profile would show "
+                "another operator's time there."
+            )
 
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
@@ -257,20 +235,9 @@ def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: 
         names = few((node.name for node in nodes), _LISTED)
         lines.append(f"  partition {partition.id} of method {partition.method!r}: {names}")
         lines += sources.list_lines(sources.lines_of(nodes))
-    handle = find_named_handle(error)
-    if handle is not None and "Source code:" not in lines[0]:
-        lines[0] += _at_handle(partitions, handle)
+    handle, methods = find_named_handle(error), {partition.method for partition in partitions}
+    if handle is not None and "Source code:" not in lines[0] and len(methods) == 1:
+        every = (node for one in partitions for _, node in graphs.every_node(one.program.graph_module))
+        found = sources.format_lines(sources.lines_of(node for node in every if debug_handles.handle(node) == handle))
+        lines[0] += f" {found}" if found else ""
     return BackendFailure("\n".join(lines), debug_handle=handle)
-
-
-def _at_handle(partitions: Any, handle: int) -> str:
-    """Return the lines of the model that a debug handle stands for, if all of them belong to one method."""
-    methods = {partition.method for partition in partitions}
-    nodes = (
-        node
-        for partition in partitions
-        for _, node in graphs.every_node(partition.program.graph_module)
-        if len(methods) == 1 and debug_handles.handle(node) == handle
-    )
-    found = sources.format_lines(sources.lines_of(nodes))
-    return f" {found}" if found else ""

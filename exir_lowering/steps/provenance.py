@@ -15,12 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+from xxhash import xxh3_128_digest
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_buffers
@@ -49,8 +48,6 @@ _OPTIONS = (
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))  # in which other orders of dimensions backends keep a weight of four
 
 _OPERATORS = (type(torch.ops.aten.add.Tensor), type(torch.ops.aten.add))
-_HEAD = 64  # the number of bytes at the start by which weights are looked up
-
 _UNBOUNDED = 1 << 31
 
 
@@ -79,7 +76,6 @@ def describe(
         chosen,
         {backend_id: str(backend.version) for backend_id, backend in sorted(backends.items())},
         {},
-        _digest(planned),
         made,
     )
 
@@ -98,19 +94,6 @@ def complete(file: File) -> Provenance:
         emission.update(_differing(config, ExecutorchBackendConfig(), settings))
     weights = _weights(file.lowered.programs)
     return replace(known, methods=methods, weights=weights, options={**known.options, **emission})
-
-
-def _digest(planned: LoweringPlan) -> str:
-    """Return a digest of what was delegated to which backend; where the model's source is does not matter."""
-    parts = [
-        [
-            method.name,
-            [[node.name, node.operator, node.partition] for node in method.nodes],
-            [[partition.id, partition.backend_id, partition.nodes] for partition in method.partitions],
-        ]
-        for method in planned.methods
-    ]
-    return str(xxhash.xxh3_128_hexdigest(json.dumps(parts).encode()))
 
 
 def _differing(options: Any, default: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -141,17 +124,6 @@ def _qualified(kind: type) -> str:
 def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...]:
     """Return the dimensions of inputs that have fewer sizes in files than in the programs that were given."""
     return tuple(narrowed for narrowed, _, _ in _narrowed(methods))
-
-
-def narrowed_further(
-    known: Sequence[NarrowedDimension], programs: Mapping[str, ExportedProgram], emitted: Mapping[str, ExportedProgram]
-) -> tuple[NarrowedDimension, ...]:
-    """Return what is known to be narrowed, with what passes of the emission have narrowed in the copies they took."""
-    found = {(one.method, one.input, one.dimension): one for one in known}
-    for one in list_narrowed([EdgeMethod(name, emitted[name], (), programs[name]) for name in programs]):
-        before = found.setdefault((one.method, one.input, one.dimension), one)
-        found[one.method, one.input, one.dimension] = replace(before, converted=one.converted)
-    return tuple(found.values())
 
 
 def check_declared(methods: Sequence[EdgeMethod]) -> None:
@@ -232,17 +204,12 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
 def _sizes(program: ExportedProgram, value: Any, known: Mapping[Any, Any] = MappingProxyType({})) -> Bounds:
     found: list[tuple[int, int | None]] = []
     for size in value.shape if isinstance(value, torch.Tensor) else ():
-        if isinstance(size, int):
-            found.append((size, size))
-            continue
-        bounds = bounds_of(size.node.expr, {**program.range_constraints, **known})
-        ends: list[int | None] = []
-        for end in (bounds.lower, bounds.upper):
-            try:
-                ends.append(int(end) if abs(int(end)) < _UNBOUNDED else None)
-            except (OverflowError, TypeError, ValueError, AttributeError):  # it is infinite
-                ends.append(None)
-        found.append((max(ends[0] or 0, 0), ends[1]))
+        least, greatest = size, size
+        if not isinstance(size, int):
+            bounds = bounds_of(size.node.expr, {**program.range_constraints, **known})
+            ends = (int(end) if abs(end) < _UNBOUNDED else None for end in (bounds.lower, bounds.upper))
+            least, greatest = ends
+        found.append((max(least or 0, 0), greatest))
     return tuple(found)
 
 
@@ -251,32 +218,17 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
     found: dict[str, str] = {}
     for program in programs.values():
         for _, module, attribute in graphs.delegates(program.graph_module):
-            delegate = getattr(module, attribute)
+            delegate, names = getattr(module, attribute), dict[bytes, str]()
             data = named_buffers(delegate.named_data_store_output)
             contents = {key: content for key, _, content in data if type(content) is bytes and key not in found}
-            # The weights, in the forms that backends keep them in, by their size and first bytes.
-            forms: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
+            sizes = set(map(len, contents.values())) - {0}
             for spec in graphs.lifted_inputs(delegate.original_module).values() if contents else ():
                 value = graphs.lifted_value(delegate.original_module, spec.target)
-                if not is_plain(value) or not value.numel():
-                    continue
-                plain = value.detach()
-                for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):
-                    # As few elements as possible are read.
-                    count = -(-_HEAD // form.element_size())
-                    rows = form if not form.dim() else form[: -(-count // max(1, form[0].numel()))]
-                    head = _bytes(rows.reshape(-1)[:count]).tobytes()[:_HEAD]
-                    size = form.numel() * form.element_size()
-                    forms.setdefault((size, head), []).append((str(spec.target), form))
-            for key, content in contents.items():
-                wanted = np.frombuffer(content, np.uint8)
-                for name, form in forms.get((len(content), content[:_HEAD]), ()):
-                    if np.array_equal(_bytes(form.reshape(-1)), wanted):
-                        found[key] = name
-                        break
-    return found
-
-
-def _bytes(flat: torch.Tensor) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = flat.contiguous().view(torch.uint8).numpy()
+                if is_plain(value) and value.nbytes in sizes:
+                    plain = value.detach()
+                    for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):
+                        kept: Any = form.contiguous().reshape(-1).view(torch.uint8).numpy()
+                        names.setdefault(xxh3_128_digest(kept), str(spec.target))
+            digests = ((key, xxh3_128_digest(content)) for key, content in contents.items())
+            found.update((key, names[digest]) for key, digest in digests if digest in names)
     return found

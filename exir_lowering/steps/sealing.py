@@ -17,7 +17,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import emission
 from exir_lowering._upstream.edge import edge_record
 from exir_lowering._upstream.emission import EmittedCall
-from exir_lowering.errors import InputError, InvariantError, exception_text
+from exir_lowering.errors import InputError, exception_text
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import LaterMemory, PlannedMemory
@@ -25,7 +25,7 @@ from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps.file import File
-from exir_lowering.steps.provenance import complete, narrowed_further
+from exir_lowering.steps.provenance import complete
 
 P = TypeVar("P", bound=LoweringPlan)
 
@@ -39,8 +39,7 @@ def with_memory(planned: P, plan: Callable[[], Mapping[str, PlannedMemory]]) -> 
 def bound_memory(file: File) -> None:
     """Report the memory that was planned, and check that it is not more than was allowed."""
     memory = file.planning.describe() if file.planning is not None else {}
-    narrowed = narrowed_further(file.report.narrowed, file.lowered.programs, file.programs)
-    file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states), narrowed=narrowed)
+    file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states))
     require_memory(memory, file.lowered.require_memory)
 
 
@@ -59,19 +58,9 @@ def check_numbers(file: File) -> None:
 
 
 def make_etrecord(file: File) -> None:
-    """Make ExecuTorch's record for its Inspector, with the calls in nested graphs, which its own tables lack."""
+    """Make ExecuTorch's record for its Inspector."""
     if not file.options.etrecord:
         return
-    for name, calls in file.calls.items():
-        handles, delegates = file.manager.debug_handle_map[name], file.manager.delegate_map[name]
-        for call in calls:
-            if call.module is None:
-                handles.setdefault(call.instruction, call.handle)
-            elif call.instruction not in delegates:
-                known = call.module.meta.get("debug_handle_map", {})
-                delegates[call.instruction] = {"name": call.module.backend_id, "delegate_map": known}
-                found = map(debug_handles.handle, call.module.original_module.graph.nodes)
-                handles[call.instruction] = [handle for handle in found if handle is not None]
     named = {name: debug_handles.copy_with_handles(one) for name, one in file.lowered.edge_programs.items()}
     try:
         file.etrecord = edge_record(named, file.manager)
@@ -85,10 +74,7 @@ def share_weights(file: File) -> None:
     """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
     cord, aligned = emission.pte_contents(file.manager), file.config.constant_tensor_alignment or ALIGNMENT
     alignments = emission.named_data_alignments(file.manager)
-    try:
-        pieces = assembling.share(emission.cord_pieces(cord), alignments, file.config.segment_alignment, aligned)
-    except CorruptError as error:
-        raise InvariantError(f"Weights cannot be shared: {error}.") from None
+    pieces = assembling.share(emission.cord_pieces(cord), alignments, file.config.segment_alignment, aligned)
     if pieces is not None:
         emission.set_cord_pieces(cord, pieces)
 
@@ -98,10 +84,7 @@ def write_provenance(file: File) -> None:
     if not file.options.provenance:
         return
     cord, content = emission.pte_contents(file.manager), complete(file).encode()
-    try:
-        emission.set_cord_pieces(cord, assembling.fill(emission.cord_pieces(cord), provenance.KEY, content))
-    except CorruptError as error:
-        raise InvariantError(f"{provenance.KEY!r} cannot be written into the file: {error}.") from None
+    emission.set_cord_pieces(cord, assembling.fill(emission.cord_pieces(cord), provenance.KEY, content))
 
 
 def record_debug(file: File) -> None:
@@ -122,15 +105,13 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: Exporte
         if call.module is not None:
             module = call.module.original_module.graph_module
             _describe(module, nodes)
-            meta = call.module.meta or {}
-            handle_map = _handle_map(meta.get("debug_handle_map"))
+            known = _handle_map((call.module.meta or {}).get("debug_handle_map"))
             handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
-            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, handle_map)
+            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, known)
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
     if unchanged is not None:
-        if not debug_handles.are_complete(unchanged.graph_module):
-            unchanged = debug_handles.copy_with_handles(unchanged)
+        unchanged = debug_handles.copy_with_handles(unchanged)
         _describe(unchanged.graph_module, nodes, known=frozenset(nodes))
     found = {handle: tuple(nodes[handle]) for handle in sorted(nodes)}
     return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
@@ -172,20 +153,14 @@ def write_digests(file: File) -> None:
     data: dict[str, str] = {}
     for name, cord in emission.data_file_contents(file.manager).items():
         tables, *content = emission.cord_pieces(cord)
-        try:
-            digest = digests.data_digest(tables, digests.ZEROS, bytes(content[-1]))
-            emission.set_cord_pieces(cord, [digests.with_data_digest(tables, digests.ZEROS, digest), *content])
-        except CorruptError as error:
-            raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
+        digest = digests.data_digest(tables, digests.ZEROS, bytes(content[-1]))
+        emission.set_cord_pieces(cord, [digests.with_data_digest(tables, digests.ZEROS, digest), *content])
         data[data_name(name)] = digest
     cord = emission.pte_contents(file.manager)
     first, *content, last = emission.cord_pieces(cord)
     if bytes(last) != digests.RESERVED:
-        raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
-    try:
-        emission.set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, emission.write_buffer))
-    except CorruptError as error:
-        raise InvariantError(f"An emitted program cannot be sealed: {error}.") from None
+        raise CorruptError("the reserved segment is not its last one")
+    emission.set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, emission.write_buffer))
 
 
 def data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from rich.console import Console
@@ -27,16 +27,14 @@ class Progress(RichProgress):
 
     def each(self, step: str, items: Collection[T]) -> Iterator[T]:
         """Yield items and count them as done when the next one is asked for."""
-        with self.count(step, len(items)) as advance:
-            for item in items:
-                yield item
-                advance()
+        advance = self.count(step, len(items))
+        for item in items:
+            yield item
+            advance()
 
-    @contextmanager
-    def count(self, step: str, total: int) -> Iterator[Callable[[], None]]:
-        """Show a step; the context's value is a function that counts one more item as done."""
-        task = self.add_task(step, total=total)
-        yield lambda: self.advance(task)
+    def count(self, step: str, total: int) -> Callable[[], None]:
+        """Show a step; return what counts one more item as done."""
+        return partial(self.advance, self.add_task(step, total=total))
 
 
 class Session:

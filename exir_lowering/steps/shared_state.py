@@ -7,9 +7,10 @@ file with shared state all state has places of its own in memory 2, which method
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.copies import memory_key
+from exir_lowering.graphs.copies import memory_key, memory_span
 from exir_lowering.model import EdgeMethod, State
 from exir_lowering.steps.file import File
 
@@ -96,19 +97,14 @@ def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
 def _list_overlaps(members: Iterable[_Member]) -> dict[Hashable, dict[tuple[str, str], None]]:
     """Return, for memory that is written, what of other methods lies in it but is not the same elements."""
     found: dict[Hashable, dict[tuple[str, str], None]] = {}
-    spans = []
-    for member in members:
-        tensor = member.tensor
-        if isinstance(memory_key(tensor), tuple):
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size(), member))
-    begun: list[tuple[int, int, _Member]] = []
-    for span in sorted(spans, key=lambda span: span[:2]):
-        begun = [other for other in begun if other[1] > span[0]]
-        for one, two in itertools.chain(*(((span[2], other[2]), (other[2], span[2])) for other in begun)):
+    spans = [(span, member) for member in members if (span := memory_span(member.tensor)) is not None]
+    begun: list[tuple[tuple[int, int], _Member]] = []
+    for span, member in sorted(spans, key=itemgetter(0)):
+        begun = [(other, earlier) for other, earlier in begun if other[1] > span[0]]
+        for one, two in [pair for _, other in begun for pair in ((member, other), (other, member))]:
             if one.written and one.method != two.method and memory_key(one.tensor) != memory_key(two.tensor):
                 found.setdefault(memory_key(one.tensor), {})[two.method, two.name] = None
-        begun.append(span)
+        begun.append((span, member))
     return found
 
 
@@ -151,10 +147,9 @@ def choose(file: File) -> None:
 
 
 def _check_names(states: Sequence[State], known: Mapping[str, None], share: Any) -> dict[str, None]:
-    if isinstance(share, str) or not isinstance(share, (Sequence, set, frozenset)):
+    several = isinstance(share, (Sequence, set, frozenset)) and not isinstance(share, str)
+    if not several or not all(isinstance(name, str) for name in share):
         raise InputError(f'share_state: got {share!r}, expected "auto", True, False or a list of names of state.')
-    if not all(isinstance(name, str) for name in share):
-        raise InputError(f"share_state: got {share!r}, expected names.")
     for name in share:
         if name not in known:
             listed = ", ".join(map(repr, known)) or "no state"
@@ -199,10 +194,8 @@ def shareable(states: Iterable[State]) -> list[set[tuple[str, str]]]:
     for number, state in enumerate(states):
         for name in state.names.values():
             sets.union(first.setdefault((name, state.dtype, state.shape), number), number)
-    groups: dict[int, set[tuple[str, str]]] = {}
-    for number, state in enumerate(states):
-        groups.setdefault(sets[number], set()).update(state.names.items())
-    return [members for members in groups.values() if len({method for method, _ in members}) > 1]
+    groups = [{item for number in group for item in states[number].names.items()} for group in sets.to_sets()]
+    return [members for members in groups if len({method for method, _ in members}) > 1]
 
 
 def list_namesakes(states: Iterable[State]) -> list[tuple[str, tuple[str, ...]]]:
@@ -244,7 +237,7 @@ def check(file: File) -> None:
 
 
 def share(file: File) -> None:
-    """Make the private copies share state, with its initial values, and plan their memory so."""
+    """Make the private copies share state, with its initial values, for which memory is planned apart."""
     shared = {(method, name): state for state in file.states if state.shared for method, name in state.names.items()}
     if not shared:
         return
@@ -285,9 +278,10 @@ def share(file: File) -> None:
                 places[key] = end
                 end += -(-tensor.numel() * tensor.element_size() // alignment) * alignment
             offsets.setdefault(method, {})[name] = places[key]
-    size = end + _READ_BEHIND
-    planned = {name: _StatePlanning(planner, offsets.get(name, {}), size) for name, planner in planners.items()}
-    file.config = replace(config, memory_planning_pass=planned)
+    file.config = replace(config, memory_planning_pass=planners)
+    file.place_state = {
+        name: partial(_place, found, end + _READ_BEHIND, planners[name].alignment) for name, found in offsets.items()
+    }
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -309,32 +303,20 @@ def _planner(planning: Any, method: str) -> MemoryPlanningPass:
     return planner
 
 
-class _StatePlanning:
-    """Plans the memory of a method, with its state in a memory of some size that all methods have in common."""
-
-    def __init__(self, planner: MemoryPlanningPass, offsets: Mapping[str, int], size: int) -> None:
-        self.enable_non_cpu_memory_planning = False  # set by ExecuTorch
-        self._planner, self._offsets, self._size = planner, offsets, size
-        self.memory_planning_algo = planner.memory_planning_algo
-
-    def run(self, graph_module: GraphModule, signature: ExportGraphSignature) -> Any:
-        """Plan the memory; called by ExecuTorch in the place of a pass of its own."""
-        self._planner.enable_non_cpu_memory_planning = self.enable_non_cpu_memory_planning
-        result = self._planner.run(graph_module, signature)
-        if not self._offsets:
-            return result
-        sizes, left = result.graph_module.meta["non_const_buffer_sizes"], dict(self._offsets)
-        buffers = signature.inputs_to_buffers
-        for node in result.graph_module.graph.find_nodes(op="placeholder"):
-            name = buffers.get(node.target)
-            if name in left:
-                spec = node.meta["spec"]
-                if spec.const:  # only read here, and so taken for a weight
-                    node.meta.pop(_DATA_FILE, None)
-                spec.realign(self._planner.alignment)
-                spec.mem_id, spec.mem_offset = _MEMORY, left.pop(name)
-        if left or len(sizes) != _MEMORY:
-            what = f"a pass of the config has removed {min(left)!r}" if left else "more than one memory is planned"
-            raise InputError(f"share_state: state cannot be shared: {what}. Change the config, or share nothing.")
-        sizes.append(self._size)
-        return result
+def _place(
+    offsets: Mapping[str, int], size: int, alignment: int, module: GraphModule, signature: ExportGraphSignature
+) -> None:
+    """Place the state of a method, which was not planned, in a memory that all methods have in common."""
+    sizes, left, buffers = module.meta["non_const_buffer_sizes"], dict(offsets), signature.inputs_to_buffers
+    for node in module.graph.find_nodes(op="placeholder"):
+        name = buffers.get(node.target)
+        if name in left:
+            spec = node.meta["spec"]
+            if spec.const:  # only read here, and so taken for a weight
+                node.meta.pop(_DATA_FILE, None)
+            spec.realign(alignment)
+            spec.mem_id, spec.mem_offset = _MEMORY, left.pop(name)
+    if left or len(sizes) != _MEMORY:
+        what = f"a pass of the config has removed {min(left)!r}" if left else "more than one memory is planned"
+        raise InputError(f"share_state: state cannot be shared: {what}. Change the config, or share nothing.")
+    sizes.append(size)

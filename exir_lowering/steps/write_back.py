@@ -202,7 +202,12 @@ class _Ending:
         """Write an input's new value, which ExecuTorch's kernel expects in the same memory order."""
         target, value = self.targets[place], self._values[place]
         new, old = value.meta.get("val"), target.meta.get("val")
-        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) and not _same_order(new, old):
+        if (
+            isinstance(new, torch.Tensor)
+            and isinstance(old, torch.Tensor)
+            and not measures.same_sizes(new.stride(), old.stride())
+            and new.dim_order() != old.dim_order()
+        ):
             meta = {**value.meta, "val": new.new_empty_strided(old.shape, old.stride())}
             value = self._add(edge.CLONE_IN_ORDER, (value,), meta, dim_order=list(old.dim_order()))
         self._values[place] = self._add(torch.ops.aten.copy_.default, (target, value), {"val": old})
@@ -219,10 +224,6 @@ class _Ending:
         for value, spec in zip(self._values, self._specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name
-
-
-def _same_order(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return measures.same_sizes(one.stride(), other.stride()) or one.dim_order() == other.dim_order()
 
 
 def _list_origins(module: GraphModule, inputs: Iterable[Node]) -> dict[Node, frozenset[Node]]:
@@ -284,12 +285,15 @@ def _keep_overwritten(program: ExportedProgram) -> None:
         for operand in node.all_input_nodes if node.target not in edge.VIEWS else ():
             last[base_of[operand]] = place[node]
     ending = _Ending(program)
-    taken = {target: ending.value(written) for written, target in ending.targets.items()}
+    values = ((target, ending.value(written)) for written, target in ending.targets.items())
+    taken: dict[Node, Any] = {target: value for target, value in values if isinstance(value, Node)}
     for call in calls:
         for number, given in enumerate(_overwritten(call)):
-            base = base_of[given]
+            base, result_of = base_of[given], None
             result = taken.get(base)
-            result_of = _overwritten_number(call, result) if isinstance(result, Node) else None
+            if result is not None and graphs.is_getitem(result) and result.args[0] is call:
+                # What is overwritten comes behind the results that the operator has anyway.
+                result_of = result.args[1] - (len(result.args[0].meta["val"]) - len(_overwritten(result.args[0])))
             if last[base] > place[call] or (base.op == "placeholder" and result_of != number):
                 with program.graph.inserting_before(call):
                     copied = program.graph.call_function(edge.CLONE, (given,))
@@ -303,14 +307,6 @@ def _overwritten(call: Node) -> list[Node]:
         return [base for base in call.kwargs["_all_bases"] if isinstance(base, Node)]  # type: ignore[union-attr]
     given = [call.kwargs.get(name) for name in written_arguments(call.args[0])]
     return [operand for operand in given if isinstance(operand, Node)]
-
-
-def _overwritten_number(call: Node, result: Node) -> int | None:
-    """Return which of the overwritten values a node is after a call, None if it is none of them."""
-    if not graphs.is_getitem(result) or result.args[0] is not call:
-        return None
-    index: Any = result.args[1]
-    return int(index) - (len(call.meta["val"]) - len(_overwritten(call)))
 
 
 def _write_rows(program: ExportedProgram) -> None:
@@ -329,8 +325,16 @@ def _write_rows(program: ExportedProgram) -> None:
         state = result.args[0]
         if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
             continue
-        # The memory of the old state is read only before it is written to.
-        last = all(place[user] < place[result] and _copies(user) for user in state.users if user is not result)
+        # The memory of the old state is read only before it is written to, by what has results of its own: delegates
+        # and nested graphs may alias inputs.
+        last = all(
+            place[user] < place[result]
+            and user.op == "call_function"
+            and user.target not in edge.VIEWS
+            and graphs.operator_name(user).startswith("aten.")
+            for user in state.users
+            if user is not result
+        )
         if results.count(result) != 1 or not last or not _has_kernel(state, result):
             continue
         with program.graph.inserting_before(result):
@@ -384,9 +388,3 @@ def _add(operator: Any, arguments: tuple[Any, ...], write: Node, **options: Any)
     values = torch.fx.node.map_arg(arguments, lambda operand: operand.meta["val"])
     node.meta = {**write.meta, "val": operator(*values, **options)}
     return node
-
-
-def _copies(node: Node) -> bool:
-    """Return whether the results of a node have memory of their own: delegates and nested graphs may alias inputs."""
-    name = graphs.operator_name(node)
-    return name.startswith("aten.") and node.op == "call_function" and node.target not in edge.VIEWS

@@ -97,14 +97,6 @@ class Case:
     partitions: int = 1
     stateful: bool = False
 
-    @property
-    def feature(self) -> str:
-        """The first part of the name."""
-        return self.name.partition("/")[0]
-
-    def __str__(self) -> str:
-        return self.name
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -26,9 +26,6 @@ from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, lis
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators, element types, layouts and weights first, then whole programs."""
 
-AVAILABLE = "suite/available"
-"""The name of the test that fails when the delegate that was given is not available."""
-
 SOMETHING_PASSES = "suite/something-passes"
 """The name of the test that fails when the backend supports no case."""
 
@@ -44,8 +41,6 @@ class Suite:
     subject: Subject
     cases: tuple[Case, ...]
     note: str  # why nothing is executed, "" when it is
-    with_delegate: bool  # whether a delegate was given
-    unavailable: CaseResult | None = None  # the failure of a given delegate that is not available here
     results: dict[str, CaseResult] = field(default_factory=dict)  # so far, by case
 
     def run(self, case: Case) -> CaseResult:
@@ -56,9 +51,7 @@ class Suite:
 
     def report(self) -> ConformanceReport:
         """Try all cases."""
-        first = () if self.unavailable is None else (self.unavailable,)
-        results = (*first, *(self.run(case) for case in self.cases))
-        return ConformanceReport(self.subject.backend_id, results, self.note)
+        return ConformanceReport(self.subject.backend_id, tuple(map(self.run, self.cases)), self.note)
 
 
 def make_suite(
@@ -104,17 +97,15 @@ def make_suite(
         )
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     note = found.reason if isinstance(found, availability.Missing) else ""
+    if delegate is not None and note:
+        raise InputError(
+            f"check_backend: nothing would be executed with {delegate!r}: {note}. Run the suite where `is_available` "
+            "returns True, or leave the delegate out to try what the backend makes ahead of time only."
+        )
     executor: Any = None if note else found if delegate is None else delegate
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
-    unavailable = None
-    if delegate is not None and note:  # it would pass because it was never called
-        text = (
-            f"nothing was executed with {delegate!r}: {note}. Run the suite where `is_available` returns True, or "
-            "leave the delegate out to try what the backend makes ahead of time only."
-        )
-        unavailable = CaseResult(AVAILABLE, "failed", "available", text)
-    return Suite(subject, chosen, note, delegate is not None, unavailable)
+    return Suite(subject, chosen, note)
 
 
 def _with_arguments_of(other: Callable[_Given, Any]) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
@@ -141,7 +132,7 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads; it has to be available, or "suite/available" fails. None if
+        delegate: The delegate that executes its payloads; it has to be available. None if
             ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
             executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
@@ -181,7 +172,7 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
     `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
     with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
-    fails when the backend supports none of them, "suite/available" when the delegate that is given is not available.
+    fails when the backend supports none of them.
 
     The arguments are those of `check_backend`.
 
@@ -194,21 +185,18 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
     import pytest  # here, as only tests have it
 
     suite = make_suite(*given, **named)
-    names = [case.name for case in suite.cases]
-    names += [SOMETHING_PASSES, AVAILABLE] if suite.with_delegate else [SOMETHING_PASSES]
+    cases = {case.name: case for case in suite.cases}
 
-    @pytest.mark.parametrize("conformance_case", names)
+    @pytest.mark.parametrize("conformance_case", [*cases, SOMETHING_PASSES])
     def test_conformance(conformance_case: str) -> None:
         if conformance_case == SOMETHING_PASSES:
             if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
                 raise ConformanceError(suite.report())
             return
-        result = suite.unavailable
-        if conformance_case != AVAILABLE:
-            result = suite.run(next(case for case in suite.cases if case.name == conformance_case))
-        if result is not None and result.status in ("skipped", "lowered"):
+        result = suite.run(cases[conformance_case])
+        if result.status in ("skipped", "lowered"):
             pytest.skip(result.text)
-        if result is not None and result.status == "failed":
+        if result.status == "failed":
             pytest.fail(str(result), pytrace=False)
 
     return test_conformance
@@ -262,7 +250,7 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
-                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.feature for case in CASES))}."
+                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.name.partition('/')[0] for case in CASES))}."
             )
         for case in found:
             if chosen.setdefault(case.name, case) != case:

@@ -154,7 +154,8 @@ class _Search:
         self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
         everything = tuple(range(len(self.units)))
         progress = Progress(self.options.progress)
-        with progress, progress.count("bisect", len(everything).bit_length() + 3) as self.advance:
+        with progress:
+            self.advance = progress.count("bisect", len(everything).bit_length() + 3)
             return self._search(everything, file)
 
     def _search(self, everything: _Units, file: ProgramFile) -> Culprit:

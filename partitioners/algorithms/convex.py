@@ -112,16 +112,18 @@ def contract(
     """
     with collector.paused():
         label_of, sets = _join_groups(nodes, label_of, groups)
+        units, before = order_units(nodes, sets)
+        labels = [_label(unit, label_of) for unit in units]
         for label in dict.fromkeys(label_of.values()):
-            units, before = order_units(nodes, sets)
-            epochs = _schedule(units, before, [_label(unit, label_of) == label for unit in units])
-            first: dict[int, int] = {}
-            for vertex, epoch in enumerate(epochs):
-                near = before[vertex] if keep_apart else [first.setdefault(epoch, vertex)]
-                joined = [other for other in near if epochs[other] == epoch > 0]
-                sets.union(units[vertex][0], *(units[other][0] for other in joined))
-        units, _ = order_units(nodes, sets)
-    labels = [_label(unit, label_of) for unit in units]
+            if labels.count(label) > 1:
+                epochs = _schedule(units, before, [each == label for each in labels])
+                first: dict[int, int] = {}
+                for vertex, epoch in enumerate(epochs):
+                    near = before[vertex] if keep_apart else [first.setdefault(epoch, vertex)]
+                    joined = [other for other in near if epochs[other] == epoch > 0]
+                    sets.union(units[vertex][0], *(units[other][0] for other in joined))
+                units, before = order_units(nodes, sets)
+                labels = [_label(unit, label_of) for unit in units]
     return [Proposal(label, tuple(unit)) for label, unit in zip(labels, units, strict=True) if label is not None]
 
 

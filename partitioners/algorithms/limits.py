@@ -46,7 +46,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value, optional = getattr(self, name), least > 0
-            if not (value is None and optional) and (not _is_integer(value) or value < least):
+            if not (value is None and optional) and (type(value) is not int or value < least):
                 none = ", or None for no limit" if optional else ""
                 raise InputError(f"Limits({name}={value!r}): expected an integer, {least} or more{none}.")
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
@@ -59,10 +59,6 @@ class Limits:
 _END = -1  # stands for who reads what is read by no vertex of a proposal
 
 _LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "max_weight_bytes": 1}
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def apply(

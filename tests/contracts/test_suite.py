@@ -333,7 +333,7 @@ def failures(report: ConformanceReport) -> dict[str, str]:
 
 def test_the_right_one_passes(capsys: pytest.CaptureFixture[str]) -> None:
     report = check_backend(ToyBackend, ToyDelegate, cases=CHOSEN)
-    assert capsys.readouterr() == ("", "")  # the runtime reports damaged payloads, too
+    assert not capsys.readouterr().out  # what the runtime says of damaged payloads goes to stderr
     assert report.skipped == ("ops/abs",)
 
 
@@ -378,18 +378,9 @@ class Absent(ToyDelegate):
 
 
 def test_a_delegate_that_is_not_available_does_not_pass() -> None:
-    with pytest.raises(
-        ConformanceError, match=r"suite/available \[available\]: nothing was executed with .*Absent"
-    ) as e:
-        check_backend(ToyBackend, Absent, cases=["ops/sub", "ops/abs"])
-    report = e.value.report
-    assert (report.failed, report.lowered, report.skipped) == (("suite/available",), ("ops/sub",), ("ops/abs",))
-    tests = conformance_tests(ToyBackend, Absent, cases=["ops/sub"])
-    with pytest.raises(pytest.fail.Exception, match="says that it is not available on this machine"):
-        tests("suite/available")
-    with pytest.raises(pytest.skip.Exception, match=r"lowered, not executed: its delegate .*Absent"):
-        tests("ops/sub")
-    conformance_tests(ToyBackend, ToyDelegate, cases=["ops/sub"])("suite/available")
+    for make in (check_backend, conformance_tests):
+        with pytest.raises(InputError, match=r"nothing would be executed with .*Absent.*not available on this machine"):
+            make(ToyBackend, Absent, cases=["ops/sub", "ops/abs"])
 
 
 def test_messages_say_what_to_do() -> None:

@@ -89,10 +89,6 @@ def test_a_backends_decision_holds_for_the_sizes_it_was_made_for() -> None:
     assert _run(_compile(_sine, "Rows", dynamic=True), (4, 5, 6, 4)) == [1, 1]
 
 
-def test_nothing_is_compiled_again_where_nothing_is_decided() -> None:
-    assert _run(_compile(_sine, dynamic=True), (4, 5, 6, 7), training=True) == [1]
-
-
 def test_a_marked_size_does_not_become_one_value() -> None:
     with pytest.warns(FallbackWarning, match="lowering fixes a size that was marked as dynamic"):
         _run(_compile(_of_four), (4, 5, 6), mark=True)

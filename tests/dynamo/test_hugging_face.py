@@ -1,11 +1,10 @@
-"""The ways in which transformers and accelerate take a model or a backend for it: what works, and what they refuse."""
+"""The ways in which transformers takes a backend to generate with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import accelerate.state
 import pytest
 import torch
 import transformers
@@ -20,21 +19,9 @@ __all__ = ["clean"]
 OPTIONS = {"partitioners": "reference", "fallback": None}
 
 
-@pytest.fixture(autouse=True)
-def _no_accelerator() -> Iterator[None]:
-    """Forget accelerate's settings, which it has once per process."""
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
 @register_backend(name="own_of_test_hugging_face")
 def _own(module: torch.fx.GraphModule, inputs: list[Any], mode: str | None = None) -> Callable[..., Any]:
     return backend(module, inputs, options=OPTIONS)
-
-
-def _ran() -> set[str]:
-    assert all(method.delegated for report in reports() for _, one in report.reports for method in one.methods)
-    return {report.backend for report in reports()}
 
 
 @pytest.mark.parametrize(
@@ -47,5 +34,6 @@ def test_generate_with_a_compile_config(config: dict[str, Any]) -> None:
     given = CompileConfig(**config)
     given._compile_all_devices = True  # transformers compiles on GPUs, unless it is told so
     got = model.generate(ids, cache_implementation="static", compile_config=given, **how)
-    assert _ran() == {"exir_lowering"}
+    assert {report.backend for report in reports()} == {"exir_lowering"}
+    assert all(method.delegated for report in reports() for _, one in report.reports for method in one.methods)
     assert torch.equal(got, model.generate(ids, **how))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import textwrap
@@ -664,30 +663,6 @@ def test_a_path_that_cannot_be_written(case: str, artifact: exir_lowering.Artifa
     refused(InputError, words, lambda: artifact.save(path))
     check(sorted(tmp_path.rglob("*")) == before, "a file was left behind")
     check(artifact.save(tmp_path / "good.pte").read_bytes() == artifact.buffer, "a good path still works")
-
-
-class _Breaks:
-    """Emits half of a file and then runs out of space."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def write_to_file(self, file: Any) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-
-def test_a_disk_that_fills_up_keeps_the_old_file(artifact: exir_lowering.Artifact, tmp_path: Path) -> None:
-    path = tmp_path / "model.pte"
-    path.write_bytes(b"old")
-    broken = dataclasses.replace(artifact, manager=_Breaks(artifact.manager))
-    refused(InputError, (str(path), "No space left on device"), lambda: broken.save(path))
-    check(path.read_bytes() == b"old", "the old file is gone")
-    check([p.name for p in tmp_path.iterdir()] == ["model.pte"], "a file was left behind")
-    check(artifact.save(path).read_bytes() == artifact.buffer, "the new file is not complete")
 
 
 # -- plug-ins --------------------------------------------------------------------------------------

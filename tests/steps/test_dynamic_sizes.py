@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir import ExecutorchBackendConfig
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import GraphModule
-from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from exir_lowering import InputError, LoweringOptions, load, lower
 
@@ -115,22 +113,6 @@ def test_a_declared_range_that_is_narrowed_is_an_error_before_a_backend_is_calle
     program, passes = _branching(Dim.AUTO)
     (found,) = lower(program, options=LoweringOptions(fast=fast), transform_passes=passes).report.narrowed
     assert found.given == (2, None) and found.converted == (2, 15)
-
-
-class Branches(PassBase):  # type: ignore[misc]
-    """A pass of an emission that decides something by a size."""
-
-    def call(self, graph_module: GraphModule) -> PassResult:
-        (given,) = graph_module.graph.find_nodes(op="placeholder")
-        return PassResult(graph_module, bool(given.meta["val"].shape[0] < 16) and False)
-
-
-def test_what_the_emission_narrows_is_told() -> None:
-    program = export(Computes(torch.exp), (torch.randn(3, 8),), dynamic_shapes=(({0: Dim("n", min=2, max=33)},),))
-    lowered = lower(program)
-    assert lowered.report.narrowed == lowered.emit().report.narrowed == ()
-    (found,) = lowered.emit(ExecutorchBackendConfig(passes=[Branches()])).report.narrowed
-    assert found.given == (2, 33) and found.converted == (2, 15)
 
 
 EQUAL: dict[str, tuple[Callable[..., Any], Any, list[tuple[int, int]]]] = {

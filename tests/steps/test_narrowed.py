@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim, export
-from transformers import MobileNetV2Config, MobileNetV2Model
 
 from exir_lowering import LoweringOptions, NarrowedDimension, lower
 from exir_lowering.cli import main
@@ -24,13 +23,6 @@ def program(least: int) -> torch.export.ExportedProgram:
     batch, width = Dim("batch", min=least, max=8), Dim("width", min=2, max=4)
     shapes = {"x": {0: batch, 1: width}, "y": {0: width}}
     return export(Two(), (torch.ones(3, 3), torch.ones(3, 5)), dynamic_shapes=shapes)
-
-
-def test_a_real_model() -> None:
-    model = MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.1, image_size=32)).eval()
-    shapes = {"pixel_values": {0: Dim("batch", min=1, max=8)}}
-    report = lower(export(model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=shapes)).report
-    assert report.narrowed == (NarrowedDimension("forward", "pixel_values", 0, (1, 8), (2, 8)),)
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -112,15 +112,6 @@ def test_two_methods_share_it(artifact: Any, tmp_path: Path) -> None:
             assert_equal(one.run(method, TOKENS), expected)
 
 
-def test_the_report_says_it(artifact: Any) -> None:
-    rows = [row for row in artifact.stored if row.bytes == TIED]
-    (row,) = rows
-    assert (row.kind, row.methods) == ("constant", ("one", "two"))
-    assert [name.partition(" ")[0] for name in row.also] == ["data"] and "also data" in str(artifact)
-    total = sum(row.bytes for row in artifact.stored)
-    assert total < len(artifact.buffer) < total + 8000
-
-
 class Storing(Backend):
     """Has its weights as named data, at an alignment of its own."""
 
@@ -151,8 +142,6 @@ def test_two_backends_share_it_at_the_alignment_that_each_asks_for() -> None:
     assert start % 1024 == 0
     start += container.read_pte(memoryview(content)).base
     assert content[start : start + size] == bytes(Tied().embed.weight.detach().numpy())
-    (row,) = (row for row in artifact.stored if row.bytes == TIED)
-    assert sorted(row.also) == sorted(f"data {key}" for key in found)
 
 
 def test_damage_in_what_is_shared_is_noticed(artifact: Any) -> None:
@@ -179,8 +168,6 @@ def test_a_module_is_saved_to_such_a_file(program: ExportedProgram, tmp_path: Pa
 def test_a_data_file_has_it_once(program: ExportedProgram, tmp_path: Path) -> None:
     artifact = lower(program, "xnnpack").emit(external_weights="weights")
     assert len(artifact.buffer) < 8000 and len(artifact.data_files["weights.ptd"]) < 1.01 * TIED + 8000
-    (row,) = (row for row in artifact.stored if row.bytes == TIED)
-    assert (row.kind, row.file, len(row.also)) == ("constant", "weights.ptd", 1)
     path = artifact.save(tmp_path / "tied.pte")
     loaded = load(path, data=tmp_path / "weights.ptd", verify="full")
     plain = load(lower(program, "xnnpack").emit().buffer)
@@ -189,5 +176,4 @@ def test_a_data_file_has_it_once(program: ExportedProgram, tmp_path: Path) -> No
 
 def test_one_in_a_data_file_and_one_in_the_program_are_two(program: ExportedProgram) -> None:
     artifact = lower(program, "xnnpack").emit(external_weights=lambda key, size: "weights" if "." in key else None)
-    rows = {(row.kind, row.file) for row in artifact.stored if row.bytes == TIED}
-    assert rows == {("constant", "weights.ptd"), ("data", "")}
+    assert len(artifact.buffer) > TIED and len(artifact.data_files["weights.ptd"]) > TIED

@@ -128,7 +128,6 @@ contracts/suite: as_pytest_tests mistakes_that_few_programs_show_fail_in_few_cas
     the_suite_is_not_loaded_by_the_package
 dynamo/compilation: threads_call_one_compiled_function
 dynamo/distributed: two_processes_with_several_buckets
-dynamo/hugging_face: trainer_with_a_model_that_is_compiled_in_place accelerator_with_a_compiled_model
 dynamo/minifier: *
 dynamo/models: gradients_and_ten_steps_equal_eager(mobilenet_v2) inference_equals_eager(mobilenet_v2-reference)
 dynamo/profit: partitions_that_take_longer_than_in_pytorch_stay_there
@@ -173,7 +172,6 @@ fast/on_and_off: files_are_the_same(mobilenet_v2)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
 steps/edge_errors: a_static_cache_of_transformers_needs_a_strict_export the_command_line_names_its_own_options
 steps/host_memory: channels_last_are_computed_as_in_eager
-steps/narrowed: a_real_model
 fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
 steps/recovery: every_order_of_failures_gives_the_same_bytes
 fast/skipped_passes: passes_of_a_model

@@ -22,7 +22,7 @@ from culprits import Chain, Planted
 from torch.export import ExportedProgram, export, save
 
 from exir_lowering import BackendFailure, Culprit, InputError, LoweringOptions, Rewrite, bisect, cli
-from exir_lowering.backends.reference import ReferenceBackend, executable, reference_partitioner
+from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate, executable, reference_partitioner
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny
 from exir_lowering.plugins import registry
 from exir_lowering.testing.trial import take_fingerprint
@@ -35,6 +35,11 @@ def chain(count: int, odd: dict[int, Callable[..., Any]] | None = None) -> Expor
 
 def planted(*names: str, operator: str = "exp.default", args: tuple[Any, ...] = ()) -> dict[str, Any]:
     return {"reference": Planted(*names, operator=operator, args=args)}
+
+
+def bisect_here(*given: Any, **more: Any) -> Culprit:
+    """Search in this process, which another one cannot share a delegate with that is an object: it is faster."""
+    return bisect(*given, **{"delegates": [ReferenceDelegate()], **more})
 
 
 def names(found: Culprit) -> list[str]:
@@ -58,10 +63,10 @@ def test_one_operator_of_two_hundred_is_named(place: int) -> None:
 
 def test_the_first_of_several_is_named_and_then_the_next() -> None:
     program, backends = chain(40), planted("aten_sin_default_9", "aten_sin_default_30")
-    found = bisect(program, "reference", backends=backends)
+    found = bisect_here(program, "reference", backends=backends)
     assert names(found) == ["aten_sin_default_9"] and "bisect again with it" in str(found)
     rest = RuledPartitioner(reference_partitioner(), deny(name="aten_sin_default_9"))
-    assert names(bisect(program, rest, backends=backends)) == ["aten_sin_default_30"]
+    assert names(bisect_here(program, rest, backends=backends)) == ["aten_sin_default_30"]
 
 
 def test_what_only_some_values_show() -> None:
@@ -69,12 +74,14 @@ def test_what_only_some_values_show() -> None:
         chain(20, {0: lambda x: x * 3, 9: torch.tanh}),
         planted("aten_mul_tensor", operator="clamp.default", args=(None, 8.0)),
     )
-    assert bisect(program, "reference", inputs=[(torch.ones(2, 4),)], backends=saturating).ok
-    found = bisect(program, "reference", backends=saturating)
+    assert bisect_here(program, "reference", inputs=[(torch.ones(2, 4),)], backends=saturating).ok
+    found = bisect_here(program, "reference", backends=saturating)
     assert names(found) == ["aten_mul_tensor"] and found.error.endswith('in "ramp from 0 to 255", call 1.')
     table = export(culprits.Table().eval(), (torch.tensor([[1, 2]]),))
-    assert bisect(table, "reference", inputs=[(torch.tensor([[3, 4]]),)], delegates=[culprit_delegates.LastId]).ok
-    found = bisect(table, "reference", delegates=[culprit_delegates.LastId])
+    assert bisect_here(
+        table, "reference", inputs=[(torch.tensor([[3, 4]]),)], delegates=[culprit_delegates.LastId()]
+    ).ok
+    found = bisect_here(table, "reference", delegates=[culprit_delegates.LastId()])
     assert names(found) == ["aten_embedding_default"] and '"last token id"' in found.error, str(found)
 
 
@@ -99,12 +106,12 @@ def test_methods_that_share_state(name: str, method: str) -> None:
         "write": export(model, (x, torch.tensor([0, 1]))),
         "read": export(model, (x[:1], torch.tensor([0]))),
     }
-    found = bisect(programs, "reference", backends=planted(name))
+    found = bisect_here(programs, "reference", backends=planted(name))
     assert names(found) == [name] and found.operators[0].method == method, str(found)
     if method == "write":
         inputs = {"write": [(x.square(), torch.tensor([0, 1]))]}
         wrong = planted("aten_cos_default")
-        assert names(bisect(programs, "reference", inputs=inputs, backends=wrong)) == ["aten_cos_default"]
+        assert names(bisect_here(programs, "reference", inputs=inputs, backends=wrong)) == ["aten_cos_default"]
 
 
 def test_state_is_shared_as_emit_shares_it() -> None:
@@ -114,8 +121,8 @@ def test_state_is_shared_as_emit_shares_it() -> None:
     partitioner = RuledPartitioner(SupportPartitioner({"reference": executable()}), deny(op="aten.index"))
     inputs = {"write": [written], "read": [read]}
     clamped = planted("aten_add_tensor", operator="clamp.default", args=(None, 0.5))
-    assert bisect(programs, partitioner, inputs=inputs, backends=clamped).ok
-    found = bisect(programs, partitioner, inputs=inputs, backends=clamped, share_state=True)
+    assert bisect_here(programs, partitioner, inputs=inputs, backends=clamped).ok
+    found = bisect_here(programs, partitioner, inputs=inputs, backends=clamped, share_state=True)
     assert names(found) == ["aten_add_tensor"], str(found)
 
 
@@ -155,7 +162,7 @@ def test_what_leaves_its_process_damaged() -> None:
 
 def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
     program = chain(9, {2: lambda x: torch.nextafter(x, x + 1), 5: torch.atan})
-    found = bisect(program, "reference", delegates=[culprit_delegates.Failing])
+    found = bisect_here(program, "reference", delegates=[culprit_delegates.Failing()])
     assert found.where == "backend" and names(found) == ["aten_atan_default", "aten_nextafter_default"], str(found)
     assert "out of order" in found.error
 
@@ -178,13 +185,13 @@ def test_no_process_is_left() -> None:
 @pytest.mark.parametrize("apart", [1, 9])
 def test_what_goes_wrong_only_together(apart: int) -> None:
     program = chain(20, {8: torch.atan, 8 + apart: torch.erf})
-    found = bisect(program, "reference", delegates=[culprit_delegates.Fused])
+    found = bisect_here(program, "reference", delegates=[culprit_delegates.Fused()])
     between = [] if apart == 1 else [f"aten_sin_default_{number}" for number in range(15, 7, -1)]
     assert names(found) == ["aten_erf_default", *between, "aten_atan_default"], str(found)
 
 
 def test_a_quantised_operator_with_what_is_around_it() -> None:
-    found = bisect(
+    found = bisect_here(
         quantized_models.quantized(False),
         quantized_models.partitioners(False),
         backends={"XnnpackBackend": culprits.Negating("aten_linear_default_1")},
@@ -203,10 +210,10 @@ class Forgets(Rewrite):
 
 def test_nothing_wrong_and_wrong_on_the_host() -> None:
     wrong = LoweringOptions(rewrites=[Forgets()])
-    found = bisect(chain(5, {3: torch.atan}), "reference", options=wrong)
+    found = bisect_here(chain(5, {3: torch.atan}), "reference", options=wrong)
     assert found.where == "host" and not found.ok and not found.operators, str(found)
     assert "is wrong, without any backend too: forward, output 0" in str(found)
-    found = bisect(chain(5), "reference")
+    found = bisect_here(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
     assert "matches eager PyTorch" in str(found) and json.loads(found.to_json())["ok"]
 
@@ -225,7 +232,7 @@ def test_what_only_the_first_lowering_does_is_blamed_on_no_operator(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
     backends = {"reference": Once("aten_sin_default_3", operator="exp.default", args=())}
-    found = bisect(chain(6), "reference", backends=backends, options=LoweringOptions(progress=True))
+    found = bisect_here(chain(6), "reference", backends=backends, options=LoweringOptions(progress=True))
     assert found.where == "unsteady" and not found.operators, str(found)
     assert "not when it is lowered or runs again" in " ".join(str(found).split())
     assert "bisect" in capsys.readouterr().err

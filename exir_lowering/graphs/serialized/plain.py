@@ -151,7 +151,7 @@ class PlainReader:
             "tuple": lambda content, depth: tuple(many(content, depth)),
             "dict": lambda content, depth: {self.read(k, depth): self.read(v, depth) for k, v in content},
             "float": lambda content, depth: float(_short(content)),
-            "complex": lambda content, depth: complex(*(float(_short(part)) for part in of_length(2, content))),
+            "complex": lambda content, depth: complex(*(float(_short(part)) for part in content)),
             "dtype": lambda content, depth: pure.DTYPES[content],
             "device": lambda content, depth: {"cpu": torch.device("cpu")}[content],
             "layout": lambda content, depth: _LAYOUTS[content],
@@ -172,13 +172,6 @@ class PlainReader:
         if type(trees) is not list or depth > DEEPEST + 1:
             raise ValueError("a sequence of values is a list, and nests to a limited depth")
         return [self.read(tree, depth) for tree in trees]
-
-
-def of_length(length: int, items: Any) -> Any:
-    """Return a list of so many items; ValueError if it is something else."""
-    if type(items) is not list or len(items) != length:
-        raise ValueError(f"expected {length} values")
-    return items
 
 
 def _short(text: Any) -> str:

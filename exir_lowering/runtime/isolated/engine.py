@@ -182,7 +182,13 @@ def open_isolated(
     if not hasattr(os, "fork"):
         raise InputError(f"{file.name} cannot be loaded with limits: this system is not POSIX.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
-    addresses = _addresses(file, given)
+    known = {**registry.registered(registry.DELEGATES), **given}  # it finds those of entry points itself
+    try:
+        addresses = {backend: find_delegate_address(known[backend]) for backend in file.backends if backend in known}
+    except NoAddressError as error:
+        raise InputError(
+            f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."
+        ) from None
     modules = [address.partition(":")[0] for address in addresses.values()]
     header = {
         "do": "open",
@@ -199,14 +205,3 @@ def open_isolated(
     opened = IsolatedEngine(file, (header, contents), partial(begin, modules), limits)
     opened.start()
     return opened
-
-
-def _addresses(file: ProgramFile, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return where another process finds the delegates that a file needs; it finds those of entry points itself."""
-    known = {**registry.registered(registry.DELEGATES), **given}
-    try:
-        return {backend: find_delegate_address(known[backend]) for backend in file.backends if backend in known}
-    except NoAddressError as error:
-        raise InputError(
-            f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."
-        ) from None

@@ -3,8 +3,8 @@
 The executorch wheel has the runtime as a library, with its headers. What is compiled needs no Python headers and is
 the same for all versions of Python.
 
-A file of the cache is the library and its digest, which follows it: it is written beside its place and moved there, so
-that it is there as a whole or not at all. The cache folder is this user's, and trusted as much as the user's programs.
+The library is written beside its place in the cache and moved there, so that it is there as a whole or not at all. The
+cache folder is this user's, and trusted as much as the user's programs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from pathlib import Path
 
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
-from exir_lowering.pte.saving import TemporaryFolder, replace_file
+from exir_lowering.pte.saving import TemporaryFolder, copy_of, replace_file
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 KNOWN = ("1.5",)
 """The versions of executorch whose headers the source is written for."""
 SECONDS = 300
-_DIGEST = hashlib.sha256().digest_size
 # The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
 FLAGS = (
     "-std=c++17",
@@ -51,27 +50,18 @@ def library() -> ctypes.CDLL:
     package = _package(release)
     # The runtime's library is found by its name, as it is loaded already.
     executorch_runtime()
-    try:
-        source = SOURCE.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BackendUnavailableError(
-            f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
-        ) from error
-    key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join((*FLAGS, sys.platform, SOURCE.read_text())).encode()).hexdigest()[:16]
     kept = folder() / f"shim-{release}-{platform.machine()}-{key}.so"
-    with suppress(OSError):  # there is none; or it is of another system, such as one with an older C library
-        content = kept.read_bytes()
-        if hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]:  # loading another may end the process
-            return ctypes.CDLL(str(kept))
+    with suppress(OSError):  # there is none; or it is damaged, or of another system, such as with an older C library
+        return ctypes.CDLL(str(kept))
     try:
         # Nobody else can open the folder, and change what is made before it is read.
         with TemporaryFolder() as temporary:
             made = temporary / kept.name
             _compile(package, made)
-            built = made.read_bytes()
             try:
                 kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                replace_file(kept, lambda file: file.write(built + hashlib.sha256(built).digest()))
+                replace_file(kept, copy_of(made))
             except OSError as error:
                 warnings.warn(
                     f"Compiled code for Python delegates is not kept in {kept.parent}: {error}. It is compiled "

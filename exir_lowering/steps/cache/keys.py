@@ -1,4 +1,4 @@
-"""Keys: what identifies a partition, in named parts, so that a miss can say which of them differ."""
+"""Keys: what identifies a partition."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class Forms:
         self._names: dict[str, int] = {}
         self._tensors: dict[int, int] = {}
         self._memories: dict[int, int] = {}
-        self._sources: dict[int, tuple[Any, str]] = {}
         self._graphs: dict[Any, int] = {}
         self.environments: dict[int, tuple[Any, dict[str, Any]]] = {}
 
@@ -128,36 +127,33 @@ class Forms:
         return str(value.node.expr)
 
     def metadata(self, key: str, value: Any) -> str:
-        """Return the form of an entry of `node.meta`, where names are known as such; NoKeyError if it has none."""
+        """Return the form of an entry of `node.meta`, with what torch writes of code and of histories."""
         try:
-            if key == "nn_module_stack":
-                stack = ((self.name(name), self.name(path), kind) for name, (path, kind) in value.items())
-                return ";".join(f"{name},{path},{self._named_form(kind)}" for name, path, kind in stack)
+            if key == "nn_module_stack":  # where names may be ids
+                value = [(self.name(name), path, _code_name(kind)) for name, (path, kind) in value.items()]
             if key == "source_fn_stack":
-                return ";".join(f"{self.name(name)},{self._named_form(function)}" for name, function in value)
-            if key == "torch_fn":
-                return f"{self.name(value[0])},{self._named_form(value[1])}"
-            return self._history(value) if key == "from_node" else self.form(value)
+                value = [(name, _code_name(function)) for name, function in value]
+            return self.form(self._history(value) if key == "from_node" else value)
         except NoKeyError as error:
             raise NoKeyError(f"node.meta[{key!r}]: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:  # not what torch puts there
             raise NoKeyError(f"node.meta[{key!r}] is not what torch writes: {error}") from None
 
-    def _named_form(self, kind: Any) -> str:
-        """Return the form of a class or function in metadata by its name alone, as torch.export writes it."""
-        return self.form(f"{kind.__module__}.{kind.__qualname__}" if hasattr(kind, "__qualname__") else kind)
+    def _history(self, sources: Any) -> list[Any]:
+        """Return what torch's `NodeSource`s hold; their graphs are numbered, as ids differ between processes."""
+        return [
+            (
+                *(one.name, str(one.target), one.pass_name, [str(action) for action in one.action]),
+                self._graphs.setdefault(one.graph_id, len(self._graphs)),
+                self._history(one.from_node),
+            )
+            for one in sources or ()
+        ]
 
-    def _history(self, sources: Any) -> str:
-        """Return the form of torch's `NodeSource`s; their graphs are numbered, as ids differ between processes."""
-        texts = []
-        for source in sources or ():
-            if id(source) not in self._sources:
-                text = f"{self.name(source.name)},{self.name(str(source.target))},{source.pass_name!r}"
-                text += f",{[str(action) for action in source.action]!r}"
-                graph = self._graphs.setdefault(source.graph_id, len(self._graphs))
-                self._sources[id(source)] = source, f"({text},{graph},{self._history(source.from_node)})"
-            texts.append(self._sources[id(source)][1])
-        return ";".join(texts)
+
+def _code_name(value: Any) -> Any:
+    """Return the name of a class or function, as torch.export writes it too."""
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value
 
 
 def _class_form(kind: type) -> str:

@@ -1,17 +1,16 @@
 """The cache of a call, and its folder, where an entry is a file that is named by the digest of its key.
 
-It has the digest of the rest, the key as JSON, and results as a pickle of closed types. What is not right is a miss.
+It has the digest of the rest, which is the results as a pickle of closed types. What is not right is a miss.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import PicklingError
@@ -20,7 +19,7 @@ from typing import Any
 from exir_lowering._upstream.delegates import dump_results, load_results
 from exir_lowering.errors import CacheWarning, InputError
 from exir_lowering.plans.report import CacheUse
-from exir_lowering.steps.cache.keys import Storages, digest
+from exir_lowering.steps.cache.keys import Storages
 
 FOLDER = "EXIR_LOWERING_CACHE"  # the environment variable that names a folder, instead of the one in the user's cache
 LIMIT = "EXIR_LOWERING_CACHE_BYTES"  # the environment variable that says how many bytes a cache keeps
@@ -37,13 +36,12 @@ class Store:
             raise PermissionError(f"no permission to read and write in {str(folder)!r}")
         self.folder, self.limit = folder, limit
 
-    def read(self, key: Mapping[str, str], count: int) -> list[Any] | None:
+    def read(self, key: str, count: int) -> list[Any] | None:
         """Return so many results for a key, None if there are none that are whole."""
-        path = self._path(key)
+        path = self.folder / f"{key}.entry"
         try:
-            content = path.read_bytes()
-            stored, _, results = content.split(b"\n", 2)
-            if hashlib.sha256(memoryview(content)[len(stored) + 1 :]).hexdigest() == stored.decode():
+            stored, results = path.read_bytes().split(b"\n", 1)
+            if hashlib.sha256(results).hexdigest() == stored.decode():
                 found = load_results(results, count)
                 os.utime(path)
                 return found
@@ -55,10 +53,10 @@ class Store:
             path.unlink()
         return None
 
-    def write(self, key: Mapping[str, str], results: Sequence[Any]) -> str:
+    def write(self, key: str, results: Sequence[Any]) -> str:
         """Keep results for a key; return why that cannot be, or "". A full disk is an OSError."""
         try:
-            content = b"%b\n%b" % (json.dumps(key).encode(), dump_results(results))
+            content = dump_results(results)
         except PicklingError as error:
             return str(error)
         if len(content) > self.limit // 2:
@@ -68,19 +66,10 @@ class Store:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(hashlib.sha256(content).hexdigest().encode() + b"\n")
                 file.write(content)
-            os.replace(temporary, self._path(key))
+            os.replace(temporary, self.folder / f"{key}.entry")
         finally:
             temporary.unlink(missing_ok=True)
         return ""
-
-    def latest_keys(self) -> list[dict[str, str]]:
-        """Return the keys of the latest entries, in which a miss looks for the nearest one."""
-        found = []
-        for path, _ in self.files()[-256:]:
-            with suppress(OSError, ValueError), path.open("rb") as file:
-                file.readline(100)
-                found.append(dict(json.loads(file.readline(10_000))))
-        return found
 
     def files(self) -> list[tuple[Path, os.stat_result]]:
         """Return the store's files, the one that was not used for longest first; others in the folder stay."""
@@ -101,9 +90,6 @@ class Store:
                 with suppress(OSError):
                     path.unlink()
         return size - left
-
-    def _path(self, key: Mapping[str, str]) -> Path:
-        return self.folder / f"{digest(key)}.entry"
 
 
 def find_folder(option: str | os.PathLike[str] | bool = True) -> Path:

@@ -1,4 +1,4 @@
-"""The cache of lowered partitions: same bytes, exactly what changed is lowered again, and a miss says why."""
+"""The cache of lowered partitions: same bytes, and exactly what changed is lowered again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def test_only_partitions_whose_weights_changed_are_lowered_again(tmp_path: Path)
     assert len(missed(first)) == 5
     found = [use for use in again.report.cache if not use.hit]
     assert [use.partition for use in found] == [first.report.methods[0].partitions[3].id]
-    assert found[0].differs == ("weights",)
     assert again.emit().buffer == _lower(changed).emit().buffer
 
 
@@ -80,20 +79,17 @@ def test_ranges_of_symbolic_sizes_are_part_of_the_key(tmp_path: Path) -> None:
     assert not missed(_lower(_dynamic(16), tmp_path))
     wider = _lower(_dynamic(32), tmp_path)
     assert len(missed(wider)) == 5
-    assert all("shapes" in use.differs for use in wider.report.cache)
     assert wider.emit().buffer == _lower(_dynamic(32)).emit().buffer
 
 
 def test_what_a_backend_gets_and_is_makes_the_key(tmp_path: Path) -> None:
     assert missed(trace(tmp_path)) and not missed(trace(tmp_path))
     assert not CALLS
-    for lowered, part in (
-        (trace(tmp_path, None, CompileSpec("level", b"2")), "specs"),
-        (trace(tmp_path, Newer()), "backend"),
-        (trace(tmp_path, Settled(1)), "backend"),
-        (trace(tmp_path, Settled(2)), "backend"),
+    for lowered in (
+        trace(tmp_path, None, CompileSpec("level", b"2")),
+        *(trace(tmp_path, backend) for backend in (Newer(), Settled(1), Settled(2))),
     ):
-        assert {use.differs for use in lowered.report.cache} == {(part,)}
+        assert len(missed(lowered)) == len(lowered.report.cache)
     assert not missed(trace(tmp_path, Settled(2)))
 
 
