@@ -115,6 +115,7 @@ _PARTS = {
     "lookups.dim_orders": "dim orders and annotations",
     "xnnpack_passes.replacements": "passes of XNNPACK",
     "contents.replacements": "content comparison",
+    "contents.xnnpack_hashes": "reused XNNPACK hashes",
 }
 """The functions that return what replaces something, in order, each with its feature; see `pins`."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import executorch.backends.xnnpack._passes
+import executorch.backends.xnnpack.operators.node_visitor  # noqa: F401
 import forked
 import pytest
 import torch
