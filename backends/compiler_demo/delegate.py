@@ -85,7 +85,7 @@ def parse(text: bytes) -> Code:
     for position, line in enumerate(lines[1:-2], start=2):
         try:
             if position == 2:
-                code = code._replace(inputs=int(line.removeprefix("inputs ")))
+                code = Code(int(line.removeprefix("inputs ")), *code[1:])
             elif constant := _CONSTANT.fullmatch(line):
                 number, dtype, shape, values = constant.groups()
                 tensor = torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype])
