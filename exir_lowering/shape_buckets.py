@@ -127,6 +127,8 @@ class _Dimensions:
             for size in sizes:
                 if type(size) is not int or size < 1 or (between and not between.lower <= size <= between.upper):
                     raise InputError(f"buckets: {key}: got the size {size!r}, expected an int in its range. {self}")
+            if len(set(sizes)) < len(sizes):
+                raise InputError(f"buckets: {key}: got {list(sizes)}, in which a size occurs twice.")
             read[key] = [(symbol, size) for size in sizes]
         if left:
             missing = next((key for key, each in self._keys.items() if each in left), str(next(iter(left))))

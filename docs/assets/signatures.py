@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 GIVEN = re.compile(r"_with_arguments_of\((\w+)\)")
-"""The decorator of `exir_lowering/testing/suite.py`: a function has the signature of the one that gets its arguments."""
+"""The decorator of `exir_lowering/testing/suite.py`: a function has the signature of who gets its arguments."""
 
 PRIVATE = ("runtime.program.LoadedProgram", "verification.results.Culprit")
 """Public data classes with private fields; nobody makes them but this package."""

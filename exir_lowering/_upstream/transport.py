@@ -37,11 +37,14 @@ _DIALECTS: dict[Any, str] = {EdgeOpOverload: "edge", BackendOpOverload: "backend
 _BY_REFERENCE = frozenset({"executorch", "exir_lowering", "sympy", "torch", *sys.stdlib_module_names})
 """The packages whose classes and functions travel as such; those of others travel as their names."""
 
+_ALIGNMENT = 64
+"""Where what is sent of a storage may begin: the elements of a tensor stay aligned."""
+
 
 def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, bytes]:
     """Write a copy of a program, which is changed, without some metadata; any error if that is not possible.
 
-    Return it, and its tensors, with the whole memory of each.
+    Return it, and its tensors.
     """
     dialects = [_DIALECTS.get(type(node.target), "") for node in _calls(program.graph_module)]
     for node, dialect in zip(_calls(program.graph_module), dialects, strict=True):
@@ -60,7 +63,7 @@ def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, b
     with io.BytesIO() as stream, io.BytesIO() as memory:
         pickler = _Pickler(stream, left_out)
         pickler.dump((dialects, [verifier.dialect for verifier in program.verifiers], parts))
-        torch.save([*pickler.tensors], memory)
+        torch.save(_cut([*pickler.tensors]), memory)
         return stream.getvalue(), memory.getvalue()
 
 
@@ -75,6 +78,34 @@ def loads(content: bytes, memory: bytes) -> ExportedProgram:
         if dialect:
             node.target = _in_dialect(dialect, node.target)
     return assemble_program(**parts, verifiers=list(map(_find_verifier, verifiers)))
+
+
+def _cut(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the same tensors on memory that has only what they span: torch saves the whole of it, whoever reads it."""
+    spans: dict[int, tuple[int, int]] = {}
+    for one in tensors:
+        offset, item, storage = int(one.storage_offset()), one.element_size(), one.untyped_storage()
+        last = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True)) if one.numel() else -1
+        first, end = spans.get(storage._cdata, (storage.nbytes(), 0))
+        first = min(first, offset * item // _ALIGNMENT * _ALIGNMENT)
+        spans[storage._cdata] = first, max(end, (offset + last + 1) * item)
+    pieces: dict[int, torch.UntypedStorage] = {}
+
+    def moved(one: torch.Tensor) -> torch.Tensor:
+        storage = one.untyped_storage()
+        first, end = spans[storage._cdata]
+        if end - first >= storage.nbytes():
+            return one
+        if storage._cdata not in pieces:
+            part = torch.empty(0, dtype=torch.uint8).set_(storage, first, (end - first,), (1,))
+            pieces[storage._cdata] = part.clone().untyped_storage()
+        offset = int(one.storage_offset()) - first // one.element_size()
+        made = torch.empty(0, dtype=one.dtype).set_(pieces[storage._cdata], offset, one.shape, one.stride())
+        if isinstance(one, torch.nn.Parameter):
+            return torch.nn.Parameter(made, one.requires_grad)
+        return made.requires_grad_(one.requires_grad)
+
+    return list(map(moved, tensors))
 
 
 def _calls(module: GraphModule) -> Iterator[Node]:

@@ -277,11 +277,21 @@ class Specialized:
 def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
     """Return a graph with the sizes of some inputs; numbers have placeholders too, and are constants in it."""
     numbers: dict[Any, Any] = {}
+    layouts: list[tuple[Any, Any]] = []  # strides and offsets: of a dimension of size 1, a stride may be any number
     shape_env = None
     for node, given in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
-        for size, number in zip(_numbers(node.meta.get("val")), _numbers(given), strict=True):
+        sizes = given.dim() if isinstance(given, torch.Tensor) else 1
+        for place, (size, number) in enumerate(zip(_numbers(node.meta.get("val")), _numbers(given), strict=True)):
             if isinstance(size, SYMBOLS):
-                shape_env, numbers[size.node.expr] = size.node.shape_env, number
+                shape_env = size.node.shape_env
+                if place < sizes:
+                    numbers[size.node.expr] = number
+                else:
+                    layouts.append((size.node.expr, number))
+    known = {expression for expression in numbers if expression.is_Symbol}
+    for expression, number in layouts:
+        if not expression.free_symbols <= known:
+            numbers.setdefault(expression, number)
     of_inputs = {symbol for known in numbers for symbol in known.free_symbols}
     for size in _symbolic(module):
         if not size.node.expr.free_symbols & of_inputs:  # that of the state of a random generator, for example

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,16 @@ def _find(plugin: Any, given: str, end: str = "") -> str:
         raise NoAddressError(f"{given} {name}{end}, whose state stays in this process; pass its class")
     if kind.__module__ == "__main__":
         raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
-    try:
-        found = pkgutil.resolve_name(name)
-    except (AttributeError, ImportError, ValueError):
-        found = None
-    if found is not kind:
+    if kind.__module__ not in sys.modules or not _is_found(name, kind):
         raise NoAddressError(f"{name} is not found by its name; define it at the top of a module")
     return name
+
+
+def _is_found(name: str, kind: Any) -> bool:
+    try:
+        return pkgutil.resolve_name(name) is kind
+    except (AttributeError, ImportError, ValueError):
+        return False
 
 
 def load_class(address: str) -> Any:

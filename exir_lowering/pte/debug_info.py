@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from exir_lowering.errors import InputError, find_named_handle
+from exir_lowering.errors import InputError, exception_text, find_named_handle
 from exir_lowering.graphs.sources import Frame, format_lines
 from exir_lowering.pte import digests
 from exir_lowering.pte.files import MappedFile
@@ -130,11 +130,20 @@ class DebugInfo:
             raise InputError(f"it is damaged ({type(error).__name__}: {error})") from None
 
 
+def _all(kind: type, values: Any) -> Any:
+    """Return values of a type; TypeError if one is of another."""
+    if wrong := [value for value in values if type(value) is not kind]:
+        raise TypeError(f"got {wrong[0]!r}, expected a value of type {kind.__name__}")
+    return values
+
+
 _TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
 
 
 def _read(tree: Any) -> DebugInfo:
-    operators, modules, files, functions = (tree[name] for name in ("operators", "modules", "files", "functions"))
+    operators, modules, files, functions = (
+        _all(str, tree[name]) for name in ("operators", "modules", "files", "functions")
+    )
     frames = [Frame(files[file], line, functions[function], code) for file, line, function, code in tree["frames"]]
     stacks = [tuple(modules[number] for number in stack) for stack in tree["stacks"]]
     traces: list[tuple[int | None, tuple[Frame, ...]]] = []
@@ -151,15 +160,16 @@ def _read(tree: Any) -> DebugInfo:
             nodes.setdefault(handle, []).append(DebugNode(name, operators[operator], stacks[stack], lines, line))
         delegates = tuple(
             DebugDelegate(
-                *(backend, instruction, tuple(handles)),
-                {key: tuple(values) for key, values in entries},
+                *(backend, instruction, tuple(_all(int, handles))),
+                {key: tuple(_all(int, values)) for key, values in entries},
             )
             for backend, instruction, handles, entries, *_ in part["delegates"]
         )
-        kernels = {instruction: tuple(handles) for instruction, handles in part["kernels"]}
+        kernels = {instruction: tuple(_all(int, handles)) for instruction, handles in part["kernels"]}
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
-    return DebugInfo(VERSION, tree["digest"], {name: method(part) for name, part in tree["methods"].items()})
+    (digest,) = _all(str, [tree["digest"]])
+    return DebugInfo(VERSION, digest, {name: method(part) for name, part in tree["methods"].items()})
 
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
@@ -194,7 +204,7 @@ class DebugFile:
                     "it belongs to another .pte file, or to this one before it was made again (digest "
                     f"{info.digest[:12]}..., the file has {digest[:12]}...)"
                 )
-        except (InputError, OSError, ValueError) as error:
+        except (InputError, OSError, ValueError, TypeError) as error:
             warnings.warn(
                 f"The debug information {str(path)!r} cannot be used: {error}. Save the artifact again: it writes "
                 "both. It is not used.",
@@ -209,12 +219,14 @@ class DebugFile:
         def lines_of(number: int, error: BaseException) -> str:
             try:
                 known = self.methods.get(method)
-            except Warning as warning:  # that is an error here must not take the failure's place
-                return str(warning)
-            if known is None or number >= len(known.delegates):
-                return ""
-            handle = find_named_handle(error)
-            found = known.lines((handle,)) if handle is not None else []
-            return format_lines(found or known.lines(known.delegates[number].handles))
+                if known is None or number >= len(known.delegates):
+                    return ""
+                handle = find_named_handle(error)
+                found = known.lines((handle,)) if handle is not None else []
+                return format_lines(found or known.lines(known.delegates[number].handles))
+            except MemoryError:
+                raise
+            except Exception as problem:  # a warning that is an error here, say: it must not hide the failure
+                return exception_text(problem)
 
         return lines_of

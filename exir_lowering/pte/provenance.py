@@ -72,6 +72,8 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
         if int(tree["version"]) != VERSION:
             return None
         versions, options, backends, weights = (tree[name] for name in ("versions", "options", "backends", "weights"))
+        if not all(isinstance(one, dict) for one in (versions, options, backends, weights)):
+            raise TypeError("got something else where names and their values are")
         methods = {name: _method(part) for name, part in tree["methods"].items()}
         return Provenance(versions, options, backends, weights, methods)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -80,7 +82,10 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
 
 def _method(tree: Any) -> MethodProvenance:
     inputs, outputs = (tuple(map(_named, tree[name])) for name in ("inputs", "outputs"))
-    values, results = {int(number): name for number, name in tree["values"].items()}, tuple(tree.get("results", ()))
+    values, results = (
+        {int(number): name for number, name in tree["values"].items()},
+        tuple(map(int, tree.get("results", ()))),
+    )
     return MethodProvenance(tuple(tree["partitioners"]), tree["rewrites"], inputs, outputs, values, results)
 
 
@@ -88,4 +93,6 @@ def _named(tree: Any) -> NamedValue:
     for least, greatest in tree["bounds"] or ():
         if least < 0 or (greatest is not None and greatest < least):
             raise ValueError(f"a dimension is from {least} to {greatest}")
+    if not isinstance(tree["name"], str):
+        raise TypeError(f"got the name {tree['name']!r}")
     return NamedValue(tree["name"], tree["bounds"] and tuple(map(tuple, tree["bounds"])))

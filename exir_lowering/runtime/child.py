@@ -12,13 +12,12 @@ import re
 import resource
 import select
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def main(file: str, modules: str) -> None:
     """Do what comes over a socket, one after the other; end when the other end is gone, also in the middle of work."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
-    connection = Connection(int(file))
+    connection = socket.socket(fileno=int(file))
     installed.runtime_failure()  # imports the runtime
     importlib.import_module("sympy")  # torch does that when it computes shapes: it is no part of opening a file
     with suppress(ImportError):  # opening the file will say so
@@ -70,16 +69,16 @@ def main(file: str, modules: str) -> None:
         os._exit(1)
 
 
-def _fork(connection: Connection) -> Connection:
-    """Make a copy of this process, which has not worked yet; return over what each of the two goes on."""
-    file = recv_handle(connection)
+def _fork(connection: socket.socket) -> socket.socket:
+    """Make a copy of this process, which has not worked yet; return the socket over which each of the two goes on."""
+    _, (file,), _, _ = socket.recv_fds(connection, 1, 1)
     pid = os.fork()
     if pid:
         os.close(file)
         send_message(connection, ({"pid": pid}, ()))
         return connection
     connection.close()
-    connection = Connection(file)
+    connection = socket.socket(fileno=file)
     send_message(connection, ({}, ()))
     return connection
 
@@ -89,7 +88,7 @@ def _wait(header: Any, contents: Sequence[bytes]) -> Message:
     return {"status": os.waitstatus_to_exitcode(os.waitpid(header["pid"], 0)[1])}, ()
 
 
-def _end_with(connection: Connection, ends: bool) -> None:
+def _end_with(connection: socket.socket, ends: bool) -> None:
     """Let the system end this process when the other end is gone, or no longer."""
     # A thread that waits for it would not get to run while native code keeps Python's lock. The other end sends nothing
     # while it waits for a reply: whatever happens on the socket then, SIGIO, is its end.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from exir_lowering.errors import InputError
 from exir_lowering.pte import slots
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.flatbuffer import root
@@ -111,7 +112,12 @@ class Profile(Shown):
 
         Returns:
             The profile; the method stays the first row.
+
+        Raises:
+            InputError: `top` is not a number above 0.
         """
+        if top is not None and (type(top) is not int or top < 1):
+            raise InputError(f"by_time: top: got {top!r}, expected a number of at least 1, or None.")
         rows = sorted(self.rows[1:], key=lambda row: (-row.milliseconds, row.instruction))
         return Profile(self.method, self.runs, (*self.rows[:1], *rows[:top]))
 

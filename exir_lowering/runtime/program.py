@@ -204,7 +204,7 @@ def load(
         BackendUnavailableError: Nothing here executes a backend of the file, or Python delegates cannot be used here.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
         LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
-        PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
+        PluginLoadError: A delegate cannot be loaded or is provided twice.
     """
     given = check_arguments(delegates, unavailable)
     if not isinstance(limits, (Limits, type(None))):

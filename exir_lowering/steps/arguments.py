@@ -70,7 +70,7 @@ class Request(NamedTuple):
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
     """Turn what a caller passed to `lower` into one value per method; a program alone is the method "forward"."""
     methods, constant_methods = _methods(programs)
-    passes = _by_method("transform_passes", transform_passes or {}, methods, _passes)
+    passes = _by_method("transform_passes", {} if transform_passes is None else transform_passes, methods, _passes)
     requested = []
     for tag, wanted in _read_variants(partitioners, variants).items():
         chosen = list_partitioners(wanted, methods, f"variants[{tag!r}]" if tag else "partitioners")

@@ -58,11 +58,11 @@ def _make_keys(
     neighbours = describe_neighbours(one.program for one in group.partitions if details is None)
     made: list[str | NoKeyError] = []
     try:
-        common = _identify(backend), _versions(every=False), session.options.fast
+        common = _identify(backend), _versions(every=False), session.options.fast, fast.state()
     except NoKeyError as error:
         return [error] * len(entries)
     for entry in entries:
-        described: list[Any] = [common, fast.state(), [one.method for one in entry if len(entry) > 1]]
+        described: list[Any] = [common, [one.method for one in entry if len(entry) > 1]]
         try:
             for one in entry:
                 described.append(describe_partition(one, session.cache.storages, backend.unread))

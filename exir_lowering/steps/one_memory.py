@@ -3,7 +3,7 @@
 `torch.export` lifts each tensor that it finds to an input of its own: a buffer that is registered twice, views of it,
 and tensors that are attributes of other objects, such as caches, which it takes for constants. In PyTorch, what is
 written by one name is read by all others. So there is one input for each memory that is written, with views of it where
-the others were read: of rows that follow each other. If that is not possible, the program is refused.
+the others were read; if that is not possible, the program is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from exir_lowering.steps.arguments import RequestedMethod, is_edge
 _ATEN = torch.ops.aten
 _KINDS = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)  # whose name is kept, the first before all
 _Span = tuple[int, int]  # from which address to which one
+_Step = tuple[Any, tuple[Any, ...]]  # an operator, and its arguments behind the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,26 +131,52 @@ def _replace(
     method: RequestedMethod, program: ExportedProgram, base: _Member, other: _Member, writers: list[Node]
 ) -> None:
     """Let a view of a buffer take the place of an input, which is removed."""
-    one, two, steps = base.tensor, other.tensor, list[tuple[Any, tuple[Any, ...]]]()
-    if memory_key(one) != memory_key(two):
-        start, rest = divmod(other.span[0] - base.span[0], one.element_size())
-        inside = start >= 0 == rest and other.span[1] <= base.span[1]
-        if not (inside and one.dtype is two.dtype and one.is_contiguous() and two.is_contiguous()):
-            names = (str(base.spec.target), str(other.spec.target))
-            raise edge_errors.explain_overlap(method.name, names, writers)
-        steps = [(_ATEN.view.default, ([-1],)), (_ATEN.slice.Tensor, (0, start, start + two.numel()))]
-        steps.append((_ATEN.view.default, ([*two.shape],)))
+    steps = _find_view(base.tensor, other.tensor)
+    if steps is None:
+        names = (str(base.spec.target), str(other.spec.target))
+        raise edge_errors.explain_overlap(method.name, names, writers)
     view, mode = base.node, fake_mode_of(program.graph_module)
     first = next(node for node in program.graph.nodes if node.op != "placeholder")
     with program.graph.inserting_before(first):
-        for operator, options in steps if other.node.users else ():
+        for operator, rest in steps if other.node.users else ():
             value = view.meta["val"]
-            view = program.graph.call_function(operator, (view, *options))
+            view = program.graph.call_function(operator, (view, *rest))
             if mode is not None:
                 with mode, torch.no_grad():
-                    view.meta["val"] = operator(value, *options)
+                    view.meta["val"] = operator(value, *rest)
     other.node.replace_all_uses_with(view)
     program.graph.erase_node(other.node)
     program.graph_signature.input_specs.remove(other.spec)
     for table in (program.state_dict, program.constants):
         table.pop(str(other.spec.target), None)
+
+
+def _find_view(base: torch.Tensor, other: torch.Tensor) -> list[_Step] | None:
+    """Return how a tensor is made as a view of another one, None if it is not known."""
+    if memory_key(base) == memory_key(other):
+        return []
+    strides, others = list(base.stride()), list(other.stride())
+    order = sorted(range(base.dim()), key=lambda dim: -strides[dim])
+    if base.dtype is not other.dtype or not base.permute(order).is_contiguous():
+        return None
+    steps: list[_Step] = [(_ATEN.permute.default, (order,))] if order != [*range(base.dim())] else []
+    steps.append((_ATEN.view.default, ([-1],)))
+    start, width = other.storage_offset() - base.storage_offset(), base.numel()
+    placed = sorted((dim for dim in range(other.dim()) if other.shape[dim] != 1), key=lambda dim: -others[dim])
+    sizes = [other.shape[dim] for dim in placed]
+    for dim, (size, stride) in enumerate(zip(sizes, (others[dim] for dim in placed), strict=True)):
+        if stride == 0 or width % stride:
+            return None
+        steps.append((_ATEN.view.default, ([*sizes[:dim], width // stride, stride],)))
+        steps.append((_ATEN.slice.Tensor, (dim, start // stride, start // stride + size)))
+        start, width = start % stride, stride
+    steps.append((_ATEN.select.int, (len(placed), start)))
+    steps.append((_ATEN.permute.default, ([placed.index(dim) for dim in sorted(placed)],)))
+    steps.append((_ATEN.view.default, ([*other.shape],)))
+    made = base.detach()
+    try:
+        for operator, rest in steps:
+            made = operator(made, *rest)
+    except (RuntimeError, IndexError):  # of elements that lie in no grid
+        return None
+    return steps if memory_key(made) == memory_key(other.detach()) else None

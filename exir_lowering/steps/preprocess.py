@@ -54,23 +54,28 @@ def preprocess(
             for table in (partition.program.state_dict, partition.program.constants)
             for name, tensor in table.items()
         }
-        before, failure = checksums.digest_weights(weights), None
+        before = checksums.digest_weights(weights)
         try:
             lowered = lower(group, backend, BackendContext(store), advance)
         except LoweringError as error:
-            failure = error
-        after = checksums.digest_weights(weights)
-        changed = [name for name, digest in before.items() if after.get(name) != digest]
-        if changed:
-            raise BackendContractError(
-                f"Backend {group.backend_id!r} wrote into {few(changed, _LISTED)} during preprocess: those tensors "
-                "belong to the model and have changed. Restore them before lowering again; a backend must work on a "
-                "copy." + (f"\nThen it failed: {failure}" if failure is not None else "")
-            ) from failure
-        if failure is not None:
-            raise failure
+            _check_unchanged(group.backend_id, weights, before, error)
+            raise
+        _check_unchanged(group.backend_id, weights, before)
         _check_stored(group.backend_id, store, lowered)
     return lowered
+
+
+def _check_unchanged(
+    backend_id: str, weights: Mapping[str, Any], before: Mapping[str, Any], failure: LoweringError | None = None
+) -> None:
+    after = checksums.digest_weights(weights)
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
+    if changed:
+        raise BackendContractError(
+            f"Backend {backend_id!r} wrote into {few(changed, _LISTED)} during preprocess: those tensors "
+            "belong to the model and have changed. Restore them before lowering again; a backend must work on a "
+            "copy." + (f"\nThen it failed: {failure}" if failure is not None else "")
+        ) from failure
 
 
 def _one_by_one(

@@ -67,10 +67,13 @@ class Sizing:
         """Yield names with the sizes that they stand for: the first that PyTorch takes is to be used."""
         for end in ("least", "middle", "greatest") if self.symbols else ():
             yield f"{end} sizes", list(self._from(end))
+        for symbol in self.symbols if len(self.symbols) > 1 else ():
+            for end in ("least", "greatest"):
+                yield f"{end} {symbol}", list(self._from("middle", {symbol: end}))
 
-    def _from(self, end: str) -> Iterator[Sizes]:
+    def _from(self, end: str, others: Mapping[Any, str] | None = None) -> Iterator[Sizes]:
         """Yield possible sizes, the nearest to what is asked for first."""
-        walks = [_walk(*self._ends[symbol], end) for symbol in self.symbols]
+        walks = [_walk(*self._ends[symbol], (others or {}).get(symbol, end)) for symbol in self.symbols]
         found = 0
         for steps in range(min(max(map(len, walks), default=0), _STEPS)):
             at = [walk[min(steps, len(walk) - 1)] for walk in walks]

@@ -80,8 +80,15 @@ def propose_partitions(
         able = {node for node in free if node not in label_of and check(node) is None}
         own = [*together, *(list_group_operators(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
         # What a group leaves that cannot be taken whole may be in others.
-        while broken := {node for group in own if not able.issuperset(group) for node in group if node in able}:
-            able -= broken
+        groups_of: dict[Node, list[list[Node]]] = {}
+        for group in own:
+            for node in group:
+                groups_of.setdefault(node, []).append(group)
+        broken = [group for group in own if not able.issuperset(group)]
+        while broken:
+            for node in able.intersection(broken.pop()):
+                able.remove(node)
+                broken += groups_of[node]
         accepted += [group for group in own if able.issuperset(group)]
         label_of.update((node, name) for node in nodes if node in able)
     return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)

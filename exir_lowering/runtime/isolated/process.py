@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import send_handle
 from typing import Any, TypeAlias
 
 from exir_lowering.plugins.worker_errors import WorkerDiedError
@@ -19,10 +19,18 @@ from exir_lowering.plugins.worker_errors import WorkerDiedError
 Message: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
 """A header of what JSON has, and its parts: bytes, or on their way out something else with a buffer of bytes."""
 
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 20
+
 # With -P nothing is imported from the current folder, whatever lies there.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from exir_lowering.runtime.child import main; main(*sys.argv[1:3])"
-
-_FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"}
+_FLAGS = {
+    "isolated": "-I",
+    "ignore_environment": "-E",
+    "no_user_site": "-s",
+    "no_site": "-S",
+    "dont_write_bytecode": "-B",
+}
 """Options of Python that the process gets if this one has them, by the name in `sys.flags`."""
 
 
@@ -40,7 +48,7 @@ class Process:
         to be there for as long as its copies. OSError if there can be none.
         """
         self._owner = os.getpid()
-        self._connection, theirs = Pipe()
+        self._connection, theirs = socket.socketpair()
         try:
             with theirs:
                 start = self._popen if forked_from is None else forked_from.fork
@@ -58,8 +66,10 @@ class Process:
             raise
 
     @staticmethod
-    def _popen(theirs: Connection, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _popen(theirs: socket.socket, modules: Sequence[str]) -> subprocess.Popen[bytes]:
         flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        given = getattr(sys, "_xoptions", {})  # of CPython
+        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
         flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
         return subprocess.Popen(
@@ -70,10 +80,10 @@ class Process:
             start_new_session=True,  # an interrupt from the keyboard is this process's affair
         )
 
-    def fork(self, theirs: Connection, modules: Sequence[str]) -> _Copy:
+    def fork(self, theirs: socket.socket, modules: Sequence[str]) -> _Copy:
         """Make a copy of this process, which works for the other end of a socket; OSError if this one has ended."""
         send_message(self._connection, ({"do": "fork"}, ()))
-        send_handle(self._connection, theirs.fileno(), None)
+        socket.send_fds(self._connection, [b"f"], [theirs.fileno()])
         try:
             return _Copy(read_message(self._connection)[0]["pid"], self)
         except EOFError as error:
@@ -83,7 +93,7 @@ class Process:
         """Return the reply to a task; WorkerDiedError if the process ended, TooLateError if it is still at work."""
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
-            send_message(self._connection, message)
+            send_message(self._connection, message, deadline)
             return read_message(self._connection, deadline)
         except (OSError, EOFError) as error:
             with suppress(subprocess.TimeoutExpired):
@@ -122,23 +132,46 @@ class _Copy:
             self.returncode, self._ended = header["status"], True
 
 
-def send_message(connection: Connection, message: Message) -> None:
-    """Send a message; raise OSError if the other end is gone."""
+def send_message(connection: socket.socket, message: Message, deadline: float | None = None) -> None:
+    """Send a message; raise OSError if the other end is gone, TooLateError if it has not taken it by the deadline."""
     header, parts = message
-    for part in (json.dumps([header, len(parts)]).encode(), *parts):
-        connection.send_bytes(part)
+    first = json.dumps([header, [len(part) for part in parts]]).encode()
+    for part in (_LENGTH.pack(len(first)) + first, *parts):
+        _wait_until(connection, deadline)
+        try:
+            connection.sendall(part)
+        except TimeoutError:
+            raise TooLateError from None
 
 
-def read_message(connection: Connection, deadline: float | None = None) -> Message:
+def read_message(connection: socket.socket, deadline: float | None = None) -> Message:
     """Read a message; raise EOFError or OSError if the other end is gone, TooLateError after a `time.monotonic`."""
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, deadline))
+    header, lengths = json.loads(_read(connection, length, deadline))
+    return header, [_read(connection, length, deadline) for length in lengths]
 
-    def read() -> bytes:
-        if deadline is not None and not connection.poll(max(deadline - time.monotonic(), 0)):
-            raise TooLateError
-        return connection.recv_bytes()
 
-    header, count = json.loads(read())
-    return header, [read() for _ in range(count)]
+def _read(connection: socket.socket, length: int, deadline: float | None) -> bytes:
+    parts, left = [], length
+    while left:
+        _wait_until(connection, deadline)
+        try:
+            part = connection.recv(min(left, _CHUNK))
+        except TimeoutError:
+            raise TooLateError from None
+        if not part:
+            raise EOFError("the other end is gone")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _wait_until(connection: socket.socket, deadline: float | None) -> None:
+    """Let the next call on a socket wait until a time."""
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise TooLateError
+    connection.settimeout(left)
 
 
 def _search_path() -> list[str]:
