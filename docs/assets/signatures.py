@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 GIVEN = re.compile(r"_with_arguments_of\((\w+)\)")
-"""The decorator of `exir_lowering/testing/api.py`: a function has the signature of the one that gets its arguments."""
+"""The decorator of `exir_lowering/testing/suite.py`: a function has the signature of the one that gets its arguments."""
 
 PRIVATE = ("runtime.program.LoadedProgram", "verification.results.Culprit")
 """Public data classes with private fields; nobody makes them but this package."""
@@ -23,11 +23,11 @@ class Signatures(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Mend the signatures of a package that was read."""
-        module = pkg["testing.api"]
+        module = pkg["testing.suite"]
         for function in module.functions.values():
             for decorator in function.decorators:
                 if found := GIVEN.fullmatch(str(decorator.value)):
-                    function.parameters = module[found[1]].final_target.parameters
+                    function.parameters = module[found[1]].parameters
                     function.decorators.remove(decorator)
         for name in PRIVATE:
             made = pkg[name].members["__init__"]

@@ -213,7 +213,7 @@ def test_a_file_with_an_equals_sign_in_its_name(main: Main, models: Path, tmp_pa
 
 def test_a_method_name_that_no_method_can_have(main: Main, models: Path, tmp_path: Path) -> None:
     net, target = models / "net.pt2", tmp_path / "x.pte"
-    refused(main("lower", f"two words={net}", "-o", target), "'two words'", "contains a space")
+    refused(main("lower", f"two words={net}", "-o", target), "'two words'", "without spaces")
     refused(main("lower", f"={net}", "-o", target), f"There is no file '={net}'")
     assert main("lower", f"with-a-hyphen={net}", "-o", target)[0] == 0 and target.exists()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exir_lowering.steps.legalizing.registry import require, require_small, rules
+from exir_lowering.steps.legalizing.registry import Failed, require, require_small, rules
 
 
 def _both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -131,65 +131,10 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *dims: Any) -> Any:
     return product.sum(tuple(dims[3])) if dims[3] else product
 
 
-def _erfc(x: Tensor) -> Tensor:
-    """Return 1 - erf, from 1 on by an integral of exp(-t * t) / (t * t + x * x), as a sum."""
-    z, step = torch.clamp(x.abs(), 1.0, 30.0), 0.5
-    total = 0.5 / (z * z)
-    for k in range(1, 14):
-        total = total + math.exp(-((k * step) ** 2)) / (z * z + (k * step) ** 2)
-    rest = 2 / (1 - torch.exp(torch.clamp(z, max=6.0) * (2 * math.pi / step))) * (z < 6.0)
-    tail = (2 * step / math.pi) * z * total * torch.exp(-z * z) + rest
-    return torch.where(x.abs() < 1, 1 - torch.erf(x), torch.where(x > 0, tail, 2 - tail))
-
-
-def _lgamma(x: Tensor) -> Tensor:
-    found = torch.where((x == 1) | (x == 2), 0.0, _gamma(-1, x))
-    return torch.where((x.abs() == math.inf) | ((x <= 0) & (x == torch.floor(x))), math.inf, found)
-
-
-def _polygamma(n: int, x: Tensor) -> Any:
-    require(n <= 8)
-    found, whole = _gamma(n, x), x == torch.floor(x)
-    if n == 0:
-        return torch.where(x == 0, -torch.reciprocal(x), torch.where((x < 0) & whole, math.nan, found))
-    return torch.where((x <= 0) & whole, (-1) ** (n + 1) * math.inf, found)
-
-
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
-
-
-def _gamma(n: int, x: Tensor) -> Tensor:
-    """Return a derivative of digamma, or its integral for -1: Stirling's series, which recurrence and reflection reach.
-
-    Neither is right where there are poles.
-    """
-    sign, mirrored, least = (-1) ** (n + 1), x < 0.5, 8 if n < 1 else 16
-
-    def step(y: Tensor) -> Tensor:
-        return -torch.log(y) if n < 0 else y ** -(n + 1) * sign * math.factorial(n)
-
-    positive = torch.where(mirrored, 1 - x, x)
-    y = positive + least
-    if n < 0:
-        found = y * torch.log(y) - y + 0.5 * math.log(2 * math.pi)
-    else:
-        found = torch.log(y) if n == 0 else y**-n * sign * math.factorial(n - 1)
-    found = found + step(y) / 2
-    for k, bernoulli in enumerate(_BERNOULLI, 1):
-        found = found + y ** -(2 * k + n) * (sign * bernoulli * math.factorial(2 * k + n - 1) / math.factorial(2 * k))
-    for k in range(least):
-        found = found + step(positive + k)
-    angle = (x - torch.round(x)) * math.pi
-    if n < 0:
-        return torch.where(mirrored, math.log(math.pi) - torch.log(torch.sin(angle).abs()) - found, found)
-    slopes = [0.0, 1.0]  # of the cotangent, as polynomials of it, the constant first
-    for _ in range(n):
-        first = [k * c for k, c in enumerate(slopes)][1:]
-        slopes = [-(u + v) for u, v in zip([*first, 0.0, 0.0], [0.0, 0.0, *first], strict=True)]
-    cotangent, slope = 1 / torch.tan(angle), torch.zeros_like(x)
-    for coefficient in reversed(slopes):
-        slope = slope * cotangent + coefficient
-    return torch.where(mirrored, -(math.pi ** (n + 1)) * slope - sign * found, found)
+def _rrelu(a: Tensor, noise: Tensor, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, *_: Any) -> Any:
+    if training:
+        raise Failed("other operators would draw other random numbers")
+    return torch.where(a >= 0, a, a * ((low + high) / 2))
 
 
 _LEFT, _RIGHT = (
@@ -212,6 +157,8 @@ rules(
         "fmax": lambda a, b: _skipping_nan(a, b, torch.maximum),
         "fmin": lambda a, b: _skipping_nan(a, b, torch.minimum),
         "_int_mm": lambda a, b: torch.mm(a.to(torch.int32), b.to(torch.int32)),  # 32 bits hold these products
+        "rrelu_with_noise": _rrelu,
+        "rrelu_with_noise_functional": lambda a, noise, *given: (_rrelu(a, noise, *given), noise.clone()),
         "empty_permuted": lambda size, order, *, dtype=None, **_: torch.zeros(size, dtype=dtype),
     }
 )
@@ -221,10 +168,6 @@ rules(
         "exp2": lambda a: torch.pow(2.0, a),
         "hypot": _hypot,
         "angle": lambda a: torch.where(a != a, math.nan, torch.where(a < 0, math.pi, 0.0)),
-        "erfc": _erfc,
-        "lgamma": _lgamma,
-        "digamma": lambda x: _polygamma(0, x),
-        "polygamma": _polygamma,
     },
     wide=torch.float64,
 )

@@ -19,7 +19,7 @@ from exir_lowering._upstream.value_keys import call_key, renew
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
-from exir_lowering.steps.legalizing import elements, linear, order, windows  # noqa: F401  each adds its rules
+from exir_lowering.steps.legalizing import elements, linear, order, special, windows  # noqa: F401  each adds its rules
 from exir_lowering.steps.legalizing.faults import find_fault
 from exir_lowering.steps.legalizing.kernels import refuse
 from exir_lowering.steps.legalizing.registry import HALF, RULES, WHOLE, Failed, in_dtype, require
@@ -54,10 +54,11 @@ class Fragments:
     def _make(self, node: Node, depth: int) -> GraphModule:
         if depth == _DEPTH:
             raise Failed("what would replace it consists of such operators again")
+        why, functions = "", _candidates(node)
         if draws_numbers(node.target):
-            raise Failed("other operators would draw other random numbers")
-        why = ""
-        for function in _candidates(node):
+            why = "other operators would draw other random numbers"
+            functions = filter(None, [RULES.get(graphs.operator_name(node))])  # for arguments with which none are drawn
+        for function in functions:
             try:
                 return self._try(node, function, depth)
             except Failed as failed:

@@ -127,6 +127,13 @@ def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, u
     return _substituted(a.mT, b.mT, not upper, unitriangular).mT
 
 
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    found = _substituted(a.mT if transpose else a, b, upper != transpose, unitriangular)
+    return found, a.expand(*found.shape[:-2], *a.shape[-2:]).clone()
+
+
 def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Return the Cholesky factor, and the number of the first column that has none."""
     a, size = a.mT if upper else a, a.shape[-1]
@@ -146,6 +153,35 @@ def _cholesky_solve(b: Tensor, root: Tensor, upper: bool = False) -> Any:
     return _substituted(lower.mT, _substituted(lower, b, False, False), True, False)
 
 
+def _qr(a: Tensor, mode: str = "reduced") -> Any:
+    """By reflections, with LAPACK's signs."""
+    high, width = a.shape[-2:]
+    r, rows = a, torch.arange(high).unsqueeze(-1)
+    q = torch.eye(high, dtype=a.dtype).expand(*a.shape[:-2], high, high)
+    for k in _steps(max(high, width))[: min(high, width)]:
+        column, head = r[..., k : k + 1], r[..., k : k + 1, k : k + 1]
+        below = torch.where(rows > k, column, 0.0)
+        rest = (below * below).sum(-2, keepdim=True)
+        length = torch.sqrt(head * head + rest)
+        beta = torch.where(rest == 0, head, torch.where(head < 0, length, -length))
+        vector = torch.where(rows == k, 1.0, below / torch.where(rest == 0, 1.0, head - beta))
+        tau = torch.where(rest == 0, 0.0, (beta - head) / torch.where(beta == 0, 1.0, beta))
+        r = r - tau * vector * (vector * r).sum(-2, keepdim=True)
+        q = q - tau * (q * vector.mT).sum(-1, keepdim=True) * vector.mT
+    least = high if mode == "complete" else min(high, width)
+    r = torch.where(rows <= torch.arange(width), r, 0.0)[..., :least, :]
+    return (q[..., :least] if mode != "r" else torch.zeros(0, dtype=a.dtype)), r
+
+
+def _householder_product(a: Tensor, tau: Tensor) -> Any:
+    rows, columns = torch.arange(a.shape[-2]).unsqueeze(-1), torch.arange(a.shape[-1])
+    found = (rows == columns).to(a.dtype).expand(a.shape)
+    for k in reversed(_steps(tau.shape[-1])):
+        vector = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
+        found = found - tau[..., k : k + 1].unsqueeze(-1) * vector * (vector * found).sum(-2, keepdim=True)
+    return found
+
+
 rules(
     {
         "_linalg_det": _det,
@@ -157,6 +193,9 @@ rules(
         "_linalg_solve_ex": _solve,
         "linalg_inv_ex": lambda a, **_: _solve(a)[::3],
         "linalg_solve_triangular": _solve_triangular,
+        "triangular_solve": _triangular_solve,
+        "linalg_qr": _qr,
+        "linalg_householder_product": _householder_product,
         "linalg_cholesky_ex": _cholesky_ex,
         "cholesky": lambda a, upper=False: _cholesky_ex(a, upper=upper)[0],
         "cholesky_solve": _cholesky_solve,

@@ -50,6 +50,14 @@ def _middle(skip_nan: bool, x: Tensor, dim: int = -1, keepdim: bool = False) -> 
     return _along(x, dim, choose, keepdim)
 
 
+def _most_frequent(rows: Tensor) -> tuple[Tensor, Tensor]:
+    values, places = _sorted(rows)
+    count = torch.clamp((values.unsqueeze(-1) == values.unsqueeze(-2)).sum(-1), min=1)  # a NaN equals nothing
+    first = (count == count.amax(-1, keepdim=True)).to(torch.int64).argmax(-1, keepdim=True)
+    last = first + count.gather(-1, first) - 1
+    return values.gather(-1, first), places.gather(-1, last)
+
+
 def _so_far(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the places of some rows, and which element of a row counts at which place."""
     require_small(*rows.shape, rows.shape[-1])
@@ -194,6 +202,7 @@ rules(
         "nanmedian.dim": partial(_middle, True),
         "median": lambda x: _middle(False, x.reshape(-1))[0],
         "nanmedian": lambda x: _middle(True, x.reshape(-1))[0],
+        "mode": lambda x, dim=-1, keepdim=False: _along(x, dim, _most_frequent, keepdim),
         "cummax": partial(_running, "amax"),
         "cummin": partial(_running, "amin"),
         "searchsorted.Tensor searchsorted.Scalar": _searchsorted,

@@ -1,4 +1,4 @@
-"""Rules for what slides over space: padding, pooling, convolutions in three dimensions."""
+"""Rules for what slides over space: padding, pooling, convolutions and samples in three dimensions."""
 
 from __future__ import annotations
 
@@ -136,6 +136,39 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) ->
     return found.reshape(batch, made, *found.shape[1:]).permute(0, 2, 1, 3, 4).contiguous()
 
 
+def _pixels(place: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+    """Return places in -1 to 1 as places in pixels, brought inside as the mode of padding says."""
+    place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+    if padding == 2:
+        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+        away = torch.fmod((place - low).abs(), 2 * span) if span else place * 0
+        place = torch.minimum(away, 2 * span - away) + low
+    return torch.clamp(place, 0, size - 1) if padding else place
+
+
+def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Any:
+    batch, channels, *sizes = x.shape
+    require(interpolation < 2 and all(isinstance(size, int) for size in sizes))
+    places = [_pixels(grid[..., 2 - k], sizes[k], padding, align_corners) for k in range(3)]
+    total: Any = None
+    for corner in range(1 if interpolation == 1 else 8):
+        weight, index = torch.ones_like(places[0]), torch.zeros(places[0].shape, dtype=torch.int64)
+        inside = torch.ones_like(index, dtype=torch.bool)
+        for k, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            low, upper = torch.floor(place), corner >> k & 1
+            at = torch.round(place) if interpolation == 1 else low + upper
+            if interpolation == 0:
+                weight = weight * (place - low if upper else low + 1 - place)
+            valid = (at >= 0) & (at < size)
+            inside = inside & valid
+            index = index * size + torch.where(valid, at, 0).to(torch.int64)
+        wanted = index.reshape(batch, 1, -1).expand(batch, channels, index[0].numel()).contiguous()
+        value = x.reshape(batch, channels, -1).gather(2, wanted).reshape(batch, channels, *index.shape[1:])
+        part = torch.where(inside.unsqueeze(1), value * weight.unsqueeze(1), 0)
+        total = part if total is None else total + part
+    return total
+
+
 rules(
     {
         "constant_pad_nd": _constant_pad,
@@ -150,6 +183,7 @@ rules(
         "avg_pool3d": partial(_avg_pool, 3),
         "_adaptive_avg_pool2d _adaptive_avg_pool3d": lambda x, size: _mean(x, _adaptive(x, size), [0] * len(size)),
         "convolution": _convolution,
+        "grid_sampler_3d": _grid_sampler_3d,
     },
     wide=torch.float32,
 )

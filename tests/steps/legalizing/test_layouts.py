@@ -21,8 +21,8 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
         torch.linalg.inv(a).reshape(-1),
         torch.linalg.inv(a)[:, 1],
     ),
-    "joined": lambda a: torch.cat([torch.linalg.inv(a), torch.linalg.cholesky(a @ a.mT).exp()], 1).permute(2, 0, 1),
-    "several": lambda a: (*torch.linalg.inv_ex(a), *torch.linalg.lu(a), torch.linalg.det(a), torch.logdet(a @ a.mT)),
+    "joined": lambda a: torch.cat([torch.linalg.inv(a), torch.linalg.qr(a)[0].exp()], 1).permute(2, 0, 1),
+    "several": lambda a: (*torch.linalg.qr(a), *torch.linalg.lu(a), torch.linalg.det(a), torch.logdet(a @ a.mT)),
     "solved": lambda a: (torch.linalg.solve(a, a[..., :2]), torch.linalg.solve_triangular(a, a, upper=True)),
     "roots": lambda a: (torch.linalg.cholesky(a @ a.mT), torch.cholesky_inverse(a), torch.linalg.cholesky_ex(a @ a.mT)),
 }

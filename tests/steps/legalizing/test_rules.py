@@ -24,10 +24,10 @@ NAN, INF = float("nan"), float("inf")
 OPERATORS = (
     "^(argsort|bitwise_..*_shift|bucketize|ceil|constant_pad_nd|copysign|cummax|cummin|digamma|div_.*|erfc|floor.*|fmod|"
     "hist.*|hypot|index_reduce_.*|kthvalue|lgamma|linalg.*|logcumsumexp|log_softmax|masked_median|masked_select|median|"
-    "msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
-    "sort|topk|trunc|cholesky.*|lu.*|logdet|inverse|"
-    "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|angle|addbmm|"
-    "nn_functional_(adaptive.*|bilinear|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*))$"
+    "mode|msort|nanmedian|polygamma.*|pow|remainder|__rmod__|__rpow__|rou.*|scatter_reduce_.*|searchsorted|sign|signbit|"
+    "sort|topk|trunc|special_.*|i0|erfinv|grid_sampler_3d|cholesky.*|qr|lu.*|logdet|inverse|"
+    "put|scatter|diagonal_scatter|as_strided_scatter|fmax|fmin|angle|addbmm|triangular_solve|"
+    "nn_functional_(adaptive.*|bilinear|grid_sample|avg_.*|conv.*|embedding_bag|max_pool.*|pad.*|rrelu))$"
 )
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -186,9 +186,13 @@ def test_floats_keep_nan_infinities_and_the_sign_of_zero(dtype: torch.dtype) -> 
 
 def test_functions_of_floats_are_right_to_the_last_places() -> None:
     x = torch.cat([torch.linspace(-30, 30, 4001), torch.linspace(-1e-3, 1e-3, 101), 10 ** torch.linspace(-30, 30, 241)])
-    for name in ("erfc", "lgamma", "digamma"):
-        exact = getattr(torch.ops.aten, name)(x.double())
-        (got,) = compute(f"aten.{name}.default", (x,), {}, [x])
+    probabilities = torch.cat([torch.rand(1000), 10 ** torch.linspace(-30, 0, 99), 1 - 10 ** torch.linspace(-7, 0, 99)])
+    names = "erfc lgamma digamma i0 special_i0e special_i1 special_i1e special_erfcx special_ndtri erfinv"
+    bessel = [f"special_{scaled}modified_bessel_k{order}" for scaled in ("", "scaled_") for order in "01"]
+    for name in [*names.split(), *bessel]:
+        given = probabilities if name in ("special_ndtri", "erfinv") else x
+        exact = getattr(torch.ops.aten, name)(given.double())
+        (got,) = compute(f"aten.{name}.default", (given,), {}, [given])
         error = (got.double() - exact).abs() / exact.abs().clamp(min=1e-37)
         assert error[exact.isfinite() & (exact.abs() < 3e38)].max() < 2e-7, name
         assert torch.equal(got.isnan(), exact.isnan())
@@ -328,6 +332,13 @@ def test_order_and_windows_of_dynamic_sizes_in_the_runtime() -> None:
         return convolved, grown, *pooled, F.pad(x, (-1, 2, 0, -2))
 
     _run(space, *volumes, dims=(n,))
+
+
+def test_what_draws_random_numbers_in_training_only_runs_otherwise() -> None:
+    _run(lambda x: (F.rrelu(x), F.rrelu(x, 0.1, 0.4)), (torch.randn(3, 4),))
+    noisy = export(_Model(lambda x: F.rrelu(x, training=True)), (torch.randn(3, 4),))
+    with pytest.raises(exir_lowering.InputError, match="other operators would draw other random numbers"):
+        exir_lowering.lower(noisy)
 
 
 def test_an_embedding_bag_in_the_runtime() -> None:
