@@ -211,20 +211,13 @@ class TestCalls:
             (lambda a, k: (a[1:], k), ["missing a required argument", "'pair'"]),
             (lambda a, k: ((*a, 1, 2), k), ["too many positional arguments"]),
             (lambda a, k: (a, {**k, "other": 1}), ["unexpected keyword argument 'other'"]),
-            (lambda a, k: (a, {**k, "x": a[0]}), ["multiple values for argument 'x'"]),
-            (lambda a, k: (a, {"mask": k["mask"]}), ["missing a required", "'table'"]),
             (lambda a, k: ((a[0], False, *a[2:]), k), ["argument 'flag' is the bool False", "fixed to True"]),
-            (lambda a, k: ((a[0], 1, *a[2:]), k), ["argument 'flag' is the int 1", "fixed to True"]),
-            (lambda a, k: ((*a[:2], "z", *a[3:]), k), ["argument 'name' is the str 'z'", "fixed to 'q'"]),
             (lambda a, k: ((*a[:4], [a[4][0], 8]), k), ["argument 'pair'[1]", "fixed to 7"]),
             (lambda a, k: ((*a[:4], [a[4][0]]), k), ["argument 'pair' has a different structure"]),
-            (lambda a, k: ((*a[:4], tuple(a[4])), k), ["argument 'pair' has a different structure"]),
             (lambda a, k: (([a[0]], *a[1:]), k), ["argument 'x' is a list, expected a single value"]),
             (lambda a, k: ((a[0].double(), *a[1:]), k), ["argument 'x'", "float64", "expected", "float32"]),
             (lambda a, k: ((a[0][:1], *a[1:]), k), ["argument 'x'", "dimension 0 is 1, not 2"]),
-            (lambda a, k: ((None, *a[1:]), k), ["argument 'x' is None"]),
             (lambda a, k: (a, {**k, "table": {"a": 1, "c": 2}}), ["argument 'table'", "missing key(s): {'b'}"]),
-            (lambda a, k: (a, {**k, "table": {**k["table"], "a": 3}}), ["argument 'table'['a'] is the int 3"]),
         ],
     )
     def test_wrong_arguments_are_named(self, rich_module, change, words):
@@ -279,13 +272,6 @@ class TestWrittenInputs:
         message = message_of(lambda: lowered.module()(torch.ones(1).expand(3), [torch.ones(3), torch.ones(3)]))
         assert "forward(): argument 'x' is" in message and "writes into" in message and ".clone()" in message
 
-    def test_bundled_inputs_stay_as_they_are(self, lowered, tmp_path):
-        module = lowered.module()
-        module.bundled_inputs = [(torch.ones(3), [torch.ones(3), torch.ones(3)])]
-        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"))
-        loaded(*loaded.bundled_inputs["forward"][0])
-        assert torch.equal(loaded.bundled_inputs["forward"][0][0], torch.ones(3))
-
 
 class TestState:
     @pytest.fixture(scope="class", params=["host", "delegate"])
@@ -311,21 +297,17 @@ class TestState:
 
 ATTRIBUTES = {
     "version": "1.2",
-    "greeting": "grüße\n\0",
     "lone": "\ud800",
     "count": 3,
     "large": 2**70,
-    "ratio": 0.1,
     "nan": float("nan"),
     "endless": -math.inf,
-    "yes": True,
     "nothing": None,
     "labels": ["cat", "dog", None],
     "pair": (1, (2.5, False)),
     "empty": [[], (), {}],
     "sizes": {"a": [1, 2], 3: {"deep": (None, {"b": [float("inf")]})}, (1, 2): True},
     "tensor": torch.arange(6.0).reshape(2, 3),
-    "scalar": torch.tensor(2),
     "zero_sized": torch.ones(0, 3),
     "flag": torch.tensor([True, False]),
     "halves": torch.ones(3, dtype=torch.bfloat16),
@@ -411,10 +393,8 @@ class TestAttributes:
         [
             (object(), "builtins.object"),
             ({"a": [1, {2}]}, "['a'][1] is a builtins.set"),
-            (nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
             (nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
             (torch.ones(2, device="meta"), "on meta"),
-            (torch.eye(2).to_sparse(), "sparse"),
             (torch.float32, "torch.dtype"),
         ],
         ids=without_address,
@@ -435,9 +415,6 @@ class TestAttributes:
     def test_what_a_module_would_not_save_is_refused(self, rich_module, name):
         message = message_of(lambda: getattr(rich_module, name)("mean", None))
         assert message.startswith("'mean' cannot be registered") and "set an attribute" in message
-
-    def test_an_empty_name(self, rich_module):
-        assert "The attribute ''" in message_of(lambda: setattr(rich_module, "", 1))
 
     def test_a_missing_one(self, rich_module):
         assert "no method or attribute 'nope'; it has forward" in message_of(lambda: rich_module.nope, AttributeError)
@@ -605,9 +582,6 @@ class TestModule:
     @pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_no_pickle(self, rich_module, call):
         assert "module.save(path)" in message_of(lambda: call(rich_module), TypeError)
-
-    def test_torch_save_is_refused(self, rich_module, tmp_path):
-        assert "module.save(path)" in message_of(lambda: torch.save(rich_module, tmp_path / "m.pt"), TypeError)
 
     def test_everything_goes_with_it(self, tmp_path):
         lowered = lower(export(AddMul(), (torch.ones(3), torch.ones(3))), TagPartitioner(by_operator(ADD), "reference"))

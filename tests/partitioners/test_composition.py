@@ -34,7 +34,6 @@ from exir_lowering.partitioners import (
     everything,
     ops,
     pin,
-    where,
 )
 
 
@@ -75,12 +74,10 @@ def homes(partitioner: Any, module: torch.nn.Module | None = None) -> dict[str, 
     "inner",
     [
         SupportPartitioner({"echo": everything()}),
-        SupportPartitioner({"echo": ~ops("aten.mm")}),
-        SupportPartitioner({"echo": where(lambda node: True)}),
         TagPartitioner(lambda node: "t"),
         Copying(),
     ],
-    ids=["everything", "not", "where", "tags all", "copies"],
+    ids=["everything", "tags all", "copies"],
 )
 def test_deny_and_pin_hold_against_any_partitioner(inner: Partitioner) -> None:
     assert homes(RuledPartitioner(inner, deny(op="aten.sin"))) == {"relu": "echo", "sin": None, "cos": "echo"}

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering_support import TagPartitioner
 from torch import nn
 from torch.export import Dim, export
 
-from exir_lowering import InputError, buckets, inspect, load, lower, plan, verify
+from exir_lowering import InputError, buckets, inspect, load, lower, verify
 from exir_lowering.pte.manifest import BUCKET
 
 SEQ = Dim("seq", min=1, max=32)
@@ -112,25 +111,6 @@ def test_memory_and_weights(bert: Any) -> None:
         sum(row.bytes for row in inspect(each.buffer).stored if row.kind != "payload") for each in (artifact, one)
     )
     assert several < alone + 0.05 * weights
-
-
-class Sized(TagPartitioner):
-    """Takes what has fixed sizes only, as many backends do."""
-
-    def __init__(self) -> None:
-        def fixed(node: torch.fx.Node) -> str | None:
-            values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
-            sizes = [size for each in values if isinstance(each, torch.Tensor) for size in (*each.shape, 1)]
-            return None if any(isinstance(size, torch.SymInt) for size in (*values, *sizes)) else "t"
-
-        super().__init__(fixed)
-
-
-def test_a_backend_that_refuses_symbols_takes_everything(bert: Any) -> None:
-    _, program, made, _ = bert
-    (dynamic,), fixed = plan(program, Sized()).methods, plan(made, Sized()).methods
-    assert len(dynamic.host) > 0.5 * len(dynamic.nodes)
-    assert [method.name for method in fixed if not method.host] == list(made)
 
 
 def test_verify_variants_and_other_methods(bert: Any) -> None:
@@ -281,13 +261,9 @@ class Relu(nn.Module):
     ("sizes", "why"),
     [
         ({"sqe": [4]}, r"no dynamic dimension 'sqe'. The dynamic dimensions are 'seq', 'tokens.1' \(1 to 32\)"),
-        ({"tokens.0": [4]}, "no dynamic dimension 'tokens.0'"),
         ({"seq": [64]}, "got the size 64, expected an int in its range"),
         ({"seq": []}, "expected a sequence of sizes"),
-        ({"seq": 4}, "expected a sequence of sizes"),
         ({"seq": [4.0]}, "got the size 4.0, expected an int"),
-        ({"seq": [True]}, "got the size True"),
-        ({"seq": [0]}, "got the size 0, expected an int"),
         ({"seq": [4], "tokens.1": [8]}, "given by another name"),
         ({}, "expected sizes by dimension"),
     ],
@@ -308,10 +284,7 @@ class Doubled(nn.Module):
     [
         ({"token": 0}, "'token' is no input with a dynamic dimension; these are 'tokens', 'other'"),
         ({"tokens": "0"}, "tokens: got '0', expected a number that torch.int64 can hold"),
-        ({"tokens": 0.5}, "tokens: got 0.5, expected a number"),
         ({"tokens": 1 << 64}, "expected a number that torch.int64 can hold"),
-        ({"tokens": float("nan")}, "tokens: got nan, expected a number"),
-        ({"tokens": 0, "other": 1e300}, "other: got 1e.300, expected a number that torch.float32"),
         ({"tokens": 0}, "dimension 1 of 'other' grows with a padded one, but pad has no number for 'other'"),
         ({"tokens": 0, "other": 0.1}, r"dimension 1 of 'other' grows .*its size 2\*s\d+ follows from that"),
         (["tokens"], "expected numbers by input"),

@@ -26,7 +26,6 @@ from exir_lowering import (
     register_backend,
     register_delegate,
 )
-from exir_lowering.plugins.worker_errors import describe_error, raise_error
 
 
 class Function(torch.nn.Module):
@@ -194,26 +193,6 @@ def test_an_error_without_a_text_does_not_escape() -> None:
         exir_lowering.lower(given, TagPartitioner(backend="table"), backends={"table": MuteClass})
 
 
-def test_a_backend_in_a_package_is_told_by_its_package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "a_backend"
-    (package / "inside").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "inside" / "__init__.py").write_text("def convert(name):\n    return {}[name]\n")
-    (package / "backend.py").write_text(
-        "from exir_lowering import Backend\n"
-        "from a_backend.inside import convert\n"
-        "class Mine(Backend):\n"
-        "    backend_id = 'table'\n"
-        "    def preprocess(self, program, compile_specs):\n"
-        "        return convert('x')\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import a_backend.backend  # type: ignore[import-not-found]
-
-    place = package / "inside" / "__init__.py"
-    assert f'raised at File "{place}", line 2, in convert: return {{}}[name]' in failure_of(a_backend.backend.Mine)
-
-
 # ---- what a backend forgets
 
 
@@ -288,17 +267,3 @@ def test_a_traceback_has_the_page_of_each_error_once() -> None:
     assert "See docs" not in str(caught.value)
     # Pickles have no causes, unless something in the process, such as Dask, teaches them.
     assert pages_in(pickle.loads(pickle.dumps(caught.value))) in (pages, pages[1:])
-
-
-class NpuError(exir_lowering.InputError):
-    """A plug-in's."""
-
-
-@pytest.mark.parametrize("kind", [exir_lowering.InputError, NpuError])
-def test_an_error_of_another_process_has_its_page_once(kind: type[Exception]) -> None:
-    error: Any = kind("no")
-    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
-    assert again.__notes__ == error.__notes__ == ["See docs/errors/InputError.md"]
-    with pytest.raises(exir_lowering.InputError) as caught:
-        raise_error(describe_error(exir_lowering.InputError("no"), error))
-    assert caught.value.__notes__ == again.__notes__

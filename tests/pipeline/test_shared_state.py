@@ -325,33 +325,6 @@ def test_what_is_written_is_bounded_by_all_methods_together(bounded: bool, memor
             torch.testing.assert_close(program.run(name, x)[0], references[name](x), rtol=1e-4, atol=1e-4)
 
 
-def test_state_that_cannot_be_shared_is_nobody_elses() -> None:
-    """Another shape: no file makes it one memory."""
-
-    class Unbounded(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("cache", torch.zeros(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.cache.add_(x)
-            return self.cache * 2
-
-    decode = export(Attention(Cached(), 2.0, True), (torch.ones(4),))
-
-    class Named(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Unbounded()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.model(x)
-            return found
-
-    methods = plan({"decode": decode, "other": export(Named(), (torch.ones(4),))}, "xnnpack").methods
-    assert len(methods[0].rewritings) == len(plan({"decode": decode}, "xnnpack").methods[0].rewritings) > 0
-
-
 class Adapting(torch.nn.Module):
     """One method changes a weight that the other one multiplies with."""
 

@@ -13,7 +13,7 @@ from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner impor
 )
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import WhyNoPartitionReporter
-from lowering_support import TagPartitioner, delegates, edge_program
+from lowering_support import TagPartitioner, edge_program
 from torch.export import Dim, export
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -197,16 +197,6 @@ def test_torch_fx_supports_are_named() -> None:
 
 
 # -- plan and lower ----------------------------------------------------------------------------------------------------
-
-
-def test_the_report_extends_the_plan() -> None:
-    program = export(Model().eval(), (torch.randn(2, 8),))
-    partitioner = SupportPartitioner({"echo": LINEAR})
-    plan, lowered = exir_lowering.plan(program, partitioner), exir_lowering.lower(program, partitioner)
-    assert lowered.report.methods == plan.methods
-    payloads = [len(d.processed_bytes) for d in delegates(lowered["forward"])]
-    assert list(lowered.report.payload_bytes.values()) == payloads
-    assert isinstance(lowered.report, exir_lowering.LoweringPlan)
 
 
 def test_planning_changes_nothing_and_can_be_repeated() -> None:

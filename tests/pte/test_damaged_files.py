@@ -40,9 +40,9 @@ INPUTS: dict[str, tuple[Any, ...]] = {
 }
 
 # Fields of tables in program.fbs.
-PLAN_INPUTS, PLAN_OUTPUTS, PLAN_SIZES, PLAN_DELEGATES, PLAN_OPERATORS, PLAN_CHAINS = 3, 4, 8, 7, 6, 5
+PLAN_INPUTS, PLAN_SIZES, PLAN_OPERATORS, PLAN_CHAINS = 3, 8, 6, 5
 DTYPE, SIZES, BUFFER, PLACE = 0, 2, 5, 6
-QINT8, QUINT8, QINT32, BITS8, QUINT4X2 = 12, 13, 14, 18, 16
+QINT8, BITS8 = 12, 18
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +190,10 @@ def _constant_written(file: Editor) -> None:
 
 DAMAGE: dict[str, tuple[str, Callable[[Editor], None], str]] = {
     "no inputs": ("plain", _absent(PLAN_INPUTS), "it has no list of inputs"),
-    "no outputs": ("plain", _absent(PLAN_OUTPUTS), "it has no list of outputs"),
-    "no sizes of memory": ("plain", _absent(PLAN_SIZES), "it has no list of memory sizes"),
-    "no delegates": ("plain", _absent(PLAN_DELEGATES), "it has no list of delegates"),
     "no operators": ("plain", _absent(PLAN_OPERATORS), "it has no list of operators"),
     "no specs": ("net", _first(lambda f: f.plan.tables(7), lambda f, t: f.drop(t, 2)), "no list of compile specs"),
     "no shape": ("plain", _first(Editor.planned, lambda f, t: f.drop(t, SIZES)), "has no shape"),
     "qint8": ("plain", _typed(QINT8), "quantised element type 12"),
-    "quint8": ("plain", _typed(QUINT8), "quantised element type 13"),
-    "qint32": ("plain", _typed(QINT32), "quantised element type 14"),
-    "quint4x2": ("plain", _typed(QUINT4X2), "quantised element type 16"),
     "bits8": ("plain", _typed(BITS8), "element type of bits 18"),
     "a constant is written": ("plain", _constant_written, "which is a constant"),
 }

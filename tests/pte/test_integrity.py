@@ -208,14 +208,6 @@ class TestTie:
         with pytest.raises(InputError, match="It has no digest"):
             load(host[0].buffer, data=bytes(FlatTensorSerializer().serialize(payload)), verify=False)
 
-    def test_a_lowered_module(self, tmp_path: Path) -> None:
-        for seed, name in ((0, "one"), (1, "other")):
-            lower(exported(seed)).module(external_weights="weights").save(tmp_path / f"{name}.pte")
-        with pytest.raises(InputError, match="belongs to another program"):
-            LoweredModule.load(tmp_path / "one.pte", data=tmp_path / "weights.ptd", verify=False)
-        module = LoweredModule.load(tmp_path / "other.pte", data=[tmp_path / "weights.ptd"], verify="full")
-        torch.testing.assert_close(module(X), expected(1))
-
     def test_the_command_line(self, host: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         host[0].save(tmp_path / "one.pte")
         host[1].save(tmp_path / "other.pte")
@@ -308,14 +300,6 @@ class TestExecuTorch:
         check(content, verify="full")
         found = outcomes(content, 60, lambda mutant: value(mutant, verify="full"))
         assert list(found) == ["refused"], found
-
-    def test_a_program_without_data(self) -> None:
-        content = lower(export(nn.ReLU(), (X,))).emit().buffer
-        assert torch.equal(value(content, verify="full"), X.relu())
-
-    def test_nothing_else_is_visible(self, inside: Any) -> None:
-        assert load(inside.buffer).method_names == ("forward",)
-        assert inside.manager.buffer == inside.buffer
 
 
 class TestSeveralDataFiles:

@@ -48,11 +48,6 @@ class Several(torch.nn.Module):
         return self.head(x), halve(x), first, second, branch
 
 
-class Halved(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return halve(x)
-
-
 class Spectrum(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stft(x, 4, return_complex=True).abs()
@@ -207,38 +202,6 @@ def test_what_torch_export_has_changed_is_refused() -> None:
     loaded = exir_lowering.load(lower(export(Counted(), (X,), strict=True)).emit().buffer)
     for times in (1, 2, 3):
         torch.testing.assert_close(loaded.run("forward", X)[0], times * X)
-
-
-def test_a_static_cache_of_transformers_needs_a_strict_export() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
-
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=16,
-        max_position_embeddings=8,
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    model.generation_config.cache_implementation = "static"
-    cached = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=8)
-    inputs = {"input_ids": torch.tensor([[3]]), "cache_position": torch.tensor([0])}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        loose, strict = (export(cached, (), inputs, strict=strict) for strict in (False, True))
-        with pytest.raises(InputError, match=r"lifted_tensor_0\n +add_(.|\n)*strict=True"):
-            lower(loose)
-        lower(strict).emit()
-
-
-def test_an_operator_without_an_out_variant_is_named() -> None:
-    program = export(Halved(), (X,))
-    lowered = lower(program, options=ALLOWED)
-    refused(lowered.emit, "'forward'", "exir_lowering_tests::halve")
-    delegated(program, LoweringOptions()).emit()
 
 
 # -- what torchao has quantized --------------------------------------------------------------------

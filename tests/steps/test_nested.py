@@ -60,23 +60,14 @@ class WhileLoop(Base):
         return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, self.linear(v) * self.constant), (steps, x))[1]
 
 
-class CondInMap(Base):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def body(row: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            return torch.cond(row.sum() > 0, lambda r, s: r * s, lambda r, s: r + s, (row, scale))
-
-        return torch_map(body, x, self.scale)
-
-
-EMITTED: list[type[Base]] = [Cond, CondInCond, Map, Scan, WhileLoop]
-"""Cond in map crashes in eager PyTorch's own export of it."""
+MODELS: list[type[Base]] = [Cond, CondInCond, Map, Scan, WhileLoop]
 
 
 def not_higher_order(node: torch.fx.Node) -> str | None:
     return None if operator_name(node) in HIGHER_ORDER else "t"
 
 
-@pytest.mark.parametrize("model", [Cond, CondInCond, Map, Scan, WhileLoop], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("tag_of", [not_higher_order, lambda node: "t"], ids=["inside", "whole"])
 def test_equals_eager(model: type[Base], tag_of: Callable[[torch.fx.Node], str | None]) -> None:
     module = model().eval()
@@ -88,7 +79,7 @@ def test_equals_eager(model: type[Base], tag_of: Callable[[torch.fx.Node], str |
         torch.testing.assert_close(run(x), module(x))
 
 
-@pytest.mark.parametrize("model", [Cond, CondInCond, Map, Scan, WhileLoop], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_weights_reach_their_partition_and_nothing_is_left_over(model: type[Base]) -> None:
     program = edge_program(model().eval(), (X,))
     lowered = exir_lowering.to_backend(program, TagPartitioner(not_higher_order))["forward"]
@@ -106,7 +97,7 @@ def test_weights_reach_their_partition_and_nothing_is_left_over(model: type[Base
         assert {operator_name(n) for n in operators} <= {*HIGHER_ORDER, "getitem"}
 
 
-@pytest.mark.parametrize("model", EMITTED, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_runtime_equals_eager(model: type[Base]) -> None:
     module = model().eval()
     tags = TagPartitioner(by_operator("aten.mul.Tensor", "aten.add.Tensor"), XnnpackBackend.__name__)

@@ -42,11 +42,6 @@ class Scaled(nn.Module):
         return x * factor if flag else x
 
 
-class Next(nn.Module):
-    def forward(self, x):
-        return torch.nextafter(x, x + 1)
-
-
 class AddSin(nn.Module):
     def forward(self, x, y):
         return torch.sin(x + y)

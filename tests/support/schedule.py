@@ -40,17 +40,17 @@ both_ways: operators/3 programs_in_which_they_differed_once/8 random_programs/3
 by_support: nested_graphs/2
 cache: a_cached_lowering_gives_the_same_bytes/8
 channels_last: images_that_are_pooled_to_one_pixel/4
-code: a_file_that_was_edited_after_its_import_does_not_matter/2 what_changes_a_result_is_no_hit/4
 compilation: a_delegate_that_breaks_its_contract/6
 composition: lower_does_what_plan_says/2
 control_flow: conditions_on_sizes/2 random_models/4 results_of_conditions_live_as_long_as_they_are_read/3
     tensors_made_in_branches_and_loops/5
 convex: on_random_graphs_never_more_than_torch_fx_and_acyclic/3
-damaged_files: tables/3
+damaged_files: tables/3 what_ends_a_process_is_an_error_with_limits/2
 data_dependent_sizes: a_failure_leaves_the_program_as_it_is/2 what_the_runtime_computes_is_what_the_model_computes/3
 decisions: a_partitioners_decision_holds_for_the_sizes_it_was_made_for/2
 delegates: nothing_is_kept/2
 dynamic_sizes: both_ways_are_equal/6
+families: what_the_manifest_says_runs/3
 faults: a_fault_is_there_and_not_in_our_files/3
 generation: greedy_tokens/7
 grouped_attention: any_sizes/12
@@ -58,7 +58,6 @@ growth: delegates_are_collected_while_the_input_lives/2 what_is_dropped_is_colle
 half_precision: a_model_is_as_exact_as_in_eager_mode/3
 higher_order: inference_equals_eager_and_sees_weights/6 training_equals_eager/3
 host_memory: the_numbers_are_those_of_eager/6
-hostile_serialized: random_changes_give_a_program_or_the_error/3
 language_models: exportable_modules_of_transformers_work_as_they_are/4
     few_bits_are_computed_as_executorch_computes_them/2 weights_of_few_bits/4
 layer_norm: forms/3
@@ -82,8 +81,6 @@ recovery: random_programs_are_right_whatever_fails/8
 reductions: last_dimensions/3
 reports: weights_that_change_again_and_again_become_inputs/3
 reused_layers: in_float/40 in_int8/30
-serialized: models_are_read_as_they_were_written/6 models_that_were_read_lower_to_the_same_bytes/2
-    quantised_programs/2 random_programs/3
 settings: a_setting_of_the_caller_changes_no_byte/2
 shared_state: a_device_runs_the_same_file/3 functions_that_are_compiled_apart_share_state_too/3 modules_share_it/6
     what_is_shared_can_be_said/2 what_is_written_is_bounded_by_all_methods_together/6
@@ -116,10 +113,8 @@ this was recorded, two small functions of the package. A line is a file and its 
 
 NIGHTLY = """
 backends/openvino: a_convolutional_model a_map_of_two_methods
-backends/reference: random_programs real_models(mobilenet_v2)
+backends/reference: real_models(mobilenet_v2)
 cache/cache: a_cached_lowering_gives_the_same_bytes(mobilenet_v2-xnnpack)
-cache/code: equal_code_is_equal_in_another_process
-cache/edge: another_process_finds_it random_programs
 cache/store: a_kill_at_any_moment_leaves_nothing_wrong
 fast/dynamic_sizes: what_is_not_covered_goes_the_other_way_untouched
 compat/upstream_rows: m3_upstream_copies_the_weight_for_each_method
@@ -136,8 +131,6 @@ dynamo/reports: weights_that_change_seldom_are_packed_again what_dynamo_starts_a
     weights_that_change_again_and_again_become_inputs
 dynamo/specialized: the_sizes_that_were_not_used_for_longest_are_compiled_again
 dynamo/unusual_weights: signs_of_a_large_weight_are_changed_behind_the_back_of_autograd
-graphs/serialized: bytes_depend_on_the_program_only models_are_read_as_they_were_written(mobilenet_v2)
-    models_are_read_as_they_were_written(t5) nested_graphs
 house/docs: python_blocks_run(command-line) python_blocks_run(farm) python_blocks_run(language-models)
     python_blocks_run(torch-compile) python_blocks_run(warnings) python_blocks_run(*Error)
     python_blocks_run(BackendFailure) python_blocks_run(lowering) python_blocks_run(plans) python_blocks_run(plugins)
@@ -151,16 +144,14 @@ house/examples: commands_print_what_is_shown(Chat?model?with?three?clients)
     commands_print_what_is_shown(LoRA?adapters) commands_print_what_is_shown(MobileNetV2?in?int8)
     commands_print_what_is_shown(Sentence?search) commands_print_what_is_shown(Whisper)
 house/packaging: the_wheel_works_outside_of_the_tree
-lowered_module/lowered_module: control_flow
 parallel/farm: that_are_lost_twice_are_one_error
-parallel/jobs: of_xnnpack_are_those_of_one_job workers_import_nothing_from_the_current_folder
-partitioners/by_pattern: a_changed_graph_is_matched_again_and_a_dropped_one_is_freed
+parallel/jobs: a_backend_that_ends_its_process_does_not_end_this_one of_xnnpack_are_those_of_one_job
+    workers_import_nothing_from_the_current_folder
 pipeline/generation: a_method_is_rewritten_beside_another_one_as_it_is_alone greedy_tokens(reference)
 pipeline/growth: a_cycle_leaves_no_more_than_executorchs_own what_failed_is_collected_too
 pipeline/language_models: few_bits_are_computed_as_executorch_computes_them
 pipeline/models: (convnext) (llama) (mobilenet_v2) (t5) (vit) (whisper_encoder)
 pipeline/properties: the_programs_equal_the_modules_that_they_come_from
-pte/damaged_files: a_loop_that_goes_on_and_on_ends
 pte/saving: at_random_moments before_any_line the_old_pair_stays_whole_when_names_differ
 rewrites/common_subexpressions: quantised_patterns_are_not_shared
 rewriting/random_programs: rewritten_programs_give_the_same_results(ops)
@@ -170,7 +161,6 @@ runtime/lean: a_wheel_that_looks_different_is_used_by_its_own_wrapper
 runtime/run_limits: a_signal_handler_cannot_call_what_is_running
 fast/on_and_off: files_are_the_same(mobilenet_v2)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
-steps/edge_errors: a_static_cache_of_transformers_needs_a_strict_export the_command_line_names_its_own_options
 steps/host_memory: channels_last_are_computed_as_in_eager
 fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
 steps/recovery: every_order_of_failures_gives_the_same_bytes
@@ -182,11 +172,11 @@ SECONDS: dict[str, float] = {
     "test_docs:test_python_blocks_run": 25, "test_xnnpack_constraints": 25, "pte_files": 33, "test_buckets": 32,
     "test_shared_state": 30, "test_random_programs": 27, "test_profit": 26,
     "test_upstream_suite:ours test_backends_lifted.py": 26, "test_reports": 24,
-    "test_ranges": 21, "test_serialized": 20, "test_compilation": 20, "test_both_ways": 20,
+    "test_ranges": 21, "test_compilation": 20, "test_both_ways": 20,
     "test_edge_errors": 19, "test_by_pattern": 19, "test_determinism": 19, "test_bisect": 18,
     "test_suite": 18, "test_example_package": 18, "test_recovery": 18, "test_reused": 18,
     "test_reference": 17, "test_farm": 16, "test_values": 16, "test_patched": 15, "test_language_models": 15,
-    "test_backends": 15, "test_edge": 14, "test_training": 14, "test_data_dependent_sizes": 14,
+    "test_backends": 15, "test_training": 14, "test_data_dependent_sizes": 14,
     "test_unusual_weights": 14, "test_cli": 14, "test_dynamic_sizes": 13, "test_higher_order": 13,
     "test_properties": 12, "test_damaged_files": 12, "test_compat": 12, "test_views": 12, "test_notebook": 12,
 }  # fmt: skip
