@@ -63,6 +63,18 @@ def test_xnnpack_runs_graphs_with_symbolic_sizes(grad: bool) -> None:
     assert reasons() == []
 
 
+def test_a_stride_of_a_dimension_of_size_one_says_nothing() -> None:
+    """It may be any number in a tensor that is given, and has a symbol of a size in the graph."""
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        return (torch.sigmoid(a) * a.numel()).unsqueeze(0)
+
+    called = torch.compile(function, backend="exir_lowering", dynamic=True, options={"partitioners": "xnnpack"})
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(4, 1, 6)
+    found, expected = (torch.autograd.grad((one(x).permute(1, 0, 2) * w).sum(), x)[0] for one in (called, function))
+    assert_near(found, expected)
+
+
 class Static(ReferenceBackend):
     """A backend that refuses symbolic sizes, and one number of rows."""
 

@@ -263,6 +263,7 @@ class Relu(nn.Module):
         ({"sqe": [4]}, r"no dynamic dimension 'sqe'. The dynamic dimensions are 'seq', 'tokens.1' \(1 to 32\)"),
         ({"seq": [64]}, "got the size 64, expected an int in its range"),
         ({"seq": []}, "expected a sequence of sizes"),
+        ({"seq": [4, 4]}, "a size occurs twice"),
         ({"seq": [4.0]}, "got the size 4.0, expected an int"),
         ({"seq": [4], "tokens.1": [8]}, "given by another name"),
         ({}, "expected sizes by dimension"),

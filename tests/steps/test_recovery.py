@@ -145,6 +145,29 @@ def test_what_fails_stays_on_the_host_and_the_rest_is_right(
         assert len(left) > 20 and len(refused) == 2
 
 
+class NoCopies(TagPartitioner):
+    """Wants each constant that it tags for one partition only."""
+
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        result = super().partition(exported_program)
+        for node in exported_program.graph.find_nodes(op="placeholder"):
+            if "delegation_tag" in node.meta:
+                node.meta["no_copy"] = True
+        return result
+
+
+@pytest.mark.parametrize("options", [SPLIT, FALLBACK], ids=["split", "fallback"])
+def test_constants_that_must_not_be_copied_follow_their_readers(options: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid(), torch.nn.Linear(4, 4))
+    program = export(model, (X[None],))
+    backend = Fails(on("aten.sigmoid.default"))
+    partitioner = NoCopies(lambda node: "all", backend="reference")
+    lowered = lower(to_edge(program).exported_program(), partitioner, backends={"reference": backend}, options=options)
+    (result,) = load(lowered.emit().buffer).run("forward", X[None])
+    torch.testing.assert_close(result, model(X[None]))
+    assert any("failed on it" in node.reason for node in lowered.report.methods[0].host)
+
+
 def test_the_next_partitioner_gets_it(edge: ExportedProgram) -> None:
     backends = {"reference": Fails(on("aten.tanh.default")), "second": ReferenceBackend()}
     lowered = lower(edge, [everything(), everything("second")], backends=backends, options=SPLIT)
