@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.stderr import without_noise
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
@@ -141,6 +142,7 @@ class Engine:
                 )
             ),
             serving,
+            without_noise(),
         ):
             return program.load_method(method.name)
 
