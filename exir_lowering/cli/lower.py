@@ -116,13 +116,14 @@ def execute(arguments: argparse.Namespace) -> int:
     values = read_constants(arguments.constants, files)
     partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
-        from exir_lowering._upstream.compiler import ExecutorchBackendConfig
-        from exir_lowering.pipeline import lower
-
         cached = False if arguments.no_cache else arguments.cache or True
         options = program_files.make_options(
             arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
+
+        from exir_lowering._upstream.compiler import ExecutorchBackendConfig
+        from exir_lowering.pipeline import lower
+
         chosen = partitioning.make(arguments)
         lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
