@@ -37,6 +37,7 @@ class Engine:
     ready: dict[str, Any] = field(default_factory=dict)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
     running: set[tuple[int, str]] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)  # the methods that have run, and let the runtime set up its threads
     missing: Mapping[str, Missing] = field(default_factory=dict)  # backends that nothing here executes
 
     @property
@@ -61,6 +62,8 @@ class Engine:
         try:  # what comes first in it: an interrupt may come anywhere
             self.running.add(entry)
             ready = self.prepare(method)
+            quiet: Any = contextlib.nullcontext() if method.name in self.ran else without_noise()
+            self.ran.add(method.name)
             listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
             with (
                 explaining(
@@ -70,6 +73,7 @@ class Engine:
                     )
                 ),
                 listening,
+                quiet,
             ):
                 return list(ready(inputs, clone_outputs=True))
         finally:
