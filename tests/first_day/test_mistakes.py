@@ -88,37 +88,47 @@ def unbounded() -> Any:
     return export(Tagger().eval(), (IDS, MASK), dynamic_shapes=({1: n}, {1: n}))
 
 
+def run(*inputs: Any, **named: Any) -> Callable[[SimpleNamespace], Any]:
+    return lambda at: at.loaded.run("forward", *inputs, **named)
+
+
 IN_PYTHON: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
-    "a float for an int": (lambda at: at.loaded.run("forward", IDS.float(), MASK), "'input_ids'.*float32.*expected .*int64.*Convert it with .to"),
-    "numpy's float64": (lambda at: at.loaded.run("forward", IDS.numpy(), numpy.ones((1, 8))), "'attention_mask'.*float64.*expected .*float32"),
-    "too few inputs": (lambda at: at.loaded.run("forward", IDS), "attention_mask"),
-    "too many inputs": (lambda at: at.loaded.run("forward", IDS, MASK, MASK), "3 inputs, expected 2"),
-    "a wrong name": (lambda at: at.loaded.run("forward", input_idz=IDS, attention_mask=MASK), "input_idz.*input_ids"),
-    "a list of numbers": (lambda at: at.loaded.run("forward", [1, 2], MASK), "'input_ids'.*list.*expected a tensor"),
-    "beyond the largest size": (lambda at: at.loaded.run("forward", IDS.repeat(1, 3), MASK.repeat(1, 3)), "'input_ids'.*24, more than 16"),
-    "below the least size": (lambda at: at.loaded.run("forward", IDS[:, :1], MASK[:, :1]), "input_ids.*1.*2"),
-    "sizes of one Dim that differ": (lambda at: at.loaded.run("forward", IDS, MASK[:, :7]), "attention_mask.*7.*8|input_ids.*8.*7"),
-    "a batch that was fixed": (lambda at: at.loaded.run("forward", IDS.repeat(2, 1), MASK.repeat(2, 1)), "'input_ids'.*dimension 0 is 2"),
-    "no batch dimension": (lambda at: at.loaded.run("forward", IDS[0], MASK[0]), "'input_ids'.*1 dimensions, not 2"),
+    "a float for an int": (run(IDS.float(), MASK), "'input_ids'.*float32.*expected .*int64.*Convert it with .to"),
+    "numpy's float64": (run(IDS.numpy(), numpy.ones((1, 8))), "'attention_mask'.*float64.*expected .*float32"),
+    "too few inputs": (run(IDS), "attention_mask"),
+    "too many inputs": (run(IDS, MASK, MASK), "3 inputs, expected 2"),
+    "a wrong name": (run(input_idz=IDS, attention_mask=MASK), "input_idz.*input_ids"),
+    "a list of numbers": (run([1, 2], MASK), "'input_ids'.*list.*expected a tensor"),
+    "beyond the largest size": (run(IDS.repeat(1, 3), MASK.repeat(1, 3)), "'input_ids'.*24, more than 16"),
+    "below the least size": (run(IDS[:, :1], MASK[:, :1]), "input_ids.*1.*2"),
+    "sizes of one Dim that differ": (run(IDS, MASK[:, :7]), "attention_mask.*7.*8|input_ids.*8.*7"),
+    "a batch that was fixed": (run(IDS.repeat(2, 1), MASK.repeat(2, 1)), "'input_ids'.*dimension 0 is 2"),
+    "no batch dimension": (run(IDS[0], MASK[0]), "'input_ids'.*1 dimensions, not 2"),
     "a misspelt method": (lambda at: at.loaded.run("forwrd", IDS, MASK), "Did you mean 'forward'"),
     "an output that is not there": (lambda at: at.loaded.run("forward", IDS, MASK)["logit"], "logits"),
     "a file that is not there": (lambda at: exir_lowering.load("nothing.pte"), "there is no such file"),
     "a .pt2 for a .pte": (lambda at: exir_lowering.load("m.pt2"), "not lowered yet.*exir-lower lower"),
-    "an artifact for a file": (lambda at: exir_lowering.load(at.artifact), "artifact.buffer"),
-    "what lower returns for a file": (lambda at: exir_lowering.verify(at.lowered, at.program), r"\.emit\(\)"),
-    "weights that are in another file": (lambda at: exir_lowering.load("apart.pte"), "Pass its path as data=.*weights.ptd"),
+    "an artifact for a file": (lambda at: exir_lowering.load(at.artifact), r"Pass its \.buffer"),
+    "what lower returns for a file": (lambda at: exir_lowering.verify(at.lowered, at.program), r"Pass its \.emit\(\)"),
+    "weights that are in another file": (
+        lambda at: exir_lowering.load("apart.pte"),
+        "Pass its path as data=.*weights.ptd",
+    ),
     "a module for a program": (lambda at: exir_lowering.lower(at.net, "xnnpack"), "Export the module first"),
     "a path for a program": (lambda at: exir_lowering.lower("m.pt2", "xnnpack"), "torch.export.load"),
     "a class for a partitioner": (lambda at: exir_lowering.lower(at.other, XnnpackPartitioner), "Create an instance"),
     "a misspelt partitioner": (lambda at: exir_lowering.lower(at.other, "xnnpak"), "Did you mean 'xnnpack'"),
-    "a percentage for a share": (lambda at: exir_lowering.LoweringOptions(require_coverage=95), "a share between 0 and 1"),
+    "a percentage for a share": (
+        lambda at: exir_lowering.LoweringOptions(require_coverage=95),
+        "a share between 0 and 1",
+    ),
     "a folder that is not there": (lambda at: at.artifact.save("nowhere/m.pte"), "nowhere.*Create it first"),
     "no eval()": (lambda at: exir_lowering.plan(trained(), "xnnpack"), r"model\.eval\(\)"),
     "no upper bound": (lambda at: exir_lowering.plan(unbounded(), "xnnpack"), "max="),
     "the program of another file": (lambda at: exir_lowering.verify("m.pte", at.other), "made from another program"),
     "no calibration": (lambda at: exir_lowering.quantize(at.other), "or dynamic=True"),
     "a method for a constant": (lambda at: at.lowered.emit(constant_methods={"forward": 1}), "choose other names"),
-}  # fmt: skip
+}
 """What is done, and the words of the error, of a warning, or of what is printed."""
 
 ON_THE_COMMAND_LINE = {

@@ -9,9 +9,7 @@ import pytest
 
 HERE = Path(__file__).parent
 COMMAND = HERE.parent / "support" / "forked_command.py"
-PROGRAMS = "".join(
-    f'{name}() {{ "{sys.executable}" "{COMMAND}" {name} "$@"; }}\n' for name in ("exir-lower", "python")
-)
+PROGRAMS = "".join(f'{name}() {{ "{sys.executable}" "{COMMAND}" {name} "$@"; }}\n' for name in ("exir-lower", "python"))
 
 
 @pytest.mark.parametrize("script", ["vision", "text", "speech", "language_model", "detector"])
