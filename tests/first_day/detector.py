@@ -27,7 +27,7 @@ out = exir_lowering.load("detector.pte").run("forward", pixel_values=image.numpy
 eager = model(pixel_values=image)
 for name in ("logits", "pred_boxes"):
     torch.testing.assert_close(out[name], eager[name], atol=1e-3, rtol=1e-3)
-logits, boxes, *_ = out.values()
-assert logits.equal(out["logits"]) and boxes.equal(out["pred_boxes"])
+logits, boxes, *_ = out
+assert logits is out["logits"] and boxes is out.pred_boxes
 best = logits[0, :, :-1].softmax(-1).amax(-1).argmax()
 print("box", boxes[0, best].tolist())
