@@ -111,8 +111,8 @@ def read(source: object, data: files.Given) -> ProgramFile:
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
-        kind = type(source).__name__
-        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
+        kind, hint = type(source).__name__, " Pass its .emit()." if hasattr(source, "emit") else ""
+        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.{hint}")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
     return read_file(source.buffer, list(source.data_files.values()) or None, True)
