@@ -13,6 +13,9 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean, exception_text
@@ -44,13 +47,29 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         name, equals, _ = text.partition("=")
         if not equals or not name:
             raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
-    for text in (*arguments.partitioner, *(one for each in variants for one in _list(each)[1])):
+    named = [*arguments.partitioner, *(one for each in variants for one in _list(each)[1])]
+    for text in named:
         place, colon, function = text.partition(":")
         if not place or (colon and not all(part.isidentifier() for part in function.split("."))):
             raise InputError(
                 f"-p {text!r}: expected the name of an installed partitioner, such as xnnpack, or MODULE:FUNCTION. "
                 "A function of a module returns a partitioner with options and rules."
             )
+        package = place.partition(".")[0]
+        known = not package or package in sys.modules or find_spec(package)
+        if colon and not (known or PathFinder.find_spec(package, [os.getcwd()])):
+            _import(text, place, function)  # says that it is not there, before anything slow is imported
+    if not any(":" in text for text in named):  # a module may register what others name
+        check_names("exir_lowering.partitioners", named)
+
+
+def check_names(group: str, names: Sequence[str]) -> None:
+    """Look for plug-ins before anything slow is imported; UnknownPluginError if there is none of a name."""
+    from exir_lowering.plugins import registry
+
+    for name in names:
+        if name not in registry.known_ids(group):
+            registry.load(group, name)
 
 
 def make(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
+from exir_lowering.pte.kinds import PT2, kind_of_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -115,9 +118,11 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
                 f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
             )
         assumed[name] = promise
+    rewrites = [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
+    partitioning.check_names("exir_lowering.rewrites", [name for name in rewrites if name != "none"])
     return LoweringOptions(
         progress=True,
-        rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
+        rewrites=rewrites,
         assume=assumed,
         require_coverage=arguments.require_coverage,
         require_memory=arguments.require_memory,
@@ -149,6 +154,8 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
         if method in files:
             raise InputError(f"{text!r}: the method {method!r} is given twice. Name each file differently.")
         files[method] = find_file(rest)
+        if not zipfile.is_zipfile(files[method]):  # before anything slow is imported
+            raise _refusal(files[method], "BadZipFile: File is not a zip file")
     return files
 
 
@@ -158,11 +165,8 @@ def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedP
 
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
-    import torch
-
     from exir_lowering.cli.pt2 import check_devices, check_file
     from exir_lowering.graphs.serialized.grammar import UnsafeFileError
-    from exir_lowering.pte import files
 
     try:
         with path.open("rb") as file:
@@ -172,22 +176,26 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
+        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
                 "runs the code in it."
             ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
-        kind = files.kind_of_file(path)
-        content = "damaged, cut short, or something else" if path.stat().st_size else "empty"
-        if kind is not None:
-            content = "damaged, or from another version of torch" if kind is files.PT2 else kind.name
-        raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). Expected a "
-            f".pt2 file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or "
-            "copy the file again."
-        ) from error
+        raise _refusal(path, reason) from error
+
+
+def _refusal(path: Path, reason: str) -> InputError:
+    kind = kind_of_file(path)
+    content = "damaged, cut short, or something else" if path.stat().st_size else "empty"
+    if kind is not None:
+        content = "damaged, or from another version of torch" if kind is PT2 else kind.name
+    return InputError(
+        f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). Expected a .pt2 file "
+        f"made by torch.export.save, here with torch {metadata.version('torch')}. Export the model again, or copy the "
+        "file again."
+    )
 
 
 def _load(file: BinaryIO) -> ExportedProgram:

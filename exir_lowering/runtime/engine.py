@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.stderr import without_noise
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
@@ -36,6 +37,7 @@ class Engine:
     ready: dict[str, Any] = field(default_factory=dict)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
     running: set[tuple[int, str]] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)  # the methods that have run, and let the runtime set up its threads
     missing: Mapping[str, Missing] = field(default_factory=dict)  # backends that nothing here executes
 
     @property
@@ -60,6 +62,8 @@ class Engine:
         try:  # what comes first in it: an interrupt may come anywhere
             self.running.add(entry)
             ready = self.prepare(method)
+            quiet: Any = contextlib.nullcontext() if method.name in self.ran else without_noise()
+            self.ran.add(method.name)
             listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
             with (
                 explaining(
@@ -69,6 +73,7 @@ class Engine:
                     )
                 ),
                 listening,
+                quiet,
             ):
                 return list(ready(inputs, clone_outputs=True))
         finally:
@@ -150,6 +155,7 @@ class Engine:
                 )
             ),
             serving,
+            without_noise(),
         ):
             return program.load_method(method.name)
 

@@ -40,7 +40,32 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
         if problem is not None:
             raise InputError(f"{where}: {called} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
+    check_dimensions(where, method, prepared, names)
     return prepared
+
+
+def check_dimensions(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> None:
+    """Check the sizes that inputs have in common, and their least ones, as far as the file says them.
+
+    The runtime does not: it stops with a bare number, or broadcasts what is 1, so that results are wrong.
+    """
+    for one in method.dimensions:
+        (index, at, factor, more), *others = one.places
+        size, rest = divmod(inputs[index].size(at) - more, factor)
+        same = (inputs[i].size(at) == factor * size + more for i, at, factor, more in others)
+        if not rest and size >= one.least and all(same):
+            continue
+        labels, name = names or [value.name for value in method.signature.inputs], one.name or "n"
+        given = "; ".join(
+            f"dimension {at} of {labels[index]} is {inputs[index].size(at)}, expected "
+            f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
+            for index, at, factor, more in one.places
+        )
+        least = f" of at least {one.least}" if one.least else ""
+        raise InputError(
+            f"{where}: {given}. The model was exported for one size {name!r}{least}: pass inputs of such sizes, or "
+            "export it with other Dims."
+        )
 
 
 def look_at(inputs: Sequence[Any]) -> str:
