@@ -41,7 +41,7 @@ _ALONG: dict[str, tuple[int, int, bool]] = {
     **dict.fromkeys(("select_scatter", "slice_scatter"), (2, 3, True)),
     "take_along_dim": (2, 1, False),
 }
-_MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
+MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _added(user: Node, value: Node) -> int | None:
     name, dtype = _name(user), _dtype(user)
     first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
     if graphs.is_getitem(user) or (
-        name in _MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
+        name in MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
     ):
         return 0
     if name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
@@ -100,11 +100,11 @@ def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> I
     elif name in ("item", "_local_scalar_dense"):
         bound = bounds_of(program, user.meta.get("val"))[1]
         yield Use(None if bound is None else max(0, bound - offset))
-    elif name in _COMPARING or (name in _MOVING and dtype == torch.bool):
+    elif name in _COMPARING or (name in MOVING and dtype == torch.bool):
         yield Use(compares=True)
     elif dtype is not None and dtype.is_floating_point:
         yield Use(counts=True)
-    elif name not in _MOVING and not graphs.is_getitem(user):
+    elif name not in MOVING and not graphs.is_getitem(user):
         yield Use()
 
 
@@ -121,14 +121,14 @@ def find_mask(placeholder: Node) -> str:
             closes = any(isinstance(factor, (int, float)) and factor <= -1000 for factor in user.args)  # 1 - mask
             if (name == "mul" and closes) or (value is not placeholder and _dtype(user) == torch.bool):
                 return "counted"
-            if name in _MOVING or name in ("rsub", "sub"):
+            if name in MOVING or name in ("rsub", "sub"):
                 reached += [] if user in reached else [user]
     return ""
 
 
 def _is_score(node: Node) -> bool:
     """Return whether a value is a product of matrices, scaled and moved."""
-    while _name(node) in _MOVING or _name(node) in ("mul", "div", "add"):
+    while _name(node) in MOVING or _name(node) in ("mul", "div", "add"):
         if not isinstance(node.args[0], Node):
             return False
         node = node.args[0]
@@ -137,7 +137,8 @@ def _is_score(node: Node) -> bool:
 
 def _is_softened(node: Node) -> bool:
     names = {user: _name(user) for user in node.users}
-    return any("softmax" in name or (name in _MOVING and _is_softened(user)) for user, name in names.items())
+    further = {*MOVING, "add"}
+    return any("softmax" in name or (name in further and _is_softened(user)) for user, name in names.items())
 
 
 def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
@@ -220,6 +221,11 @@ class Draw:
         """Return numbers that rise evenly, element by element."""
         return torch.linspace(low, high, self.count).reshape(self.shape)
 
+    def places(self) -> torch.Tensor:
+        """Return for each element how far along the last dimension it is, from 0 to 1."""
+        size = self.shape[-1] if self.shape else 1
+        return (torch.arange(size) / max(size, 1)).expand(self.shape)
+
     def full(self, value: float) -> torch.Tensor:
         """Return one number everywhere; each call has another multiple of it."""
         return torch.full(self.shape, value * (1 + self.call))
@@ -284,7 +290,9 @@ _MASKS: Mapping[str, Fill] = {
     "random mask": lambda draw: draw.integers(0, 1),
     "mask of ones": lambda draw: torch.ones(draw.shape),
     "mask of zeros": lambda draw: torch.zeros(draw.shape),
-    "mask of the first half": lambda draw: (torch.arange(draw.count) < (draw.count + 1) // 2).reshape(draw.shape),
+    "mask of the first half": lambda draw: draw.places() < 0.5,
+    "mask of the last half": lambda draw: draw.places() >= 0.5,
+    "mask of the first position": lambda draw: draw.places() <= 0,
 }
 
 
