@@ -34,8 +34,7 @@ from exir_lowering.steps import arguments
 from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
-from exir_lowering.verification.checking import Comparison, conclude, read
-from exir_lowering.verification.kernels import find_kernels
+from exir_lowering.verification.checking import Comparison, conclude, find_kernels, read
 from exir_lowering.verification.results import (
     QUANTIZED,
     Culprit,

@@ -94,11 +94,29 @@ def verify(
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
-        if comparison.is_off:
-            from exir_lowering.verification.kernels import find_kernels  # with the compiler
-
-            find_kernels(comparison, LoweringOptions())
+        find_kernels(comparison, LoweringOptions())
     return conclude(comparison, generated=inputs is None, complete=True)
+
+
+def find_kernels(comparison: Comparison, options: LoweringOptions) -> None:
+    """Note the first operator of each method that is off which is wrong by itself on the host."""
+    programs = {name: subject.program for name, subject in comparison.subjects.items()}
+    for name, tally in comparison.tallies.items():
+        calls, kernels, found = tally.replay or tally.failed, tally.subject.spec.operators, list[str]()
+        if calls and kernels:
+            from exir_lowering.verification.kernels import Trials  # with the compiler
+
+            eager = Eager(programs, find_sharing(comparison.file))
+            for call in calls[:-1]:
+                eager.run(call.method, call.inputs)
+            eager.run(name, calls[-1].inputs, partial(Trials, found, kernels, options, _is_wrong))
+            tally.kernel = "".join(found)
+
+
+def _is_wrong(program: ExportedProgram, file: ProgramFile, inputs: list[Any]) -> bool:
+    comparison = Comparison(file, match(program, file), partial(open_file, file, {}), None)
+    comparison.run({"forward": [inputs]})
+    return comparison.is_off
 
 
 def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Verification:

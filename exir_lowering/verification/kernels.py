@@ -6,9 +6,8 @@ call the same kernels: in one that is lowered here or, for files of others, in o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import ExportedProgram, export
@@ -21,90 +20,72 @@ from exir_lowering._upstream.operators import is_overload
 from exir_lowering.errors import few
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in
-from exir_lowering.runtime.program import open_file
-from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.steps.session import Session
 from exir_lowering.verification.cases import MOVING
-from exir_lowering.verification.checking import Comparison, read
-from exir_lowering.verification.eager import Eager, copied, find_sharing
-from exir_lowering.verification.subjects import match
 
 _MOST = 100
 """How many operators are tried, of those that differ in more than the values that they are given."""
 
 
-def find_kernels(comparison: Comparison, options: LoweringOptions) -> None:
-    """Note, in what a comparison found, the first operator of each method that is wrong by itself."""
-    programs = {name: subject.program for name, subject in comparison.subjects.items()}
-    for name, tally in comparison.tallies.items():
-        calls, kernels = tally.replay or tally.failed, frozenset(tally.subject.spec.operators)
-        if calls and kernels:
-            eager = Eager(programs, find_sharing(comparison.file))
-            for call in calls[:-1]:
-                eager.run(call.method, call.inputs)
-            found: list[str] = []
-            eager.run(name, calls[-1].inputs, partial(_Trials, found, kernels, options))
-            tally.kernel = "".join(found)
+Judge: TypeAlias = Callable[[ExportedProgram, ProgramFile, list[Any]], bool]
+"""Returns whether a file of one program is wrong for some inputs."""
 
 
-class _Trials(Interpreter):
+class Trials(Interpreter):
     """Executes a program, and tries its operators alone until one is wrong."""
 
-    def __init__(self, found: list[str], kernels: frozenset[str], options: LoweringOptions, module: Any) -> None:
+    def __init__(
+        self, found: list[str], kernels: Sequence[str], options: LoweringOptions, is_wrong: Judge, module: Any
+    ) -> None:
+        """Take the kernels of the file in question; what is found is added to `found`."""
         super().__init__(module)
-        self._found, self._kernels, self._options = found, kernels, options
+        self._found, self._kernels, self._options, self._is_wrong = found, frozenset(kernels), options, is_wrong
         self._made: dict[str, tuple[ExportedProgram, ProgramFile] | None] = {}
 
     def run_node(self, n: Node) -> Any:
-        """Try an operator that is given tensors, and execute it."""
+        """Try an operator, and execute it."""
         if is_overload(n.target) and torch.Tag.nondeterministic_seeded not in n.target.tags and not self._found:
-            operands = [one for one in n.all_input_nodes if isinstance(self.env[one], torch.Tensor)]
             try:
-                self._try(n, operands, copied(self.env[one] for one in operands))
+                self._try(n)
             except MemoryError:
                 raise
             except Exception:  # it cannot be exported or lowered alone, which says nothing of its kernels
                 pass
         return super().run_node(n)
 
-    def _try(self, node: Node, operands: Sequence[Node], inputs: list[Any]) -> None:
-        others = {one: self.env[one] for one in node.all_input_nodes}
+    def _try(self, node: Node) -> None:
+        values = {one: self.env[one] for one in node.all_input_nodes}
+        inputs = {one: value.clone() for one, value in values.items() if isinstance(value, torch.Tensor)}
+
+        def bind(given: Mapping[Node, Any]) -> Any:
+            return map_arg((node.args, dict(node.kwargs)), {**values, **given}.__getitem__)
 
         class Alone(torch.nn.Module):
             def forward(self, *tensors: Any) -> Any:
-                given = {**others, **dict(zip(operands, tensors, strict=True))}
-                args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
-                return node.target(*args, **kwargs)
+                args, kwargs = bind(dict(zip(inputs, tensors, strict=True)))
+                return node.target(*args, **kwargs)  # type: ignore[operator]
 
-        values = {
-            one: f"{value.dtype} {value.shape} {value.stride()}" for one, value in zip(operands, inputs, strict=True)
-        }
-        key = str((node.target, map_arg((node.args, dict(node.kwargs)), {**others, **values}.__getitem__)))
+        layouts = {one: (value.dtype, value.shape, value.stride()) for one, value in inputs.items()}
+        key = f"{node.target} {bind(layouts)}"
         if key not in self._made and len(self._made) < _MOST:
             self._made[key] = None
-            self._made[key] = self._make(export(Alone(), tuple(inputs)))
-        if (made := self._made.get(key)) is None:
-            return
-        program, file = made
-        comparison = Comparison(file, match(program, file), partial(open_file, file, {}), None)
-        comparison.run({"forward": [inputs]})
-        if comparison.is_off:
-            where = ", ".join(filter(None, (graphs.module_stack(node), graphs.source_line(node))))
-            kernels = few(_called(file), 3)
-            self._found.append(
-                f"{graphs.operator_name(node)} is wrong by itself on the host ({kernels}): {where or node}"
-            )
+            self._made[key] = self._make(export(Alone(), tuple(inputs.values())))
+        if (made := self._made.get(key)) is not None and self._is_wrong(*made, [*inputs.values()]):
+            where = ", ".join(filter(None, (graphs.module_stack(node), graphs.source_line(node)))) or str(node)
+            name, called = graphs.operator_name(node), few(_called(made[1]), 3)
+            self._found.append(f"{name} is wrong by itself on the host ({called}): {where}")
 
     def _make(self, program: ExportedProgram) -> tuple[ExportedProgram, ProgramFile] | None:
         """Return a program with a file of it that calls kernels of the file in question only, if there is one."""
-        for lower in (self._lower, _lower_upstream):
-            file = read(lower(program), None)
-            if self._kernels.issuperset(_called(file)):
-                return program, file
+        with locks.conversion():
+            for lower in (
+                lambda: lower_in(Session(self._options), program).emit().buffer,
+                lambda: _lower_upstream(program),
+            ):
+                if self._kernels.issuperset(_called(file := read_file(lower(), None, True))):
+                    return program, file
         return None
-
-    def _lower(self, program: ExportedProgram) -> Any:
-        return lower_in(Session(self._options), program).emit()
 
 
 def _called(file: ProgramFile) -> list[str]:
@@ -116,5 +97,4 @@ def _called(file: ProgramFile) -> list[str]:
 def _lower_upstream(program: ExportedProgram) -> bytes:
     from executorch.exir import to_edge
 
-    with locks.conversion():
-        return bytes(to_edge(program).to_executorch().buffer)
+    return bytes(to_edge(program).to_executorch().buffer)
