@@ -182,7 +182,7 @@ class _Version(argparse.Action):
 
 
 def _make_parser() -> _Parser:
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",
