@@ -78,7 +78,9 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if isinstance(given, (bytes, bytearray, memoryview)):
         return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
     if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
+        made = next((text for text in ("emit().buffer", "buffer") if hasattr(given, text.partition("(")[0])), None)
+        hint = f" Pass its .{made}." if made else ""
+        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.{hint}")
     path = os.fsdecode(given)
     location, name = Path(path), repr(path)
     if not location.exists():

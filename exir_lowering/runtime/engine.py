@@ -33,7 +33,7 @@ class Engine:
     delegates: Mapping[str, Delegate]  # in Python, by id
     # The runtime's program for each method. Methods of one program share all memory, so that one method's intermediate
     # values overwrite another's state: each has a program of its own, unless they share their state.
-    programs: Mapping[str, Any]
+    programs: dict[str, Any]
     ready: dict[str, Any] = field(default_factory=dict)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
     running: set[tuple[int, str]] = field(default_factory=set)
@@ -78,6 +78,15 @@ class Engine:
                 return list(ready(inputs, clone_outputs=True))
         finally:
             self.running.discard(entry)
+
+    def restart(self) -> None:
+        """Open the file again, in its initial state; nothing changes when that fails."""
+        if any(number == locks.epoch() for number, _ in self.running):
+            raise InputError(f"reset: {self.file.name} is running: a delegate cannot reset the program that calls it.")
+        fresh = open_engine(self.file, self.delegates, "later")
+        self.ready.clear()
+        self.programs.update(fresh.programs)
+        self.ready.update(fresh.ready)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that often in a separate program, and return what it does; no other run sees its state."""
