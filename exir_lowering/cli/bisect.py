@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.verification import bisect
 
         found = bisect(
-            program_files.read_programs(files, arguments.trust),
+            program_files.read_programs(files, arguments),
             partitioning.make(arguments)["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=program_files.make_options(arguments),

@@ -124,7 +124,7 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
         chosen = partitioning.make(arguments)
-        lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
+        lowered = lower(program_files.read_programs(files, arguments), **chosen, options=options)
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
             fusing if arguments.fuse_quantized else None,

@@ -29,6 +29,7 @@ KNOWN_LOGS = {
     "torch.export.pt2_archive._package": ("Unable to load package",),
     # torch gives it one argument more than the message has room for, so that formatting it fails.
     "torch._export.serde.serialize": ("Fallback to weights_only=False",),
+    "torch._subclasses.fake_tensor": ("failed while attempting to run meta for",),
     "torch.utils._pytree": ("%s is an Enum subclass",),
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
@@ -47,7 +48,7 @@ def make_console(*, error: bool = False) -> Console:
             """Let `main` see it; rich exits with code 1."""
             raise
 
-    return Plain(stderr=error, highlight=False, markup=False)
+    return Plain(stderr=error, highlight=False, markup=False, emoji=False)
 
 
 def print_table(
