@@ -39,7 +39,7 @@ def _export_made(who: str, made: Any) -> ExportedProgram:
         alone = isinstance(model, torch.nn.Module) and not given
         what = "a model without inputs" if alone else f"a {type(made).__name__}"
         raise InputError(f"{who}: it returns {what}, {_EXPECTED}.")
-    inputs = given[0] if len(given) == 1 else given
+    inputs: Any = given[0] if len(given) == 1 else given
     if isinstance(inputs, Mapping):
         inputs = [(), dict(inputs)]
     elif not isinstance(inputs, (tuple, list)):

@@ -29,6 +29,8 @@ KNOWN_LOGS = {
     "torch.export.pt2_archive._package": ("Unable to load package",),
     # torch gives it one argument more than the message has room for, so that formatting it fails.
     "torch._export.serde.serialize": ("Fallback to weights_only=False",),
+    "coremltools": ("Failed to load _ML", "%s version %s"),
+    "root": ("Found ",),
     "torch._subclasses.fake_tensor": ("failed while attempting to run meta for",),
     "torch.utils._pytree": ("%s is an Enum subclass",),
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
