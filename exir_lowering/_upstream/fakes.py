@@ -264,6 +264,17 @@ def expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, SYMBOLS) else sympy.Integer(size)
 
 
+def linear_in(size: Any) -> tuple[Any, int, int] | None:
+    """Return the symbol of a symbolic size, and by what it is multiplied and what is added; None for other ones."""
+    whole = size.node.expr
+    for symbol in whole.free_symbols:
+        factor = whole.coeff(symbol)
+        more = whole - factor * symbol
+        if factor.is_Integer and more.is_Integer and factor > 0:
+            return symbol, int(factor), int(more)
+    return None
+
+
 def is_unbounded(size: Any) -> bool:
     """Return whether a symbolic size may be larger than any memory."""
     upper = bound_sympy(size.node.expr, size.node.shape_env.var_to_range).upper

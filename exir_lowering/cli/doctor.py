@@ -111,10 +111,8 @@ def _show(found: dict[str, Any]) -> None:
     for plugin in found["plugins"]:
         if plugin["problem"]:
             say(f"The {plugin['kind']} {plugin['name']!r} is broken: {plugin['problem']}")
-    ready = [
-        one["name"] for one in found["plugins"] if one["kind"] == "partitioner" and not one["problem"] + one["install"]
-    ]
-    say(f"Partitioners that work here: {', '.join(ready)}.")
+    named = [one for one in found["plugins"] if one["kind"] == "partitioner" and not one["problem"]]
+    say(f"Partitioners that work here: {', '.join(one['name'] for one in named if not one['install'])}.")
     for plugin in named:
         if plugin["install"]:
             say(plugin["install"])

@@ -28,6 +28,13 @@ def import_module(who: str, place: str, kind: type[LoweringError] = InputError) 
         ) from error
 
 
+def is_there(place: str) -> bool:
+    """Return whether there is a Python file, or the package of a module, without importing it."""
+    package = place.partition(".")[0]
+    with importable(place):
+        return Path(place).is_file() or package in sys.modules or importlib.util.find_spec(package) is not None
+
+
 def find_object(who: str, place: str, name: str, kind: type[LoweringError] = InputError) -> Any:
     """Return what a module, or a Python file, has under a name; an error of the kind if importing it raises."""
     found: Any = import_module(who, place, kind)

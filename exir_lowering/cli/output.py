@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import sys
@@ -22,21 +21,6 @@ if TYPE_CHECKING:
 
 OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
-
-KNOWN_LOGS = {
-    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
-    "torch.export": ("Ran into the following error when deserializing",),
-    "torch.export.pt2_archive._package": ("Unable to load package",),
-    # torch gives it one argument more than the message has room for, so that formatting it fails.
-    "torch._export.serde.serialize": ("Fallback to weights_only=False",),
-    "coremltools": ("Failed to load _ML", "%s version %s"),
-    "root": ("Found ",),
-    "torch._subclasses.fake_tensor": ("failed while attempting to run meta for",),
-    "torch.utils._pytree": ("%s is an Enum subclass",),
-    "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
-    "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
-}
-"""Messages of libraries to their own developers, at every start: by logger, how they begin."""
 
 # rich is imported when something is printed: help needs none of it.
 
@@ -143,28 +127,18 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def quieten() -> Iterator[None]:
-    """Silence known noise of torch and ExecuTorch. Only a command may: a library must not touch logging."""
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(KNOWN_LOGS.get(record.name, ()))
-
-    for name in KNOWN_LOGS:
-        logging.getLogger(name).addFilter(is_news)
-    try:
-        with warnings.catch_warnings(), stderr.without_noise():
-            # Both tell programmers what to change in their code, and a command has no code of theirs.
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            show = warnings.showwarning
-            warnings.showwarning = lambda message, category, *where: (
-                say(f"Note: {message}", error=True)
-                if issubclass(category, BackendUnavailableWarning)
-                else show(message, category, *where)
-            )
-            yield
-    finally:
-        for name in KNOWN_LOGS:
-            logging.getLogger(name).removeFilter(is_news)
+    """Silence known noise of torch and ExecuTorch, and what is for programmers; only a command may do the latter."""
+    with warnings.catch_warnings(), stderr.without_logs(), stderr.without_noise():
+        # Both tell programmers what to change in their code, and a command has no code of theirs.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, category, *where: (
+            say(f"Note: {message}", error=True)
+            if issubclass(category, BackendUnavailableWarning)
+            else show(message, category, *where)
+        )
+        yield
 
 
 # How messages name arguments of `load` and `emit`, and how the command line does.

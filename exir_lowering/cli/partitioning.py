@@ -10,6 +10,7 @@ Options and rules are Python: a function of a module returns the partitioner wit
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli import importing
@@ -42,13 +43,27 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         name, equals, _ = text.partition("=")
         if not equals or not name:
             raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
-    for text in (*arguments.partitioner, *(one for each in variants for one in _list(each)[1])):
+    named = [*arguments.partitioner, *(one for each in variants for one in _list(each)[1])]
+    for text in named:
         place, colon, function = text.partition(":")
         if not place or (colon and not all(part.isidentifier() for part in function.split("."))):
             raise InputError(
                 f"-p {text!r}: expected the name of an installed partitioner, such as xnnpack, or MODULE:FUNCTION. "
                 "A function of a module returns a partitioner with options and rules."
             )
+        if colon and not importing.is_there(place):
+            importing.import_module(f"-p {text!r}", place, PluginLoadError)  # says so, before anything slow
+    if not any(":" in text for text in named):  # a module may register what others name
+        check_names("exir_lowering.partitioners", named)
+
+
+def check_names(group: str, names: Sequence[str]) -> None:
+    """Look for plug-ins before anything slow is imported; UnknownPluginError if there is none of a name."""
+    from exir_lowering.plugins import registry
+
+    for name in names:
+        if name not in registry.known_ids(group):
+            registry.load(group, name)
 
 
 def make(arguments: argparse.Namespace) -> dict[str, Any]:

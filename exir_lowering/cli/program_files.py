@@ -8,12 +8,14 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
+from exir_lowering.pte.kinds import PT2, kind_of_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -131,9 +133,11 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
                 f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
             )
         assumed[name] = promise
+    rewrites = [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
+    partitioning.check_names("exir_lowering.rewrites", [name for name in rewrites if name != "none"])
     return LoweringOptions(
         progress=True,
-        rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
+        rewrites=rewrites,
         assume=assumed,
         require_coverage=arguments.require_coverage,
         require_memory=arguments.require_memory,
@@ -180,7 +184,11 @@ def _find_source(text: str) -> Source:
     place, colon, function = text.rpartition(":")
     names = [*function.split("."), *([] if place.endswith(".py") else place.split("."))]
     if colon and not Path(text).exists() and all(map(str.isidentifier, names)):
-        return Source(str(find_file(place)) if place.endswith(".py") else place, function)
+        if place.endswith(".py"):
+            find_file(place)
+        elif not importing.is_there(place):
+            importing.import_module(repr(text), place)  # says so, before anything slow
+        return Source(place, function)
     if Path(text, "config.json").is_file():
         return Source(text)
     if Path(text).is_dir():
@@ -189,7 +197,9 @@ def _find_source(text: str) -> Source:
         )
     if text.endswith(".py") and Path(text).is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
-    return Source(str(find_file(text)))
+    if not zipfile.is_zipfile(find_file(text)):  # before anything slow is imported
+        raise _refusal(Path(text), zipfile.BadZipFile("File is not a zip file"))
+    return Source(text)
 
 
 def read_programs(sources: Mapping[str, Source], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
@@ -226,6 +236,7 @@ def _make_programs(source: Source, task: str | None) -> Mapping[str, ExportedPro
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
     from exir_lowering.cli.pt2 import check_devices, check_file
+    from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 
     try:
         with path.open("rb") as file:
@@ -235,32 +246,27 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
+        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
+            raise InputError(
+                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
+                "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
+                "runs the code in it."
+            ) from error
         raise _refusal(path, error) from error
 
 
 def _refusal(path: Path, error: Exception) -> InputError:
     """Describe why a file is not read; damaged is what has no table of contents, or another checksum than it says."""
-    import torch
-
-    from exir_lowering.graphs.serialized.grammar import UnsafeFileError
-    from exir_lowering.pte import files
-
-    kind = files.kind_of_file(path)
-    if isinstance(error, UnsafeFileError) and kind in (None, files.PT2):
-        return InputError(
-            f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
-            "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
-            "runs the code in it."
-        )
+    kind = kind_of_file(path)
     reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
     advice = (
         "Expected a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
     )
     content = kind.name if kind else "empty"
-    if kind in (None, files.PT2) and path.stat().st_size:
+    if kind in (None, PT2) and path.stat().st_size:
         content = _describe_content(path)
     if content == _WHOLE:
-        content += f" with torch {torch.__version__}"
+        content += f" with torch {metadata.version('torch')}"
         advice = (
             "If it has classes or operators of a package, --import MODULE imports what registers them. If another "
             "version of torch made it, export the model again, with torch.export.save"

@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exir_lowering._upstream.stderr import without_logs
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
 from exir_lowering.plugins.addresses import load_class, note_made
 from exir_lowering.plugins.delegate import Delegate
@@ -304,7 +305,8 @@ def load(group: str, plugin_id: str) -> Any:
         return _registered[group][plugin_id]
     entry = next(entry for entry in _entries(group) if entry.name == plugin_id)
     try:
-        return entry.load()
+        with without_logs():
+            return entry.load()
     except MemoryError:
         raise
     except Exception as error:

@@ -19,7 +19,7 @@ from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import PayloadContent, read_payload
-from exir_lowering.pte.provenance import MethodProvenance, Provenance
+from exir_lowering.pte.provenance import Dimension, MethodProvenance, Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import Allocation, MemoryLayout, Tensor, ValueSpec, check_index
@@ -59,6 +59,7 @@ class MethodSpec:
     signature: MethodSignature  # what it takes, returns and keeps; which state methods share is not in it
     state: tuple[int, ...]  # which values are state
     places: tuple[Allocation, ...]  # of these
+    dimensions: tuple[Dimension, ...]  # what the file says of the sizes of its inputs
 
 
 def read_program(file: memoryview) -> dict[str, MethodSpec]:
@@ -120,6 +121,11 @@ def _checked_method(
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)
+    for one in known.dimensions:
+        for index, dimension, _, _ in one.places:
+            content = values[inputs[index]].content if index < len(inputs) else None
+            if not isinstance(content, Tensor) or dimension >= len(content.sizes):
+                raise CorruptError(f"its provenance names dimension {dimension} of input {index}, which is not there")
     made, read = _check_calls(code)
     lost = frozenset(place for place, index in enumerate(inputs) if values[index].kind == K.NULL and index in read)
     state = signatures.find_state(code, known)
@@ -146,6 +152,7 @@ def _checked_method(
         signatures.of_method(code, made, lost, state, known),
         tuple(state),
         tuple(state.values()),
+        known.dimensions,
     )
 
 

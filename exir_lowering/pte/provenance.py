@@ -35,6 +35,18 @@ class NamedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Dimension:
+    """A size of which a program knows that several dimensions of inputs have it, or that it is not below some number.
+
+    It is what a `torch.export.Dim` says.
+    """
+
+    name: str  # of the Dim, "" if that is not known
+    least: int
+    places: tuple[tuple[int, int, int, int], ...]  # an input, its dimension, and factor and summand of its size there
+
+
+@dataclass(frozen=True, slots=True)
 class MethodProvenance:
     """How a method was made."""
 
@@ -44,6 +56,7 @@ class MethodProvenance:
     outputs: tuple[NamedValue, ...] = ()
     values: Mapping[int, str] = field(default_factory=dict)  # the model's names of weights and state, by value
     results: tuple[int, ...] = ()  # how many results each delegate has, which the tables do not say
+    dimensions: tuple[Dimension, ...] = ()  # of inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,11 @@ class Provenance:
 
     def encode(self) -> bytes:
         """Return it as a file keeps it."""
-        known = {"version": VERSION, "plan": "", **asdict(self)}  # earlier releases read a plan's digest
+        known: dict[str, Any] = asdict(self)
+        for method in known["methods"].values():
+            if not method["dimensions"]:
+                del method["dimensions"]
+        known.update(version=VERSION, plan="")  # earlier releases read a plan's digest
         return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -86,7 +103,15 @@ def _method(tree: Any) -> MethodProvenance:
         {int(number): name for number, name in tree["values"].items()},
         tuple(map(int, tree.get("results", ()))),
     )
-    return MethodProvenance(tuple(tree["partitioners"]), tree["rewrites"], inputs, outputs, values, results)
+    dimensions = tuple(map(_dimension, tree.get("dimensions", ())))
+    return MethodProvenance(tuple(tree["partitioners"]), tree["rewrites"], inputs, outputs, values, results, dimensions)
+
+
+def _dimension(tree: Any) -> Dimension:
+    found = Dimension(str(tree["name"]), int(tree["least"]), tuple(tuple(map(int, place)) for place in tree["places"]))
+    if any(len(place) != 4 or place[0] < 0 or place[1] < 0 or place[2] < 1 for place in found.places):
+        raise ValueError(f"the size {found.name!r} is at {found.places}")
+    return found
 
 
 def _named(tree: Any) -> NamedValue:

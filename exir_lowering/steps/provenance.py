@@ -23,14 +23,14 @@ from xxhash import xxh3_128_digest
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_buffers
-from exir_lowering._upstream.fakes import expression, names_of_symbols, ranges_in_file, shape_env_of
+from exir_lowering._upstream.fakes import expression, linear_in, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
 from exir_lowering.errors import InputError, few
 from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.pte.provenance import Bounds, MethodProvenance, NamedValue, Provenance
+from exir_lowering.pte.provenance import Bounds, Dimension, MethodProvenance, NamedValue, Provenance
 from exir_lowering.steps.file import EmitOptions, File
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
@@ -70,7 +70,10 @@ def describe(
         original = method.converted_from or method.program
         inputs = tuple(NamedValue(name, _bounds(original, value)) for name, value in _user_inputs(original))
         outputs = tuple(_outputs(original, method.program))
-        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), inputs, outputs)
+        dimensions = tuple(_dimensions(original))
+        made[method.name] = MethodProvenance(
+            names, dict(sorted(counts.items())), inputs, outputs, dimensions=dimensions
+        )
     return Provenance(
         dict(planned.versions),
         chosen,
@@ -158,6 +161,24 @@ def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension
 
 def _user_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
     return [(node.name, node.meta.get("val")) for node in graphs.user_inputs(program)]
+
+
+def _dimensions(program: ExportedProgram) -> Iterator[Dimension]:
+    """Yield what is known of the sizes of inputs beside the bounds of each."""
+    places, names = dict[Any, list[tuple[int, int, int, int]]](), dict[Any, str]()
+    for index, (_, value) in enumerate(_user_inputs(program)):
+        for number, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            found = None if isinstance(size, int) else linear_in(size)
+            if found is not None:
+                symbol, factor, more = found
+                places.setdefault(symbol, []).append((index, number, factor, more))
+                names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
+    for symbol, found_at in places.items():
+        least = int(bounds_of(symbol, program.range_constraints).lower)
+        # Export takes sizes without a Dim for at least 2, and eager mode takes others too.
+        least = max(least, 0) if least > 2 or symbol in names else 0
+        if least or len(found_at) > 1 or found_at[0][2:] != (1, 0):
+            yield Dimension(names.get(symbol, ""), least, tuple(found_at))
 
 
 def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[NamedValue]:

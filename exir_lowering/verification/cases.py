@@ -7,6 +7,7 @@ cache positions, indices): how the program uses them says how far they may go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ class Use:
     """What an integer input is for."""
 
     high: int | None = None  # the greatest position that it may name, if it is one; the least is 0
+    exact: bool = False  # whether it may be each of them, whatever sizes are
     writes: bool = False  # whether it says where something is written: no position may be named twice
     compares: bool = False  # whether it is only compared, as a mask is
     counts: bool = False  # whether it becomes a floating-point number
@@ -70,6 +72,7 @@ def find_use(program: ExportedProgram, placeholder: Node) -> Use:
     highs = [use.high for use in reached if use.high is not None]
     return Use(
         max(0, min(highs)) if highs else None,
+        any(use.exact for use in reached),
         any(use.writes for use in reached),
         bool(reached) and all(use.compares for use in reached),
         any(use.counts for use in reached),
@@ -93,7 +96,7 @@ def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> I
     name, dtype = _name(user), _dtype(user)
     high, writes = _indexed(user, value, name)
     if high is not None:
-        yield Use(max(0, high - offset), writes)
+        yield Use(max(0, high - offset), isinstance(value.meta["val"], torch.Tensor), writes)
     elif name in ("item", "_local_scalar_dense"):
         bound = bounds_of(program, user.meta.get("val"))[1]
         yield Use(None if bound is None else max(0, bound - offset))
@@ -103,6 +106,38 @@ def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> I
         yield Use(counts=True)
     elif name not in _MOVING and not graphs.is_getitem(user):
         yield Use()
+
+
+def find_mask(placeholder: Node) -> str:
+    """Return whether an input says what attention sees: "added" to scores, "counted" as 0 or 1; "" for neither."""
+    reached = [placeholder]
+    for value in reached:
+        for user in value.users:
+            name, added = _name(user), value.meta["val"].is_floating_point()
+            if name == "scaled_dot_product_attention" and graphs.argument(user, "attn_mask") is value and added:
+                return "added"
+            if name == "add" and added and any(map(_is_score, user.all_input_nodes)) and _is_softened(user):
+                return "added"
+            closes = any(isinstance(factor, (int, float)) and factor <= -1000 for factor in user.args)  # 1 - mask
+            if (name == "mul" and closes) or (value is not placeholder and _dtype(user) == torch.bool):
+                return "counted"
+            if name in _MOVING or name in ("rsub", "sub"):
+                reached += [] if user in reached else [user]
+    return ""
+
+
+def _is_score(node: Node) -> bool:
+    """Return whether a value is a product of matrices, scaled and moved."""
+    while _name(node) in _MOVING or _name(node) in ("mul", "div", "add"):
+        if not isinstance(node.args[0], Node):
+            return False
+        node = node.args[0]
+    return _name(node) in ("matmul", "bmm", "baddbmm", "einsum")
+
+
+def _is_softened(node: Node) -> bool:
+    names = {user: _name(user) for user in node.users}
+    return any("softmax" in name or (name in _MOVING and _is_softened(user)) for user, name in names.items())
 
 
 def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
@@ -126,7 +161,7 @@ def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
 
 def _name(user: Node) -> str:
     """Return the name of an operator, the same for one that works in place."""
-    parts = graphs.operator_name(user).split(".")
+    parts = graphs.operator_name(user).split(".") if user.op == "call_function" else [""]
     name = parts[1] if len(parts) > 1 else parts[0]
     return name if name.startswith("__") else name.rstrip("_")
 
@@ -146,6 +181,9 @@ def _dtype(user: Node) -> torch.dtype | None:
 
 SEED = 0
 """The seed of everything that is drawn."""
+
+_LIMITS = 16
+"""How many smaller integers are tried where PyTorch refuses some."""
 
 _BEYOND_FLOAT, _BEYOND_INT32 = 2**24 + 1, 2**33 + 1
 
@@ -248,6 +286,20 @@ _MASKS: Mapping[str, Fill] = {
     "mask of zeros": lambda draw: torch.zeros(draw.shape),
     "mask of the first half": lambda draw: (torch.arange(draw.count) < (draw.count + 1) // 2).reshape(draw.shape),
 }
+
+
+def _closing(fill: Fill) -> Fill:
+    """Return what fills a mask that is added: 0 where something is seen, as the first of each row is, else -inf."""
+
+    def made(draw: Draw) -> torch.Tensor:
+        seen = fill(draw).bool()
+        seen[..., :1] = True
+        return torch.zeros(draw.shape).masked_fill(~seen, -math.inf)
+
+    return made
+
+
+_ADDED: Mapping[str, Fill] = {name: _closing(fill) for name, fill in _MASKS.items()}
 _COUNTS: Mapping[str, Fill] = {
     "random integers": lambda draw: draw.integers(0 if not draw.dtype.is_signed else -8, 8),
     "zeros of integers": lambda draw: torch.zeros(draw.shape),
@@ -310,13 +362,24 @@ class Generated:
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._sizing, self._uses = subject, Sizing(subject), list[Use]()
+        self._limit: int | None = None  # the greatest integer that PyTorch took where it refused greater ones
         kinds: list[Mapping[str, Fill] | None] = []
         for node, fixed in zip(subject.inputs, subject.convention.inputs, strict=True):
             value: Any = node.meta.get("val")
             whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
             use = find_use(subject.program, node) if whole and value.dtype != torch.bool else Use()
             self._uses.append(use)
-            kinds.append(None if fixed is not None else _patterns(value, use))
+            mask = find_mask(node) if isinstance(value, torch.Tensor) and use.high is None else ""
+            kinds.append(None if fixed is not None else _patterns(value, use, mask))
+        loose = (_POSITIONS, _WRITTEN, _INTEGERS, _COUNTS)
+        self._limited = [
+            not use.exact and any(kind is one for one in loose) for kind, use in zip(kinds, self._uses, strict=True)
+        ]
+        # The last positions in what the program keeps, which are tried where PyTorch refuses greater integers.
+        lifted = graphs.lifted_inputs(subject.program).values()
+        kept = (graphs.lifted_value(subject.program, spec.target) for spec in lifted)
+        sizes = {size for value in kept if isinstance(value, torch.Tensor) for size in value.shape if size}
+        self._limits = sorted((size - 1 for size in sizes | {1}), reverse=True)[:_LIMITS]
         base = (self._sizing.base,)
         random = tuple(None if kind is None else next(iter(kind.values())) for kind in kinds)
         first = next((next(iter(kind)) for kind in kinds if kind is not None), "no inputs")
@@ -333,10 +396,14 @@ class Generated:
                 self.cases.append(Case(name, len(self.cases), random, tuple(choices), continuous=True))
 
     def make(self, case: Case, call: int) -> Iterator[list[Any]]:
-        """Make the inputs of a call, flat, for each choice of sizes."""
-        return (self._make(case, call, sizes) for sizes in case.sizes)
+        """Make the inputs of a call, flat, for each choice of sizes, then with smaller integers; PyTorch takes one."""
+        yield from (self._make(case, call, sizes, self._limit) for sizes in case.sizes)
+        before, limits = self._limit, self._limits if any(self._limited) else ()
+        for self._limit in (limit for limit in limits if before is None or limit < before):
+            yield self._make(case, call, case.sizes[0], self._limit)
+        self._limit = before  # what it refused was something else
 
-    def _make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
+    def _make(self, case: Case, call: int, sizes: Sizes, limit: int | None) -> list[Any]:
         made: list[Any] = []
         for index, (node, fill) in enumerate(zip(self._subject.inputs, case.fills, strict=True)):
             if fill is None:
@@ -347,16 +414,19 @@ class Generated:
             generator = Generator().manual_seed(((SEED * 1009 + case.number) * 1009 + call) * 1009 + index)
             draw = Draw(shape_of(fake, sizes), fake.dtype, call, self._uses[index], generator)
             values = torch.complex(fill(draw), fill(draw)) if draw.dtype.is_complex else fill(draw)
-            made.append(values.to(draw.dtype))
+            limited = limit is not None and self._limited[index]
+            made.append((values.clamp(0, limit) if limited else values).to(draw.dtype))
         return made
 
 
-def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:
+def _patterns(value: Any, use: Use, mask: str) -> Mapping[str, Fill] | None:
     if not isinstance(value, torch.Tensor):
         return None
-    if value.dtype.is_floating_point or value.dtype.is_complex:
+    if mask == "added":
+        return _ADDED
+    if (value.dtype.is_floating_point or value.dtype.is_complex) and not mask:
         return _NUMBERS
-    if value.dtype == torch.bool or use.compares:
+    if value.dtype == torch.bool or use.compares or mask:
         return _MASKS
     if use.high is not None:
         return _WRITTEN if use.writes else _POSITIONS

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Interpreter, Node
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
@@ -44,7 +45,7 @@ _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
 
 _NOISES = 2
-"""How often the inputs are rounded to find out what that causes."""
+"""How often the inputs, and what is computed of them, are rounded to find out what that causes."""
 
 
 def verify(
@@ -110,8 +111,8 @@ def read(source: object, data: files.Given) -> ProgramFile:
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
-        kind = type(source).__name__
-        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
+        kind, hint = type(source).__name__, " Pass its .emit()." if hasattr(source, "emit") else ""
+        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.{hint}")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
     return read_file(source.buffer, list(source.data_files.values()) or None, True)
@@ -154,7 +155,7 @@ class _Tally:
                 f"Give inputs that the program takes: inputs={{{name!r}: [(...)]}}."
             )
         outputs = tuple(self._output(index) for index in sorted(self.worst))
-        counts = tuple(self.cases), self.calls, self.skipped, self.reason
+        counts = tuple(self.cases), self.calls, self.skipped, self.reason if self.skipped else ""
         kinds = self.subject.quantized, self.stateful
         return MethodResult(name, outputs, *counts, *kinds, self.problem)
 
@@ -310,7 +311,8 @@ class Comparison:
             self.eager.restore(name, before)
             generator = torch.Generator().manual_seed(number)
             try:
-                outputs = self.eager.run(name, [_round(one, generator) for one in inputs])
+                rounded = [_round(one, generator, 4) for one in inputs]
+                outputs = self.eager.run(name, rounded, partial(_Rounding, generator))
             except MemoryError:
                 raise
             except Exception:  # at the edge of what the program takes
@@ -331,8 +333,25 @@ def _spread(value: Any) -> bool:
     return int(value.flatten().sort().values.diff().count_nonzero()) >= value.numel() // 2
 
 
-def _round(value: Any, generator: torch.Generator) -> Any:
+class _Rounding(Interpreter):
+    """Rounds what operators compute in another way, where that is memory of its own: what a program writes is not."""
+
+    def __init__(self, generator: torch.Generator, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._generator = generator
+
+    def run_node(self, n: Node) -> Any:
+        """Execute a node."""
+        result = super().run_node(n)
+        if n.op != "call_function" or not isinstance(result, torch.Tensor):
+            return result
+        read = (self.env.get(one) for one in n.all_input_nodes)
+        memory = {one.untyped_storage().data_ptr() for one in read if isinstance(one, torch.Tensor)}
+        return result if result.untyped_storage().data_ptr() in memory else _round(result, self._generator, 1)
+
+
+def _round(value: Any, generator: torch.Generator, steps: int) -> Any:
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
-    parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * 4 * torch.finfo(value.dtype).eps
-    return (value.double() * (1 + parts)).to(value.dtype)
+    parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * torch.finfo(value.dtype).eps
+    return (value.double() * (1 + steps * parts)).to(value.dtype)

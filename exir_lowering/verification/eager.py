@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,8 +84,11 @@ class Eager:
         for tensor, value in zip(self._methods[name].own.values(), state, strict=True):
             tensor.copy_(value)
 
-    def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        """Run a method; return what a file returns: new values of inputs that it writes, then its outputs."""
+    def run(self, name: str, inputs: Sequence[Any], by: Callable[..., Interpreter] = Interpreter) -> list[Any]:
+        """Run a method; return what a file returns: new values of inputs that it writes, then its outputs.
+
+        An interpreter of torch executes it, or one of another kind.
+        """
         method = self._methods[name]
         written = [*map(version, method.own.values())]
         with neutral():
@@ -93,7 +96,7 @@ class Eager:
             before = [*map(_version, given)]
             left, placeholders = iter(given), method.program.graph.find_nodes(op="placeholder")
             ordered = [method.lifted[node] if node in method.lifted else next(left) for node in placeholders]
-            interpreter = Interpreter(method.program.graph_module)
+            interpreter = by(method.program.graph_module)
             interpreter.extra_traceback = False
             results = interpreter.run(*ordered, enable_io_processing=False)
             outputs = self._write_state(method, results)

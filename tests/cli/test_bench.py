@@ -79,7 +79,7 @@ def test_bench_says_what_is_wrong(main: Main, files: Path) -> None:
 
 def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None:
     def row(kind: str, name: str, number: int, milliseconds: float) -> ProfileRow:
-        return ProfileRow(kind, name, "", number, (), 1, milliseconds, milliseconds / 10, ())
+        return ProfileRow(kind, name, "toy", number, (), 1, milliseconds, milliseconds / 10, ())
 
     rows = (
         row("method", "forward", -1, 10.0),
@@ -92,6 +92,8 @@ def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None
     profile = Profile("forward", 1, rows)
     assert [one.name for one in profile.by_time().rows] == ["forward", "b", "d", "a", "d2", "d1"]
     assert [one.name for one in profile.by_time(3).rows] == ["forward", "b", "d", "a"]
+    # An instruction stands under its delegate, or else says whose it is.
+    assert "    d2   " in profile.to_text() and "  d2 (toy) " in profile.by_time().to_text()
     argv = ("run", files / "large.pte", "--profile", "--runs", "5")
     code, out, err = main(*argv, "--top", "2")
     assert code == 0 and "more rows; leave out --top to see all" in out and "5 runs" in out, err

@@ -289,3 +289,10 @@ class TestFiles:
     def test_a_path_with_a_null_character(self, generations: Any) -> None:
         with pytest.raises(InputError, match="expected a path"):
             generations[0].save("a\0b.pte")
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    lowered = lower(export(Net(0), (X,)))
+    for save in (lowered.emit().save, lowered.module().save):
+        with pytest.raises(InputError, match=r"Cannot save to .* there is no directory '.*no'\. Create it first\."):
+            save(tmp_path / "no" / "model.pte")

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,21 +89,26 @@ class IsolatedEngine:
         return [TraceEvent(*event) for event in header["events"]]
 
     def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
+        described, contents = transfer.write(inputs)
+        where = self._file.where(method.name)
+        header = {"do": do, "where": where, "method": method.name, "values": described, **more}
+        with self._alone(where):
+            return self._ask(where, self._worker or self.start(), (header, contents))
+
+    @contextlib.contextmanager
+    def _alone(self, where: str) -> Iterator[None]:
+        """Keep other calls away from the process."""
         if os.getpid() != self._process:
             raise InputError(
                 f"{self._file.name} was loaded with limits in the process that this one was forked from, and runs for "
                 "that one. Load it here."
             )
-        described, contents = transfer.write(inputs)
-        where = self._file.where(method.name)
-        header = {"do": do, "where": where, "method": method.name, "values": described, **more}
         with self._lock:
             if self._calling:  # by this thread: the process is not to be sent anything until it has replied
                 raise InputError(f"{where} is called by a signal handler or a finalizer while a call of it is running.")
             self._calling = True
             try:
-                worker = self._worker or self.start()
-                return self._ask(where, worker, (header, contents))
+                yield
             finally:
                 self._calling = False
 
@@ -116,6 +121,18 @@ class IsolatedEngine:
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
             ) from error
         self._worker, self._finalizer = worker, weakref.finalize(self, worker.abandon)
+        self._open(worker)
+        return worker
+
+    def restart(self) -> None:
+        """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
+        with self._alone(self._file.name):
+            if self._worker is None:
+                self.start()
+            else:
+                self._open(self._worker)
+
+    def _open(self, worker: Process) -> None:
         header, _ = self._ask(self._file.name, worker, self._opening)
         self.missing = {backend: Missing(*texts) for backend, texts in header["missing"].items()}
         try:
@@ -125,14 +142,6 @@ class IsolatedEngine:
         except InputError:
             self._end()
             raise
-        return worker
-
-    def restart(self) -> None:
-        """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
-        if self._worker is None:
-            self.start()
-        else:
-            self._ask(self._file.name, self._worker, self._opening)
 
     def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
