@@ -48,8 +48,8 @@ _MEANT: Mapping[str, str] = {
 """What other tools call them."""
 
 _SELDOM = """
-trust require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized keep_originals
-share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
+trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
+keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
 against_data
 """
 """The options that a command's `--help` only names."""
@@ -63,6 +63,7 @@ examples:
   exir-lower demo
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower model.py:make --partitioner xnnpack -o model.pte
   exir-lower run model.pte
   exir-lower verify model.pte model.pt2
   exir-lower bisect model.pt2 --partitioner xnnpack
