@@ -15,9 +15,12 @@ _LOGS = {
     "torch.export.pt2_archive._package": ("Unable to load package",),
     # torch gives it one argument more than the message has room for, so that formatting it fails.
     "torch._export.serde.serialize": ("Fallback to weights_only=False",),
+    "torch._subclasses.fake_tensor": ("failed while attempting to run meta for",),  # the error that it raises says it
     "torch.utils._pytree": ("%s is an Enum subclass",),
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
+    "coremltools": ("Failed to load _ML", "scikit-learn version", "Torch version"),
+    "root": ("Found 1 Vulkan subgraph", "Found 2 Vulkan"),
 }
 """The beginnings of messages, by logger."""
 

@@ -40,7 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.verification import bisect
 
         found = bisect(
-            program_files.read_programs(files, arguments.trust),
+            program_files.read_programs(files, arguments),
             partitioning.make(arguments)["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=options,

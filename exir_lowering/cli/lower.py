@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower model.py:make -p xnnpack -o model.pte
+  exir-lower lower bert/ --task text-classification -p xnnpack -o bert.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
-A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
+A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of model.py
+returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is the folder of a transformers model.
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 
@@ -133,7 +136,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         chosen = partitioning.make(arguments)
-        lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
+        lowered = lower(program_files.read_programs(files, arguments), **chosen, options=options)
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
             fusing if arguments.fuse_quantized else None,

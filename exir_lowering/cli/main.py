@@ -48,8 +48,8 @@ _MEANT: Mapping[str, str] = {
 """What other tools call them."""
 
 _SELDOM = """
-trust require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized keep_originals
-share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
+trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
+keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
 against_data
 """
 """The options that a command's `--help` only names."""
@@ -63,6 +63,7 @@ examples:
   exir-lower demo
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower model.py:make --partitioner xnnpack -o model.pte
   exir-lower run model.pte
   exir-lower verify model.pte model.pt2
   exir-lower bisect model.pt2 --partitioner xnnpack
@@ -153,12 +154,11 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, in which options that are seldom used are only named, unless all are asked for."""
-        more = [
-            action for action in self._actions if action.dest in _SELDOM.split() and "--help-all" not in self._given
-        ]
-        if len(more) > 1:
-            names = ", ".join(action.option_strings[-1] for action in more)
-            self.epilog = f"{textwrap.fill(f'more options, which --help-all describes: {names}', 80)}\n\n{self.epilog}"
+        more = [action for action in self._actions if action.dest in _SELDOM.split()]
+        if len(more) > 1 and "--help-all" not in self._given:
+            names = ", ".join(name for action in more for name in action.option_strings if name.startswith("--"))
+            told = textwrap.fill(f"more options, which --help-all describes: {names}", 80, break_on_hyphens=False)
+            self.epilog = f"{told}\n\n{self.epilog}"
             for action in more:
                 action.help = argparse.SUPPRESS
         return super().format_help()
@@ -183,7 +183,7 @@ class _Version(argparse.Action):
 
 
 def _make_parser() -> _Parser:
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",

@@ -34,7 +34,7 @@ def make_console(*, error: bool = False) -> Console:
             """Let `main` see it; rich exits with code 1."""
             raise
 
-    return Plain(stderr=error, highlight=False, markup=False)
+    return Plain(stderr=error, highlight=False, markup=False, emoji=False)
 
 
 def print_table(

@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         chosen = partitioning.make(arguments)
         try:
-            planned = plan(program_files.read_programs(files, arguments.trust), **chosen, options=options)
+            planned = plan(program_files.read_programs(files, arguments), **chosen, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():
