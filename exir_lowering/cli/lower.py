@@ -200,11 +200,14 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
     for refused in lowered.report.refused:
         say(f"{refused}.")
     host = sum(len(method.host) for method in lowered.report.methods)
-    if host and (arguments.partitioner or arguments.variant):
+    if host:
         from exir_lowering.plans.formatting import many
 
         stay = f"{many(host, 'operator')} {'stays' if host == 1 else 'stay'} on the host"
-        say(f"{stay}; `exir-lower plan` with the same arguments shows why.")
+        why = "`exir-lower plan` with the same arguments shows why"
+        if not (arguments.partitioner or arguments.variant):
+            why = "no -p was given, and -p xnnpack is for any CPU"
+        say(f"{stay}; {why}.")
 
 
 def _list_written(target: Path, pages: Sequence[Path], artifact: Artifact, values: Mapping[str, Any]) -> str:
