@@ -13,7 +13,6 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArg
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import expression, names_of_symbols, shape_env_of
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
@@ -170,7 +169,7 @@ class _Dimensions:
 
     def crops(self, fills: Mapping[int, float]) -> tuple[Crop, ...]:
         """Return what is cut from the outputs of the file's method, the first of which are inputs that are written."""
-        with locks.conversion(), converting([self._program], gradients=True), accelerated():
+        with converting([self._program], gradients=True), accelerated():
             functional = self._program.run_decompositions({})
         first = {each: place for place, each in reversed(self._places.items()) if place[0] in fills}
         specs = zip(functional.graph_signature.output_specs, functional.graph.output_node().args[0], strict=True)

@@ -6,6 +6,7 @@ What a user may import first takes ExecuTorch's names from here, which sorts bef
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,7 @@ from torch.fx import Graph
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.locks import collector_paused
 from exir_lowering._upstream.programs import CALL_DELEGATE
+from exir_lowering._upstream.stderr import without_logs
 
 _PASS = "torch.export._remove_auto_functionalized_pass"
 _PACKAGE = "torch._inductor.fx_passes"
@@ -57,7 +59,9 @@ def _remove(instead: ModuleType) -> None:
         del sys.modules[_FROM]
 
 
-with collector_paused:  # walking over all that is loaded meanwhile takes a third of the time
+# torch's own copies of programs say it, in `copyreg`; what a user's code does is not meant.
+warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning, "copyreg")
+with collector_paused, without_logs():  # walking over all that is loaded meanwhile takes a third of the time
     _import_pass()
     from executorch.exir import (
         EdgeCompileConfig as EdgeCompileConfig,

@@ -41,7 +41,7 @@ def is_compiling() -> bool:
 
 
 def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what AOTAutograd made without the mark of boxed functions, for which the minifier would pass a list."""
+    """Return what AOTAutograd made without the mark of boxed functions: it is called as a function is."""
     compiled._boxed_call = False  # type: ignore[attr-defined]
     return compiled
 

@@ -26,11 +26,12 @@ from executorch.exir.program._program import (
     _gen_edge_manager_for_partitioners,
     _transform,
     _transform_with_pass_manager,
-    lift_constant_tensor_pass,
 )
 from torch._export.verifier import SpecViolationError as SpecViolationError  # raised if one value goes to two buffers
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
+
+from exir_lowering._upstream.passes import lift_constants
 
 gen_edge_manager = _gen_edge_manager_for_partitioners
 
@@ -40,7 +41,7 @@ def transform(program: ExportedProgram, passes: Any) -> Any:
     managed = isinstance(passes, FxPassManager)
     result = _transform_with_pass_manager(program, passes) if managed else _transform(program, *passes)
     # Passes add constants as attributes; in programs they are inputs.
-    return lift_constant_tensor_pass(result) if isinstance(result, ExportedProgram) else result
+    return lift_constants(result) if isinstance(result, ExportedProgram) else result
 
 
 def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:

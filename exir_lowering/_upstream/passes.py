@@ -7,6 +7,9 @@ loses half of its digits. Such numbers become tensors of the dtype that the oper
 Empty tensors: where all that is concatenated is empty, the pass writes sizes that are not known into the graph as if
 they were numbers, and nothing computes them. (A concatenation that is left has another shape in ExecuTorch's kernel,
 which skips what is empty.) Operators compute such sizes.
+
+Constants: they become inputs of the graph, of which there is a list; where there is no user input before which they
+could stand, the graph has them in reverse order.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Any
 import torch
 from executorch.exir.pass_base import ProxyValue, map_args  # what a pass sees of values
 from executorch.exir.passes import PruneEmptyTensorsPass, ScalarToTensorPass
+from executorch.exir.program import _program  # which calls what makes inputs of constants by its name there
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes  # what operators compute in
+from torch.export import ExportedProgram
 from torch.utils._python_dispatch import _disable_current_modes  # tensors that are constants, whatever mode torch is in
 
 from exir_lowering._upstream import pins
@@ -35,10 +40,34 @@ def mending_passes() -> AbstractContextManager[bool]:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
+    lifting = _program.lift_constant_tensor_pass
+
+    @wraps(lifting)
+    def lift_constant_tensor_pass(program: Any) -> Any:
+        lifted = lifting(program)
+        return _in_order(lifted) if _mending.get() else lifted
+
     return [
+        (_program, "lift_constant_tensor_pass", lift_constant_tensor_pass),
         *([_with_exact_numbers()] if pins.is_on("scalar operands") else []),
         *([_with_empty_concatenations()] if pins.is_on("empty concatenations") else []),
     ]
+
+
+def lift_constants(program: ExportedProgram) -> ExportedProgram:
+    """Make the attributes of a graph that are tensors inputs, as ExecuTorch does, in order."""
+    return _in_order(_program.lift_constant_tensor_pass(program))
+
+
+def _in_order(program: ExportedProgram) -> ExportedProgram:
+    """Give the inputs of a graph the order of the list, if it has another one."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    names = [spec.arg.name for spec in program.graph_signature.input_specs]
+    if list(nodes) != names and sorted(nodes) == sorted(names):
+        body = next(node for node in program.graph.nodes if node.op != "placeholder")
+        for name in names:
+            body.prepend(nodes[name])
+    return program
 
 
 def _with_exact_numbers() -> tuple[Any, str, Any]:

@@ -1,16 +1,50 @@
-"""`sys.stderr` without lines of ExecuTorch's runtime that say nothing to who runs a command."""
+"""What libraries tell their own developers at every start, left out: nothing that is an error, nothing unknown."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+_LOGS = {
+    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
+    "torchao.kernel.intmm": ("Warning: Detected no triton",),
+    "torch.export": ("Ran into the following error when deserializing",),
+    "torch.export.pt2_archive._package": ("Unable to load package",),
+    # torch gives it one argument more than the message has room for, so that formatting it fails.
+    "torch._export.serde.serialize": ("Fallback to weights_only=False",),
+    "torch._subclasses.fake_tensor": ("failed while attempting to run meta for",),  # the error that it raises says it
+    "torch.utils._pytree": ("%s is an Enum subclass",),
+    "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
+    "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
+    "coremltools": ("Failed to load _ML", "scikit-learn version", "Torch version"),
+    "root": ("Found 1 Vulkan subgraph", "Found 2 Vulkan"),
+}
+"""The beginnings of messages, by logger."""
 
 _NOISE = "[cpuinfo_utils.cpp:"  # how the lines begin about what it could not find out about the processor
 
 
+@contextlib.contextmanager
+def without_logs() -> Iterator[None]:
+    """Leave out the known messages of loggers while something foreign is imported, or a command runs."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_LOGS[record.name])
+
+    for name in _LOGS:
+        logging.getLogger(name).addFilter(is_news)
+    try:
+        yield
+    finally:
+        for name in _LOGS:
+            logging.getLogger(name).removeFilter(is_news)
+
+
 def without_noise() -> contextlib.AbstractContextManager[Any]:
-    """Leave out these lines while the context lasts; anything else passes at once."""
+    """Leave out the runtime's lines while the context lasts; anything else passes at once."""
     return contextlib.redirect_stderr(cast("TextIO", _Filter(sys.stderr)))
 
 

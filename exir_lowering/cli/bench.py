@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import multiprocessing
+import re
 import resource
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, say
+from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, quieten, say
 from exir_lowering.errors import InputError
 
-VERSION = 2
+VERSION = 3
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
 _SECONDS, _LEAST, _MOST = 5.0, 10, 1000
@@ -30,8 +35,9 @@ examples:
   exir-lower bench model.pte --against other.pte --inputs inputs.pt --runs 200
   exir-lower bench llm.pte --method decode --json > bench.json
 
-Inputs are given as for `exir-lower run`. A time is that of one call from Python, input checks included. Warm-up calls,
-which set the method up, are not counted. Two files alternate call by call, so that both see the same load.
+Inputs are drawn, or given as for `exir-lower run`. A time is that of one call from Python, input checks included.
+Warm-up calls, which set the method up, are not counted. Each file is in a process of its own; two files alternate call
+by call, so that both see the same load.
 """
 
 
@@ -53,27 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A file whose method is measured."""
-
-    name: str
-    call: Callable[[], object]
-    method: str
-    file_bytes: int
-    planned: tuple[int, ...]  # the sizes of the method's planned memory
-    times: list[float] = field(default_factory=list)  # of each call, in seconds
-
-    def describe(self) -> dict[str, Any]:
-        """Return the figures for JSON: seconds and bytes."""
-        cuts = statistics.quantiles(self.times, n=100, method="inclusive")
-        seconds: dict[str, Any] = {"least": min(self.times)}
-        seconds |= {
-            name: cuts[at - 1] for name, at in (("p25", 25), ("median", 50), ("p75", 75), ("p90", 90), ("p99", 99))
-        }
-        seconds |= {"mean": statistics.fmean(self.times), "all": self.times}
-        sizes = {"file": self.file_bytes, "planned": list(self.planned)}
-        return {"file": self.name, "method": self.method, "runs": len(self.times), "seconds": seconds, "bytes": sizes}
+_ready: list[tuple[Callable[[], object], int]] = []
+"""In the process of a file: what calls its method, and how much memory there was before the file."""
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -84,62 +71,115 @@ def execute(arguments: argparse.Namespace) -> int:
     inputs = None if arguments.inputs is None else find_file(arguments.inputs)
     if arguments.warm_up < 0 or (arguments.runs is not None and arguments.runs < 2):
         raise InputError("bench: expected --warm-up of at least 0 and --runs of at least 2.")
-    with kept_from_stdout(arguments.json):
-        opened = [_open(source, data, arguments, inputs) for source, data in given]
-        for subject in opened:
-            for _ in range(arguments.warm_up):
-                subject.call()
-        _measure(opened, arguments.runs)
-    figures = [subject.describe() for subject in opened]
+    context, method, seed = multiprocessing.get_context("spawn"), arguments.method, arguments.seed
+    with contextlib.ExitStack() as stack:  # a process for each file: what it takes does not depend on what ran before
+        made = [ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) for _ in given]
+        pools = [stack.enter_context(pool) for pool in made]
+        try:
+            opening = [pool.submit(_open, *one, method, inputs, seed) for pool, one in zip(pools, given, strict=True)]
+            figures = [one.result() for one in opening]
+            times = _measure(pools, arguments.warm_up, arguments.runs)
+            for figure, pool, measured in zip(figures, pools, times, strict=True):
+                figure["bytes"]["grew"] = pool.submit(_grew).result()
+                figure |= {"runs": len(measured), "seconds": _summarize(measured)}
+        except BrokenProcessPool:
+            raise InputError("the process of a file ended: it crashed, or there was not enough memory.") from None
     ratio = None  # the first one's time as a multiple of the second one's: the median of the rounds, and their quarters
-    if len(opened) > 1:
-        rounds = (a / b for a, b in zip(*(subject.times for subject in opened), strict=True))
+    if len(given) > 1:
+        rounds = (a / b for a, b in zip(*times, strict=True))
         ratio = dict(zip(("p25", "median", "p75"), statistics.quantiles(rounds, n=4), strict=True))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if arguments.json:
-        print(json.dumps({"version": VERSION, "peak_bytes": peak, "files": figures, "ratio": ratio}, indent=2))
+        print(json.dumps({"version": VERSION, "files": figures, "ratio": ratio}, indent=2))
         return OK
-    rows, names = [], [one.name for one in opened]
-    for figure in figures:
-        ms = {name: f"{value * 1e3:.3f}" for name, value in figure["seconds"].items() if name != "all"}
-        spread = f"{ms['p25']} to {ms['p75']}"
-        rows.append((figure["file"], str(figure["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]))
-    right = ("calls", "median", "p25 to p75", "p90", "p99", "least")
-    print_table(f"Milliseconds per call of {opened[0].method}", ("file", *right), rows, right=right)
-    for one in opened:
-        say(f"{one.name}: {format_size(one.file_bytes)}; planned memory {format_size(sum(one.planned))}.")
-    say(f"Peak memory of the process, Python and PyTorch included: {format_size(peak)}.")
-    if ratio is not None:
-        say(
-            f"{names[0]} takes {ratio['median']:.2f} times as long as {names[1]}: the median of all rounds; half of "
-            f"them lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}."
-        )
+    _print(figures, ratio)
     return OK
 
 
-def _open(source: Path, data: Sequence[Path], arguments: argparse.Namespace, given: Path | None) -> Subject:
-    """Load a file, and run its method once."""
+def _print(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
+    rows = []
+    for figure in figures:
+        seconds = figure["seconds"]
+        ms = {name: f"{value * 1e3:.3f}" for name, value in seconds.items() if name != "all"}
+        spread = f"{(seconds['p75'] - seconds['p25']) / seconds['median']:.0%}"
+        middle = (ms["median"], f"{ms['p25']} to {ms['p75']}", spread)
+        rows.append((figure["file"], str(figure["runs"]), *middle, ms["p90"], ms["p99"], ms["least"]))
+    right = ("calls", "median", "p25 to p75", "spread", "p90", "p99", "least")
+    print_table(f"Milliseconds per call of {figures[0]['method']}", ("file", *right), rows, right=right)
+    for figure in figures:
+        sizes = figure["bytes"]
+        say(
+            f"{figure['file']}: {format_size(sizes['file'])}; planned memory {format_size(sum(sizes['planned']))}. "
+            f"Its process grew by {format_size(sizes['grew'])}, beyond what Python, PyTorch and the runtime take."
+        )
+    say("Spread: from p25 to p75, where half of the calls lie, as a share of the median.")
+    if ratio is not None:
+        same = " That is no difference: it is within the spread." if ratio["p25"] <= 1 <= ratio["p75"] else ""
+        say(
+            f"{figures[0]['file']} takes {ratio['median']:.2f} times as long as {figures[1]['file']}: the median of "
+            f"all rounds; half of them lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}.{same}"
+        )
+
+
+def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | None, seed: int) -> dict[str, Any]:
+    """Load a file and run its method once, in the file's process; return what is known of it without a measurement."""
+    import sympy  # noqa: F401 - torch imports it when it computes shapes: it is no part of opening a file
+
+    from exir_lowering._upstream.runtime import executorch_runtime
     from exir_lowering.runtime.program import open_file
     from exir_lowering.runtime.source import read_file
 
-    file = read_file(source, list(data) or None, True)
-    program = open_file(file, None)
-    method = method_inputs.choose_method(arguments.method, program, source)
-    inputs = method_inputs.make_inputs(given, arguments.seed, program, method)
-    method = program.choose(method, *inputs).method
-    program.run(method, *inputs)
-    size, arenas = source.stat().st_size, file.methods[method].arenas
-    return Subject(str(source), lambda: program.run(method, *inputs), method, size, arenas)
+    executorch_runtime()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again, from what there is now
+    before = _resident("VmRSS")
+    with quieten(), kept_from_stdout(True):
+        file = read_file(source, data or None, True)
+        program = open_file(file, None)
+        method = method_inputs.choose_method(wanted, program, source)
+        inputs = method_inputs.make_inputs(given, seed, program, method)
+        method = program.choose(method, *inputs).method
+        program.run(method, *inputs)
+    _ready.append((lambda: program.run(method, *inputs), before))
+    sizes = {"file": source.stat().st_size, "planned": list(file.methods[method].arenas)}
+    return {"file": str(source), "method": method, "bytes": sizes}
 
 
-def _measure(opened: Sequence[Subject], runs: int | None) -> None:
+def _call() -> float:
+    start = time.perf_counter()
+    _ready[0][0]()
+    return time.perf_counter() - start
+
+
+def _grew() -> int:
+    return max(0, _resident("VmHWM") - _ready[0][1])
+
+
+def _resident(name: str) -> int:
+    """Return the memory that this process has, or had at its peak; where the system does not say it, the latter."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found is not None:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _measure(pools: Sequence[ProcessPoolExecutor], warm_up: int, runs: int | None) -> list[list[float]]:
     """Time calls in rounds of one call of each file; who is first changes from round to round."""
-    ends = time.perf_counter() + _SECONDS * len(opened)
+    for pool in pools:
+        for _ in range(warm_up):
+            pool.submit(_call).result()
+    times, ends = [list[float]() for _ in pools], time.perf_counter() + _SECONDS * len(pools)
     for number in itertools.count():
         enough = number >= _LEAST and (number >= _MOST or time.perf_counter() > ends)
         if enough if runs is None else number == runs:
-            return
-        for subject in reversed(opened) if number % 2 else opened:
-            start = time.perf_counter()
-            subject.call()
-            subject.times.append(time.perf_counter() - start)
+            break
+        for index in sorted(range(len(pools)), reverse=bool(number % 2)):
+            times[index].append(pools[index].submit(_call).result())
+    return times
+
+
+def _summarize(times: Sequence[float]) -> dict[str, Any]:
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    named = (("p25", 25), ("median", 50), ("p75", 75), ("p90", 90), ("p99", 99))
+    found = {"least": min(times)} | {name: cuts[at - 1] for name, at in named}
+    return {**found, "mean": statistics.fmean(times), "all": times}

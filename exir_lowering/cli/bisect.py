@@ -35,14 +35,15 @@ def execute(arguments: argparse.Namespace) -> int:
     files = program_files.find_programs(arguments.models)
     partitioning.check_arguments(arguments)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
+    options = program_files.make_options(arguments)
     with kept_from_stdout(arguments.json):
         from exir_lowering.verification import bisect
 
         found = bisect(
-            program_files.read_programs(files, arguments.trust),
+            program_files.read_programs(files, arguments),
             partitioning.make(arguments)["partitioners"],
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
-            options=program_files.make_options(arguments),
+            options=options,
             share_state=arguments.share_state,
         )
     show(found, arguments.json)

@@ -5,25 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 
+from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import MISTAKE, OK, find_file, make_console
-from exir_lowering.errors import InputError
+from exir_lowering.errors import LoweringError
 
 EXAMPLES = """\
 examples:
+  exir-lower check model.pte
   exir-lower check model.pte --runtime 1.4.1
   exir-lower check model.pte --runtime 1.4.1,1.3.1 --json > compatible.json
   exir-lower check model.pte --target targets.json
 
-The file is not run. The exit code is 2 unless every runtime runs it. "unknown" is said of what was not seen to run in
-a release; --allow-unknown takes it for success.
+The exit code is 2 unless every runtime runs the file. "unknown" is said of what was not seen to run in a release;
+--allow-unknown takes it for success. The release that is installed is asked itself: it runs what is not known of it, in
+a process of its own, with random inputs. Otherwise nothing is run.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", metavar="MODEL.pte", help="the file")
-    parser.add_argument("--runtime", metavar="VERSIONS", help="releases of ExecuTorch, separated by commas")
+    parser.add_argument(
+        "--runtime", metavar="VERSIONS", help="releases of ExecuTorch, separated by commas (default: the installed one)"
+    )
     parser.add_argument("--target", metavar="TARGETS.json", help="builds of your own, with what they have")
+    method_inputs.add_data(parser)
     parser.add_argument("--allow-unknown", action="store_true", help="exit with 0 if nothing is known to fail")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -31,17 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check the file and print what was found; return `MISTAKE` unless every runtime runs it."""
     source = find_file(arguments.file)
-    if arguments.runtime is None and arguments.target is None:
-        raise InputError("no runtime was given; expected --runtime 1.4.1, --target targets.json, or both.")
     path = None if arguments.target is None else find_file(arguments.target)
 
     from exir_lowering.inspection.compatibility import check, worst
     from exir_lowering.inspection.report import as_data
-    from exir_lowering.pte.releases import Target, find_release, read_targets
+    from exir_lowering.pte.releases import Target, find_release, find_target, read_targets
+    from exir_lowering.runtime import Limits, load
+
+    data = [find_file(one) for one in arguments.data]
+
+    def run(method: str) -> bool:
+        try:
+            program = load(source, data=data or None, limits=Limits(seconds=60))
+            program.run(method, *method_inputs.draw(program.methods[method], seed=0))
+        except LoweringError:
+            return False
+        return True
 
     names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
     targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]
-    found = check(source, targets + ([] if path is None else read_targets(path)))
+    targets += [] if path is None else read_targets(path)
+    found = check(source, targets or [find_target(None)], run)
     if arguments.json:
         print(json.dumps(as_data({"name": str(source), "runtimes": found}), indent=2))
     else:

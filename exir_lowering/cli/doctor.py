@@ -80,6 +80,7 @@ def _examine() -> dict[str, Any]:
                 "name": plugin.id,
                 "problem": "" if plugin.missing else plugin.error,
                 "not installed": plugin.missing,
+                "install": plugin.error if plugin.missing else "",
             }
             for plugin in registry.list_installed()
         ],
@@ -110,3 +111,8 @@ def _show(found: dict[str, Any]) -> None:
     for plugin in found["plugins"]:
         if plugin["problem"]:
             say(f"The {plugin['kind']} {plugin['name']!r} is broken: {plugin['problem']}")
+    named = [one for one in found["plugins"] if one["kind"] == "partitioner" and not one["problem"]]
+    say(f"Partitioners that work here: {', '.join(one['name'] for one in named if not one['install'])}.")
+    for plugin in named:
+        if plugin["install"]:
+            say(plugin["install"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say, show, write_file
@@ -11,6 +12,7 @@ EXAMPLES = """\
 examples:
   exir-lower inspect model.pte
   exir-lower inspect model.pte --summary
+  exir-lower inspect before.pte after.pte
   exir-lower inspect model.pte --json > model.json
   exir-lower inspect model.pte --kernels-yaml kernels.yaml
 
@@ -22,6 +24,7 @@ made by exir-lower.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL.pte", help="the file, or a .ptd data file alone")
+    parser.add_argument("other", nargs="?", metavar="OTHER.pte", help="another file: print how their texts differ")
     method_inputs.add_data(parser)
     parser.add_argument("--summary", action="store_true", help="print at most ten lines")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -36,6 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Read the files, print what is in them, and write what was asked for."""
     source = find_file(arguments.model)
     data = [find_file(path) for path in arguments.data]
+    other = None if arguments.other is None else find_file(arguments.other)
     kernels = None if arguments.kernels_yaml is None else check_target(arguments.kernels_yaml, ".yaml")
 
     from exir_lowering.inspection import inspect
@@ -43,7 +47,12 @@ def execute(arguments: argparse.Namespace) -> int:
     report = inspect(source, data=data or None)
     if kernels is not None:
         write_file(kernels, report.kernels_yaml().encode())
-    show(report, arguments.json, report.summary if arguments.summary else None)
+    if other is None:
+        show(report, arguments.json, report.summary if arguments.summary else None)
+    else:
+        form = "to_json" if arguments.json else "summary" if arguments.summary else "to_text"
+        old, new = (getattr(one, form)().splitlines() for one in (report, inspect(other)))
+        print("\n".join(difflib.unified_diff(old, new, str(source), str(other), lineterm="")))
     if kernels is not None:
         say(f"{describe_written(kernels)}.", error=arguments.json)
     return OK

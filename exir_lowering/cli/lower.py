@@ -13,11 +13,13 @@ from exir_lowering.cli import partitioning, program_files
 from exir_lowering.cli.output import (
     OK,
     check_target,
+    check_targets,
     describe_written,
     format_size,
     kept_from_stdout,
     make_console,
     say,
+    write_file,
 )
 from exir_lowering.errors import InputError
 
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower model.py:make -p xnnpack -o model.pte
+  exir-lower lower bert/ --task text-classification -p xnnpack -o bert.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
-A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
+A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of model.py
+returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is the folder of a transformers model.
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 
@@ -88,6 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
     caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
+    parser.add_argument(
+        "--html",
+        metavar="PLAN.html",
+        help="also write the page of `exir-lower plan`, from the same conversion",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -107,6 +117,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Lower the programs, write the files and print the report."""
     files = program_files.find_programs(arguments.models)
     target = check_target(arguments.output, ".pte")
+    pages = check_targets(html=arguments.html)
     data = arguments.external_weights
     if data is not None and (not data.removesuffix(".ptd") or "/" in data or "\\" in data):
         raise InputError(
@@ -116,15 +127,16 @@ def execute(arguments: argparse.Namespace) -> int:
     values = read_constants(arguments.constants, files)
     partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
-        from exir_lowering._upstream.compiler import ExecutorchBackendConfig
-        from exir_lowering.pipeline import lower
-
         cached = False if arguments.no_cache else arguments.cache or True
         options = program_files.make_options(
             arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
+
+        from exir_lowering._upstream.compiler import ExecutorchBackendConfig
+        from exir_lowering.pipeline import lower
+
         chosen = partitioning.make(arguments)
-        lowered = lower(program_files.read_programs(files, arguments.trust), **chosen, options=options)
+        lowered = lower(program_files.read_programs(files, arguments), **chosen, options=options)
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
             fusing if arguments.fuse_quantized else None,
@@ -136,6 +148,8 @@ def execute(arguments: argparse.Namespace) -> int:
             provenance=not arguments.no_provenance,
         )
         artifact.save(target)
+    for path in pages.values():
+        write_file(path, artifact.report.to_html().encode())
     warn_of_narrowed(lowered.report)
     if arguments.share_state == "auto":
         _warn_of_unshared(artifact)
@@ -143,7 +157,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads(artifact.report.to_json()), indent=2))
     else:
         _print_tables(arguments, lowered, artifact)
-    say(_list_written(target, artifact, values), error=arguments.json)
+    say(_list_written(target, [*pages.values()], artifact, values), error=arguments.json)
     return OK
 
 
@@ -193,9 +207,9 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         say(f"{stay}; `exir-lower plan` with the same arguments shows why.")
 
 
-def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -> str:
+def _list_written(target: Path, pages: Sequence[Path], artifact: Artifact, values: Mapping[str, Any]) -> str:
     written = [f"Constant methods: {', '.join(f'{name}={value!r}' for name, value in values.items())}."] * bool(values)
-    written += [f"{describe_written(path)}." for path in (target, target.with_suffix(".debug.json"))]
+    written += [f"{describe_written(path)}." for path in (target, target.with_suffix(".debug.json"), *pages)]
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({format_size(len(data))}).")
     return "\n".join(written)

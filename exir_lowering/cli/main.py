@@ -8,13 +8,15 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED, describe, quieten, say
-from exir_lowering.errors import InvariantError, LoweringError
+from exir_lowering.errors import InvariantError, LoweringError, did_you_mean
 
 _COMMANDS: Mapping[str, str] = {
     "lower": "lower .pt2 files to one .pte file",
@@ -37,6 +39,21 @@ A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, whic
 which takes the parsed arguments, and returns the exit code or raises a LoweringError.
 """
 
+_MEANT: Mapping[str, str] = {
+    **dict.fromkeys(("diff", "compare"), "inspect A B"),
+    **dict.fromkeys(("convert", "compile", "export", "build"), "lower"),
+    **dict.fromkeys(("benchmark", "time"), "bench"),
+    **{"profile": "run --profile", "show": "inspect", "test": "verify", "list": "plugins", "clear": "cache clear"},
+}
+"""What other tools call them."""
+
+_SELDOM = """
+trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
+keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
+against_data
+"""
+"""The options that a command's `--help` only names."""
+
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -46,6 +63,7 @@ examples:
   exir-lower demo
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower model.py:make --partitioner xnnpack -o model.pte
   exir-lower run model.pte
   exir-lower verify model.pte model.pt2
   exir-lower bisect model.pt2 --partitioner xnnpack
@@ -106,6 +124,56 @@ def _execute(argv: Sequence[str] | None) -> int:
         return MISTAKE if mistake else DEFECT
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help describes what is used most, and whose errors are short and name the nearest word."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known here, where the options of the command are known."""
+        self._given = sys.argv[1:] if args is None else args
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong, after the usage."""
+        known, hint = self._option_string_actions, ""
+        words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+        unknown = [word for word in words if not any(option.startswith(word) for option in known)]
+        choice = re.search("invalid choice: '?(.*?)'? \\(choose from (.*)\\)", message)
+        if choice is not None:
+            sure = [_MEANT[choice[1]]] if choice[1] in _MEANT else []
+            hint = did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), sure=sure)
+            message = f"there is no command {choice[1]!r}" if "argument COMMAND" in message else message
+        elif unknown:  # which may be why another one is missing
+            message = message if "unrecognized" in message else f"unrecognized arguments: {unknown[0]}"
+            hint = did_you_mean(unknown[0], known)
+        self.exit(MISTAKE, f"{self.format_usage()}{self.prog}: {message}.{hint} See `{self.prog} --help`.\n")
+
+    def format_help(self) -> str:
+        """Return the help, in which options that are seldom used are only named, unless all are asked for."""
+        more = [action for action in self._actions if action.dest in _SELDOM.split()]
+        if len(more) > 1 and "--help-all" not in self._given:
+            names = ", ".join(name for action in more for name in action.option_strings if name.startswith("--"))
+            told = textwrap.fill(f"more options, which --help-all describes: {names}", 80, break_on_hyphens=False)
+            self.epilog = f"{told}\n\n{self.epilog}"
+            for action in more:
+                action.help = argparse.SUPPRESS
+        return super().format_help()
+
+    def shorten_usage(self) -> None:
+        """Name what has to be given, and nothing else."""
+        needed = [
+            " ".join([*action.option_strings[:1], f"{action.metavar or '|'.join(action.choices or [action.dest])}"])
+            + ("..." if action.nargs == "+" else "")
+            for action in self._actions
+            if action.required
+        ]
+        self.usage = " ".join(["%(prog)s", *needed, "[options]"])
+
+
 class _Version(argparse.Action):
     """Finds out about versions when they are asked for."""
 
@@ -114,18 +182,17 @@ class _Version(argparse.Action):
         parser.exit(OK)
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    debug = argparse.ArgumentParser(add_help=False)
+def _make_parser() -> _Parser:
+    debug = _Parser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",
         default=argparse.SUPPRESS,
         help="show the traceback of an error, and all log lines of the underlying libraries",
     )
+    debug.add_argument("--help-all", action="help", help="describe every option, and exit")
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug]
-    )
+    parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for name, summary in _COMMANDS.items():
@@ -139,6 +206,7 @@ def _make_parser() -> argparse.ArgumentParser:
             parents=[debug],
         )
         command.add_arguments(subparser)
+        subparser.shorten_usage()
         subparser.set_defaults(execute=command.execute)
     return parser
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import sys
@@ -23,18 +22,6 @@ if TYPE_CHECKING:
 OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
 
-KNOWN_LOGS = {
-    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
-    "torch.export": ("Ran into the following error when deserializing",),
-    "torch.export.pt2_archive._package": ("Unable to load package",),
-    # torch gives it one argument more than the message has room for, so that formatting it fails.
-    "torch._export.serde.serialize": ("Fallback to weights_only=False",),
-    "torch.utils._pytree": ("%s is an Enum subclass",),
-    "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
-    "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
-}
-"""Messages of libraries to their own developers, at every start: by logger, how they begin."""
-
 # rich is imported when something is printed: help needs none of it.
 
 
@@ -47,7 +34,7 @@ def make_console(*, error: bool = False) -> Console:
             """Let `main` see it; rich exits with code 1."""
             raise
 
-    return Plain(stderr=error, highlight=False, markup=False)
+    return Plain(stderr=error, highlight=False, markup=False, emoji=False)
 
 
 def print_table(
@@ -140,28 +127,18 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def quieten() -> Iterator[None]:
-    """Silence known noise of torch and ExecuTorch. Only a command may: a library must not touch logging."""
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(KNOWN_LOGS.get(record.name, ()))
-
-    for name in KNOWN_LOGS:
-        logging.getLogger(name).addFilter(is_news)
-    try:
-        with warnings.catch_warnings(), stderr.without_noise():
-            # Both tell programmers what to change in their code, and a command has no code of theirs.
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            show = warnings.showwarning
-            warnings.showwarning = lambda message, category, *where: (
-                say(f"{'Note' if category is BackendUnavailableWarning else 'warning'}: {message}", error=True)
-                if issubclass(category, (BackendUnavailableWarning, ExportWarning))
-                else show(message, category, *where)
-            )
-            yield
-    finally:
-        for name in KNOWN_LOGS:
-            logging.getLogger(name).removeFilter(is_news)
+    """Silence known noise of torch and ExecuTorch, and what is for programmers; only a command may do the latter."""
+    with warnings.catch_warnings(), stderr.without_logs(), stderr.without_noise():
+        # Both tell programmers what to change in their code, and a command has no code of theirs.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, category, *where: (
+            say(f"{'Note' if category is BackendUnavailableWarning else 'warning'}: {message}", error=True)
+            if issubclass(category, (BackendUnavailableWarning, ExportWarning))
+            else show(message, category, *where)
+        )
+        yield
 
 
 # How messages name arguments of `load` and `emit`, and how the command line does.

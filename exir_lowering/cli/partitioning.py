@@ -1,7 +1,7 @@
 """The arguments that choose partitioners: an installed one by its name, or one that a module makes.
 
     -p xnnpack              an installed partitioner
-    -p my_module:factory    what an importable module makes, also one in the current folder
+    -p my_module:factory    what an importable module makes, also one in the current folder; or a Python file
     --variant npu=mine,xnnpack
 
 Options and rules are Python: a function of a module returns the partitioner with them.
@@ -10,12 +10,11 @@ Options and rules are Python: a function of a module returns the partitioner wit
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
-import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import InputError, LoweringError, PluginLoadError, did_you_mean, exception_text
+from exir_lowering.cli import importing
+from exir_lowering.errors import InputError, PluginLoadError
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
@@ -44,13 +43,27 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         name, equals, _ = text.partition("=")
         if not equals or not name:
             raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
-    for text in (*arguments.partitioner, *(one for each in variants for one in _list(each)[1])):
+    named = [*arguments.partitioner, *(one for each in variants for one in _list(each)[1])]
+    for text in named:
         place, colon, function = text.partition(":")
         if not place or (colon and not all(part.isidentifier() for part in function.split("."))):
             raise InputError(
                 f"-p {text!r}: expected the name of an installed partitioner, such as xnnpack, or MODULE:FUNCTION. "
                 "A function of a module returns a partitioner with options and rules."
             )
+        if colon and not importing.is_there(place):
+            importing.import_module(f"-p {text!r}", place, PluginLoadError)  # says so, before anything slow
+    if not any(":" in text for text in named):  # a module may register what others name
+        check_names("exir_lowering.partitioners", named)
+
+
+def check_names(group: str, names: Sequence[str]) -> None:
+    """Look for plug-ins before anything slow is imported; UnknownPluginError if there is none of a name."""
+    from exir_lowering.plugins import registry
+
+    for name in names:
+        if name not in registry.known_ids(group):
+            registry.load(group, name)
 
 
 def make(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,50 +82,17 @@ def _list(variant: str) -> tuple[str, list[str]]:
 def _make(text: str) -> Partitioner:
     from exir_lowering.plugins import Partitioner, registry
 
-    place, colon, function = text.partition(":")
-    factory = _import(text, place, function) if colon else registry.load(registry.PARTITIONERS, place)
-    made = factory if isinstance(factory, Partitioner) else _call(text, factory)
+    who = f"-p {text!r}"
+    place, colon, function = text.rpartition(":")
+    with importing.importable(place):
+        if colon:
+            factory = importing.find_object(who, place, function, PluginLoadError)
+        else:
+            factory = registry.load(registry.PARTITIONERS, text)
+        made = factory if isinstance(factory, Partitioner) else importing.call(who, factory, place, PluginLoadError)
     if not isinstance(made, Partitioner):
         raise InputError(
-            f"-p {text!r}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner "
-            "class, or a function that returns one."
+            f"{who}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner class, "
+            "or a function that returns one."
         )
     return made
-
-
-def _call(text: str, factory: Any) -> Any:
-    if not callable(factory):
-        raise InputError(f"-p {text!r}: {factory!r} cannot be called.")
-    try:
-        return factory()
-    except LoweringError as error:
-        raise InputError(f"-p {text!r}: {error}") from error
-    except MemoryError:
-        raise
-    except Exception as error:
-        name = getattr(factory, "__qualname__", repr(factory))
-        raise PluginLoadError(f"-p {text!r}: calling {name} raised {exception_text(error)}") from error
-
-
-def _import(text: str, place: str, function: str) -> Any:
-    """Return what a module has, also one in the current folder, which comes after everything that is installed."""
-    folder = os.getcwd()
-    sys.path.append(folder)
-    try:
-        found: Any = importlib.import_module(place)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(
-            f"-p {text!r}: the module {place!r} cannot be imported: {exception_text(error)}"
-        ) from error
-    finally:
-        # The last one: there may have been another one in front.
-        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
-    for part in function.split("."):
-        if not hasattr(found, part):
-            known = [name for name in vars(found) if not name.startswith("_")]
-            hint = did_you_mean(part, known, f" It has {', '.join(map(repr, known)) or 'none'}.", most=3)
-            raise InputError(f"-p {text!r}: {place} has no {function!r}.{hint}")
-        found = getattr(found, part)
-    return found

@@ -52,12 +52,14 @@ def execute(arguments: argparse.Namespace) -> int:
     pictures = check_targets(html=arguments.html, dot=arguments.dot)
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
+        options = program_files.make_options(arguments)
+
         from exir_lowering.pipeline import plan
 
         warnings.simplefilter("ignore", ExportWarning)  # the plan has them
-        chosen, options = partitioning.make(arguments), program_files.make_options(arguments)
+        chosen = partitioning.make(arguments)
         try:
-            planned = plan(program_files.read_programs(files, arguments.trust), **chosen, options=options)
+            planned = plan(program_files.read_programs(files, arguments), **chosen, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():

@@ -1,17 +1,21 @@
-"""The programs for `lower` and `plan`: their arguments, the files, and how they become Edge dialect."""
+"""Where programs come from: their arguments, files of torch.export.save, functions, and folders of transformers."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from exir_lowering.cli import partitioning
+from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
+from exir_lowering.pte.kinds import PT2, kind_of_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -92,8 +96,22 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "models",
         nargs="+",
-        metavar="[METHOD=]MODEL.pt2",
-        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
+        metavar="[METHOD=]MODEL",
+        help="a program: a .pt2 file; MODEL.py:FUNCTION, which makes a model and its inputs; or the folder of a "
+        'transformers model; a single program is the method "forward", several need METHOD=MODEL each',
+    )
+    command.add_argument(
+        "--task",
+        metavar="TASK|CLASS",
+        help="what the model of a folder is for, such as text-classification, or its class",
+    )
+    command.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        dest="imports",
+        help="import this first, since it registers what a .pt2 file has, such as a class or an operator; repeatable",
     )
     command.add_argument(
         "--trust",
@@ -115,9 +133,11 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
                 f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
             )
         assumed[name] = promise
+    rewrites = [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
+    partitioning.check_names("exir_lowering.rewrites", [name for name in rewrites if name != "none"])
     return LoweringOptions(
         progress=True,
-        rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
+        rewrites=rewrites,
         assume=assumed,
         require_coverage=arguments.require_coverage,
         require_memory=arguments.require_memory,
@@ -129,13 +149,21 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     )
 
 
-def find_programs(given: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments; InputError if one is missing or unclear."""
-    files: dict[str, Path] = {}
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a program comes from."""
+
+    place: str  # a file, a folder, or a module
+    function: str = ""  # of a Python file or a module, which makes it
+
+
+def find_programs(given: Sequence[str]) -> dict[str, Source]:
+    """Return where each method of `[METHOD=]MODEL` arguments comes from; InputError if that is missing or unclear."""
+    sources: dict[str, Source] = {}
     for text in given:
         method, equals, rest = text.partition("=")
         # A file may have an equals sign in its name or in that of a directory.
-        if not equals or not method or Path(text).is_file() or not (method.isidentifier() or Path(rest).is_file()):
+        if not equals or not method or Path(text).exists() or not (method.isidentifier() or Path(rest).exists()):
             method, rest = "", text
         if not method and len(given) > 1:
             name = re.sub(r"\W+", "_", Path(text).stem).strip("_")
@@ -146,23 +174,69 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
         if method and not rest:
             raise InputError(f"{text!r}: there is no file after the equals sign, expected {method}=MODEL.pt2.")
         method = method or "forward"
-        if method in files:
+        if method in sources:
             raise InputError(f"{text!r}: the method {method!r} is given twice. Name each file differently.")
-        files[method] = find_file(rest)
-    return files
+        sources[method] = _find_source(rest)
+    return sources
 
 
-def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
-    """Read the programs; with `trust` as torch does, which runs code in them, else InputError if one would."""
-    return {method: _read_program(path, trust) for method, path in files.items()}
+def _find_source(text: str) -> Source:
+    place, colon, function = text.rpartition(":")
+    names = [*function.split("."), *([] if place.endswith(".py") else place.split("."))]
+    if colon and not Path(text).exists() and all(map(str.isidentifier, names)):
+        if place.endswith(".py"):
+            find_file(place)
+        elif not importing.is_there(place):
+            importing.import_module(repr(text), place)  # says so, before anything slow
+        return Source(place, function)
+    if Path(text, "config.json").is_file():
+        return Source(text)
+    if Path(text).is_dir():
+        raise InputError(
+            f"{text!r} is a directory, expected a file, or a folder with a transformers model's config.json."
+        )
+    if text.endswith(".py") and Path(text).is_file():
+        raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
+    if not zipfile.is_zipfile(find_file(text)):  # before anything slow is imported
+        raise _refusal(Path(text), zipfile.BadZipFile("File is not a zip file"))
+    return Source(text)
+
+
+def read_programs(sources: Mapping[str, Source], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
+    """Read or make the programs; InputError if a file would run code when it is read, unless it is trusted."""
+    with importing.importable(""):
+        for module in arguments.imports:
+            importing.import_module(f"--import {module!r}", module)
+    if arguments.task and not any(Path(source.place).is_dir() for source in sources.values()):
+        raise InputError("--task: it is for the folder of a transformers model, and none is given.")
+    found: dict[str, ExportedProgram] = {}
+    for method, source in sources.items():
+        if not source.function and Path(source.place).is_file():
+            found[method] = _read_program(Path(source.place), arguments.trust)
+            continue
+        made = _make_programs(source, arguments.task)
+        if method == "forward" and len(sources) == 1:
+            found |= made
+        elif len(made) == 1:
+            (found[method],) = made.values()
+        else:
+            raise InputError(f"{source.place!r} has the methods {', '.join(made)}: give it alone, without a name.")
+    return found
+
+
+def _make_programs(source: Source, task: str | None) -> Mapping[str, ExportedProgram]:
+    if source.function:
+        from exir_lowering.cli.models import make_programs
+
+        return make_programs(source.place, source.function)
+    from exir_lowering.cli.transformers_folder import export_folder
+
+    return export_folder(Path(source.place), task)
 
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
-    import torch
-
     from exir_lowering.cli.pt2 import check_devices, check_file
     from exir_lowering.graphs.serialized.grammar import UnsafeFileError
-    from exir_lowering.pte import files
 
     try:
         with path.open("rb") as file:
@@ -172,22 +246,49 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, UnsafeFileError) and files.kind_of_file(path) in (None, files.PT2):
+        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
                 "runs the code in it."
             ) from error
-        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
-        kind = files.kind_of_file(path)
-        content = "damaged, cut short, or something else" if path.stat().st_size else "empty"
-        if kind is not None:
-            content = "damaged, or from another version of torch" if kind is files.PT2 else kind.name
-        raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). Expected a "
-            f".pt2 file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or "
-            "copy the file again."
-        ) from error
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: Path, error: Exception) -> InputError:
+    """Describe why a file is not read; damaged is what has no table of contents, or another checksum than it says."""
+    kind = kind_of_file(path)
+    reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
+    advice = (
+        "Expected a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
+    )
+    content = kind.name if kind else "empty"
+    if kind in (None, PT2) and path.stat().st_size:
+        content = _describe_content(path)
+    if content == _WHOLE:
+        content += f" with torch {metadata.version('torch')}"
+        advice = (
+            "If it has classes or operators of a package, --import MODULE imports what registers them. If another "
+            "version of torch made it, export the model again, with torch.export.save"
+        )
+    return InputError(f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). {advice}.")
+
+
+_WHOLE = "whole, but cannot be loaded here"
+
+
+def _describe_content(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names, damaged = {Path(name).name for name in archive.namelist()}, archive.testzip()
+    except MemoryError:
+        raise
+    except Exception:  # whatever is wrong with it
+        with path.open("rb") as file:
+            return "damaged, or cut short: copy it again" if file.read(2) == b"PK" else "another kind of file"
+    if damaged is not None:
+        return f"damaged in {damaged[:200]!r}: copy it again"
+    return "what torch.save wrote, weights or a module, and no program" if "data.pkl" in names else _WHOLE
 
 
 def _load(file: BinaryIO) -> ExportedProgram:

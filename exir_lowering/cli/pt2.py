@@ -20,7 +20,7 @@ import torch
 from torch.export.pt2_archive import PT2ArchiveReader
 
 from exir_lowering._upstream.operators import list_registered_operators
-from exir_lowering._upstream.programs import list_registered_types
+from exir_lowering._upstream.programs import find_registered_type, list_registered_types
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.operators.functions import FUNCTIONS, HIGHER_ORDER, REFUSED, split_words
@@ -65,8 +65,8 @@ def check_devices(file: BinaryIO) -> None:
 
 
 def check_file(file: BinaryIO) -> BinaryIO:
-    """Return the file, or a copy without its example inputs if these are of classes; else UnsafeFileError."""
-    rules = _make_rules()
+    """Return the file, or a copy without example inputs of classes and foreign outputs; else UnsafeFileError."""
+    rules, changed, renamed = _make_rules(), dict[str, bytes](), list[str]()
     with zipfile.ZipFile(file) as archive:
         names, folder = archive.namelist(), ""
         read: Callable[[str], bytes] = archive.read
@@ -75,21 +75,38 @@ def check_file(file: BinaryIO) -> BinaryIO:
             found = PT2ArchiveReader(file)
         except RuntimeError:  # then torch reads the format of PyTorch 2.7 and before, with Python's reader of archives
             pickles = [name for name in names if name.startswith(("serialized_state_dict.", "serialized_constants."))]
-            examples = "serialized_example_inputs.pt"
-            _walk(json.loads(read("serialized_exported_program.json")), rules)
+            examples, model = "serialized_example_inputs.pt", "serialized_exported_program.json"
         else:
             if "version" in names or "serialized_exported_program.json" in names:
                 raise UnsafeFileError("it is an archive in two formats at once")
             names, read, folder, examples = found.get_file_names(), found.read_bytes, "archive/", _SAMPLE
-            pickles = _check_archive(names, read, rules)
+            pickles, model = _check_archive(names, read, rules), "models/model.json"
+        tree = json.loads(read(model).decode(), object_hook=lambda one: _name_outputs(one, renamed))
+        _walk(tree, rules)
         for name in pickles:
             _check_pickle(name, read(name))
-        if examples not in names or _check_pickle(examples, read(examples), droppable=True):
+        if renamed:
+            changed[model] = json.dumps(tree).encode()
+        if examples in names and not _check_pickle(examples, read(examples), droppable=True):
+            changed[examples] = b""
+        if not changed:
             return file
         with zipfile.ZipFile(copy := io.BytesIO(), "w") as written:
             for name in dict.fromkeys(names):
-                written.writestr(folder + name, b"" if name == examples else read(name))
+                written.writestr(folder + name, changed[name] if name in changed else read(name))
         return copy
+
+
+def _name_outputs(found: dict[str, Any], renamed: list[str]) -> dict[str, Any]:
+    """Make dicts, with their keys, of transformers' `ModelOutput`s whose classes are not here."""
+    if isinstance(text := found.get("out_spec"), str) and "transformers" in text[: treespecs.LARGEST]:
+        with suppress(Exception):  # `_check_structure` says what is wrong with it
+            found["out_spec"] = json.dumps(json.loads(text, object_hook=lambda one: _name_outputs(one, renamed)))
+    kind, keys = str(found.get("type")), str(found.get("context"))
+    if not kind.startswith("transformers.") or not keys.startswith("[") or find_registered_type(kind):
+        return found
+    renamed.append(kind)
+    return {**found, "type": "builtins.dict"}
 
 
 def _check_archive(names: list[str], read: Callable[[str], bytes], rules: Rules) -> list[str]:
@@ -97,7 +114,6 @@ def _check_archive(names: list[str], read: Callable[[str], bytes], rules: Rules)
     for name in names:
         if name.startswith(("data/aotinductor/", "models/")) and name != "models/model.json":
             raise UnsafeFileError(f"it has compiled code, or a second program ({name[:200]!r})")
-    _walk(json.loads(read("models/model.json").decode()), rules)
     pickles = []
     for part in ("weights", "constants"):
         if f"data/{part}/model.pt" in names:
@@ -176,8 +192,8 @@ def _check_target(name: Any, known: frozenset[str]) -> None:
     space, operator, kind = overload.groups()
     if f"{space}::{operator}{'' if kind == 'default' else '.' + kind}" not in known:
         raise InputError(
-            f"it calls {name!r}, which no library in this process has registered. Import the library that has it, or "
-            "install the version of PyTorch that the program was exported with"
+            f"it calls {name!r}, which no library in this process has registered: --import MODULE imports it, unless "
+            "it is of another version of PyTorch"
         )
 
 

@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if len(files) > 1:
         raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each with a separate command.")
     target = check_target(arguments.output, ".pt2")
-    if target.exists() and any(map(target.samefile, files.values())):
+    if target.exists() and any(target.samefile(one.place) for one in files.values() if not one.function):
         raise InputError(f"-o {arguments.output!r}: this is the float program; give the int8 program another name.")
     if arguments.top < 0:
         raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
@@ -84,7 +84,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.quantization import quantize
 
         calls = {option: method_inputs.read_calls(option, path) for option, path in given.items()}
-        (program,) = program_files.read_programs(files, arguments.trust).values()
+        (program,) = program_files.read_programs(files, arguments).values()
         found = quantize(
             program,
             calls.get("--calibration"),

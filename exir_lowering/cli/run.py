@@ -116,7 +116,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 say(f"{left} more rows; leave out --top to see all.")
     if save is not None:
         content = io.BytesIO()
-        torch.save(outputs, content)
+        torch.save(list(outputs), content)
         write_file(save, content.getbuffer())
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK

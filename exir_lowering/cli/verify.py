@@ -53,7 +53,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         found = verify(
             source,
-            program_files.read_programs(files, arguments.trust),
+            program_files.read_programs(files, arguments),
             "bundled" if arguments.bundled else None if given is None else method_inputs.read_calls("--inputs", given),
             data=data or None,
             tolerance=arguments.tolerance,

@@ -20,7 +20,6 @@ from executorch.exir.program._program import (
     _replace_aten_ops_with_transformed_ops,
     _restore_transformed_ops_to_aten_ops,
     contains_any_call_fn_target_op,
-    lift_constant_tensor_pass,
 )
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch._export.verifier import _verify_exported_program_signature
@@ -28,6 +27,7 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import _common_getitem_elimination_pass
 from torch.fx import GraphModule, Node
 
+from exir_lowering._upstream.passes import lift_constants
 from exir_lowering._upstream.value_keys import NotCoveredError
 from exir_lowering.fast.decompose import decompose, with_graph
 from exir_lowering.fast.edge_operators import ASSERT_METADATA, to_edge_operators
@@ -109,14 +109,7 @@ class Conversion:
 
 def _finish(program: ExportedProgram) -> ExportedProgram:
     """Lift constants, make them contiguous, remove dead code and number operators, as ExecuTorch does at the end."""
-    program = lift_constant_tensor_pass(program)
-    # ExecuTorch reverses the order of inputs where there is no user input.
-    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    names = [spec.arg.name for spec in program.graph_signature.input_specs]
-    if list(placeholders) != names and sorted(placeholders) == sorted(names):
-        body = next(node for node in program.graph.nodes if node.op != "placeholder")
-        for name in names:
-            body.prepend(placeholders[name])
+    program = lift_constants(program)
     program = convert_constant_dim_order_pass.convert_constant_dim_order_pass(program)
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):

@@ -1,4 +1,4 @@
-"""`check`: whether runtimes that are shipped already run a file, and what they miss; nothing is run."""
+"""`check`: whether runtimes that are shipped already run a file, and what they miss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.debug_info import DebugFile, MethodDebug
 from exir_lowering.pte.payloads import read_payload
 from exir_lowering.pte.printing import printable
-from exir_lowering.pte.releases import Form, Target, Verdict, join_ranks, known_releases
+from exir_lowering.pte.releases import Form, Target, Verdict, find_target, join_ranks, known_releases
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import Tensor, ValueSpec
 
@@ -142,12 +142,13 @@ class RuntimeCompatibility:
     methods: Mapping[str, Verdict]
     findings: tuple[Finding, ...]
     needs: tuple[str, ...]  # libraries of kernels that have to be loaded
+    ran: tuple[str, ...] = ()  # the methods of which not everything was known, and that it has run just now
 
     def to_text(self) -> str:
         """Return it as plain text."""
         lines = [f"{self.runtime}: {self.verdict}", *(f"  needs {library}" for library in self.needs)]
         for method, verdict in self.methods.items():
-            lines.append(f"  {method}: {verdict}")
+            lines.append(f"  {method}: {verdict}{' (it was run here)' * (method in self.ran)}")
             for each in (each for each in self.findings if each.method == method):
                 calls = f" ({each.calls}x)" * bool(each.calls)
                 lines += [f"    {each.what}{calls}: {each.why}", *(f"      {place}" for place in each.where[:3])]
@@ -164,8 +165,13 @@ class _Requirements:
     memory: int  # bytes of planned memory
 
 
-def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[RuntimeCompatibility]:
-    """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
+def check(
+    source: str | Path | bytes, targets: Sequence[Target], run: Callable[[str], bool] | None = None
+) -> list[RuntimeCompatibility]:
+    """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged.
+
+    `run` runs a method in the runtime that is installed: what is not known of that one is asked of itself.
+    """
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
     debug = DebugFile(file).methods
 
@@ -180,13 +186,23 @@ def check(source: str | Path | bytes, targets: Sequence[Target]) -> list[Runtime
         return required, manifest.read({name: spec for name, (_, spec, _) in methods.items()})
 
     required, families = file.parse(read, files.PTE)
-    return [_judge(target, required, families) for target in targets]
+    return [_judge(target, required, families, run if target == find_target(None) else None) for target in targets]
 
 
 def _judge(
-    target: Target, required: Mapping[str, _Requirements], lines: Sequence[manifest.Line]
+    target: Target,
+    required: Mapping[str, _Requirements],
+    lines: Sequence[manifest.Line],
+    run: Callable[[str], bool] | None,
 ) -> RuntimeCompatibility:
-    found = [each for name, one in required.items() for each in _find(target, name, one)]
+    found, ran = list[Finding](), list[str]()
+    for name, one in required.items():
+        own = [*_find(target, name, one)]
+        # One run does not take both ways at a jump.
+        if run and {each.verdict for each in own} == {"unknown"} and Form(_WORDS[JUMP]) not in one.forms:
+            ran += [name] * run(name)
+            own = [*_find(target, name, one, name in ran)]
+        found += own
     found.sort(key=lambda each: (-_ORDER.index(each.verdict), each.what))
     methods = {name: worst(each.verdict for each in found if each.method == name) for name in required}
     libraries = {target.release.kernels.get(form.name, "") for one in required.values() for form in one.forms}
@@ -196,9 +212,9 @@ def _judge(
         if target.available.issuperset(line.backends):
             listed[manifest.split(line.method)[0], line.bucket].append(methods[line.method])
     named = {line.method for line in lines}
-    run = [verdict for name, verdict in methods.items() if name not in named]
-    run += [able[0] if able else "does not run" for able in listed.values()]
-    return RuntimeCompatibility(target.name, worst(run), methods, tuple(found), needs)
+    chosen = [verdict for name, verdict in methods.items() if name not in named]
+    chosen += [able[0] if able else "does not run" for able in listed.values()]
+    return RuntimeCompatibility(target.name, worst(chosen), methods, tuple(found), needs, tuple(ran))
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -206,7 +222,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=_ORDER.index, default="runs")
 
 
-def _find(target: Target, name: str, required: _Requirements) -> Iterator[Finding]:
+def _find(target: Target, name: str, required: _Requirements, ran: bool = False) -> Iterator[Finding]:
     """Yield what a runtime does not run of a method, and what is not known."""
     if target.max_memory is not None and required.memory > target.max_memory:
         why = f"{required.memory:,} bytes, but the target has {target.max_memory:,}"
@@ -216,6 +232,8 @@ def _find(target: Target, name: str, required: _Requirements) -> Iterator[Findin
         advice = _ADVICE.get(verdict, "")
         if (missing := _missing(target, form)) is not None:
             verdict, (why, advice) = "does not run", missing
+        elif ran and form.types not in target.release.evidence.get(form.name, {}).get("not", ()):  # not wrong, either
+            verdict = "runs"
         if verdict != "runs":
             where = dict.fromkeys(line for number in numbers for line in required.lines(number))
             yield Finding(name, verdict, form.name, why, advice, len(numbers), tuple(where))

@@ -105,8 +105,8 @@ class Convention:
         for index, new in zip(self.written, outputs, strict=False):
             try:
                 with torch.no_grad():
-                    leaves[index].copy_(new)
-            except RuntimeError as error:
+                    leaves[index][...] = new if isinstance(leaves[index], torch.Tensor) else new.numpy()  # NumPy's
+            except (RuntimeError, ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.method}(): {self.labels[index]} is {show(leaves[index])}, which the method writes into, "
                     f"but that fails: {error}. Pass a copy: .clone()."

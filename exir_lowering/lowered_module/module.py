@@ -27,6 +27,7 @@ from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.saving import TemporaryFolder
 from exir_lowering.pte.value_kinds import NULL
 from exir_lowering.runtime import LoadedProgram
+from exir_lowering.runtime.by_name import Results
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile, Unavailable, read_file
@@ -43,21 +44,10 @@ class LoweredMethod:
         self.__signature__ = convention.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute the method.
+        """Execute the method, as the original was called, and return what the original returns.
 
-        Args:
-            args: The arguments that are given by position.
-            kwargs: The arguments that are given by name. One that was fixed at export may be left out.
-
-        Returns:
-            What the original returns. Tensors belong to the caller. What the original writes into its arguments is
-            written into those that were given.
-
-        Raises:
-            InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
-            BackendUnavailableError: The method needs a backend that this machine does not have.
-            BackendFailure: A delegate raised.
-            BackendContractError: What a delegate returned is not what the program says.
+        An argument that was fixed at export may be left out; tensors may be arrays of NumPy. What the original writes
+        into its arguments is written into those that were given. Errors are those of `LoadedProgram.run`.
         """
         called, method = self._convention, self._method
         leaves = called.bind(args, kwargs)
@@ -121,9 +111,7 @@ class LoweredModule(nn.Module):
         Raises:
             InputError: The file cannot be read, is damaged or was not saved by `save`; its data file was not given; or
                 a method takes or returns a type that is not registered in this process.
-            BackendUnavailableError: A method needs a backend that this machine does not have.
-            BackendFailure: A delegate raised when it compiled a payload.
-            PluginLoadError: A delegate could not be created.
+            BackendUnavailableError, BackendFailure, PluginLoadError: As for `exir_lowering.load`.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
@@ -217,6 +205,14 @@ class LoweredModule(nn.Module):
         """
         self.method("forward")
         return super().__call__(*args, **kwargs)
+
+    def run(self, method: str, /, *inputs: Any, **named: Any) -> Results:
+        """Run a method with flat inputs, or names, and return flat results that have names; see `LoadedProgram.run`."""
+        return self._loaded.run(method, *inputs, **named)
+
+    def reset(self) -> None:
+        """Put the state of all methods back to what the file starts with; see `LoadedProgram.reset`."""
+        self._loaded.reset()
 
     @property
     def bundled_inputs(self) -> Mapping[str, tuple[Any, ...]]:

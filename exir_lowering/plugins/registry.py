@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exir_lowering._upstream.stderr import without_logs
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
 from exir_lowering.plugins.addresses import load_class, note_made
 from exir_lowering.plugins.delegate import Delegate
@@ -304,14 +305,23 @@ def load(group: str, plugin_id: str) -> Any:
         return _registered[group][plugin_id]
     entry = next(entry for entry in _entries(group) if entry.name == plugin_id)
     try:
-        return entry.load()
+        with without_logs():
+            return entry.load()
     except MemoryError:
         raise
     except Exception as error:
+        if missing_of(error):
+            raise PluginLoadError(str(error)) from error
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
             f"{exception_text(error)}"
         ) from error
+
+
+def missing_of(error: BaseException | None) -> str:
+    """Return the module that an ImportError is about, if it is not installed; a plug-in says itself what to do then."""
+    named = error.name if type(error) is ImportError else None
+    return named if named and named not in sys.modules else ""
 
 
 def providers_of(group: str, plugin_id: str) -> list[str]:
@@ -369,9 +379,7 @@ def list_installed(*, check: bool = True) -> Iterator[PluginInfo]:
                 if check:
                     load(group, plugin_id)
             except PluginLoadError as failure:
-                error, cause = str(failure), failure.__cause__
-                if isinstance(cause, ImportError) and cause.name not in sys.modules:
-                    missing = cause.name or ""
+                error, missing = str(failure), missing_of(failure.__cause__)
             for provider in providers_of(group, plugin_id):
                 yield PluginInfo(group, plugin_id, provider, error, missing)
 

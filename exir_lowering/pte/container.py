@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from exir_lowering.pte import slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
+from exir_lowering.pte.kinds import PTD_MAGIC, PTE_MAGIC
 from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
-PTE_MAGIC = b"ET12"
-PTD_MAGIC = b"FT01"
 """The identifiers of the flatbuffers, in bytes 4 to 8; `.pte` files of other versions start with "ET" too."""
 
 _PTE_HEADER_MAGIC = b"eh00"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import tempfile
 import weakref
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +17,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.kinds import PTD as PTD, PTE as PTE, Kind, kind_of_content as kind_of_content
 from exir_lowering.pte.saving import TemporaryFolder
 
 Result = TypeVar("Result")
@@ -79,7 +78,9 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if isinstance(given, (bytes, bytearray, memoryview)):
         return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
     if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
+        made = next((text for text in ("emit().buffer", "buffer") if hasattr(given, text.partition("(")[0])), None)
+        hint = f" Pass its .{made}." if made else ""
+        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.{hint}")
     path = os.fsdecode(given)
     location, name = Path(path), repr(path)
     if not location.exists():
@@ -108,56 +109,6 @@ def _map(name: str, path: Path) -> tuple[memoryview, tuple[int, ...]]:
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of file."""
-
-    name: str  # what it is, with an article
-    advice: str  # what to do with it, as a sentence
-
-    @property
-    def short(self) -> str:
-        """The name without its explanation."""
-        return self.name.partition(",")[0]
-
-
-PTE = Kind("a .pte file, already lowered, for `exir-lower run`", "Load it with exir_lowering.load.")
-PTD = Kind("a .ptd data file", "Give the .pte file that it was saved with, and this one as data=.")
-PT2 = Kind(
-    "a .pt2 file, a torch.export program that is not lowered yet",
-    "Lower it first: `exir-lower lower MODEL.pt2 --partitioner NAME -o MODEL.pte`, or "
-    "exir_lowering.lower(torch.export.load(path), ...).emit().save(path).",
-)
-
-_MARKS: Mapping[bytes, Kind] = {container.PTE_MAGIC[:2]: PTE, container.PTD_MAGIC: PTD}
-"""What follows the first four bytes; of a `.pte` file of any version."""
-
-
-def kind_of_content(content: memoryview) -> Kind | None:
-    """Return the kind of a file's content; None for one of another program. The content is not read as a whole."""
-    mark = bytes(content[4:8])
-    for start, kind in _MARKS.items():
-        if mark.startswith(start):
-            return kind
-    if bytes(content[:4]) != b"PK\x03\x04":
-        return None
-    held = content.obj
-    try:
-        source: Any = held if isinstance(held, mmap.mmap) else io.BytesIO(content)
-        with zipfile.ZipFile(source) as archive:
-            parts = {name.rpartition("/")[2] for name in archive.namelist()}
-    except MemoryError:
-        raise
-    except Exception:  # whatever is wrong with the archive
-        return None
-    return PT2 if parts & {"archive_format", "serialized_exported_program.json"} else None
-
-
-def kind_of_file(path: Path) -> Kind | None:
-    """Return the kind of a file; None for one of another program."""
-    return kind_of_content(_map(repr(str(path)), path)[0])
 
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"

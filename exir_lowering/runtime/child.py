@@ -118,6 +118,7 @@ def _work(message: Message) -> Message:
 def _open(header: Any, contents: Sequence[bytes]) -> Message:
     """Open the file; what sent this has checked its digests."""
     global _engine
+    _engine = None  # of a file that is opened again, the memory is free for it
     with suppress(OSError):  # it may be gone, and is needed for relative paths only
         os.chdir(header["folder"])
     torch.set_num_threads(header["threads"])
@@ -156,9 +157,9 @@ _TASKS = {"open": _open, "run": _run, "record": _run, "wait": _wait}
 def _bound(memory: int | None) -> None:
     """Bound by how much the memory of this process may grow from now on: what it can write to, and shares with none."""
     global _memory
-    _memory = memory
-    if memory is None:
+    if memory is None or _memory is not None:  # what bounds a file that is opened again
         return
+    _memory = memory
     found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
         raise InputError(f"limits: memory={memory}: this system does not report how much memory a process uses.")

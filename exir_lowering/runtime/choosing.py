@@ -14,7 +14,7 @@ from exir_lowering.plugins.availability import Missing
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.manifest import Bucket, Line, split
 from exir_lowering.pte.value_kinds import Tensor
-from exir_lowering.runtime.inputs import lay_out
+from exir_lowering.runtime.inputs import label, lay_out
 from exir_lowering.runtime.source import ProgramFile
 
 
@@ -73,21 +73,22 @@ def _why_not(file: ProgramFile, line: Line, missing: Mapping[str, Missing], inpu
     for backend in file.methods[line.method].backends:
         if backend in missing:
             return f"the backend {backend!r} is missing: {missing[backend].reason}"
-    return misfit(line.bucket, inputs)
+    return misfit(line.bucket, file.methods[line.method], inputs)
 
 
-def misfit(bucket: Bucket, inputs: Sequence[Any]) -> str:
+def misfit(bucket: Bucket, method: MethodSpec, inputs: Sequence[Any]) -> str:
     """Say why a bucket does not take inputs of these sizes; what is no tensor of its dimensions is refused later."""
     for size in bucket.sizes:
         for given in _shape(inputs, size.input)[size.dimension : size.dimension + 1]:
-            where = f"dimension {size.dimension} of input {size.input} is {given}"
+            where = f"dimension {size.dimension} of {label(method, size.input)} is {given}"
             least = size.size if size.exact else size.least
             if not least <= given <= size.size:
                 return f"{where}, not {least} to {size.size}" if least < size.size else f"{where}, not {size.size}"
             same, place = size.like or (size.input, size.dimension)
             for other in _shape(inputs, same)[place : place + 1]:
                 if other != given:
-                    return f"{where}, but dimension {place} of input {same}, which has to be the same, is {other}"
+                    whose = f"dimension {place} of {label(method, same)}"
+                    return f"{where}, but {whose}, which has to be the same, is {other}"
     return ""
 
 

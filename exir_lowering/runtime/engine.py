@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.stderr import without_noise
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
@@ -32,10 +33,11 @@ class Engine:
     delegates: Mapping[str, Delegate]  # in Python, by id
     # The runtime's program for each method. Methods of one program share all memory, so that one method's intermediate
     # values overwrite another's state: each has a program of its own, unless they share their state.
-    programs: Mapping[str, Any]
+    programs: dict[str, Any]
     ready: dict[str, Any] = field(default_factory=dict)  # the methods that were set up
     # The methods that are running, each after the number of `locks.epoch`.
     running: set[tuple[int, str]] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)  # the methods that have run, and let the runtime set up its threads
     missing: Mapping[str, Missing] = field(default_factory=dict)  # backends that nothing here executes
 
     @property
@@ -60,6 +62,8 @@ class Engine:
         try:  # what comes first in it: an interrupt may come anywhere
             self.running.add(entry)
             ready = self.prepare(method)
+            quiet: Any = contextlib.nullcontext() if method.name in self.ran else without_noise()
+            self.ran.add(method.name)
             listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
             with (
                 explaining(
@@ -69,10 +73,20 @@ class Engine:
                     )
                 ),
                 listening,
+                quiet,
             ):
                 return list(ready(inputs, clone_outputs=True))
         finally:
             self.running.discard(entry)
+
+    def restart(self) -> None:
+        """Open the file again, in its initial state; nothing changes when that fails."""
+        if any(number == locks.epoch() for number, _ in self.running):
+            raise InputError(f"reset: {self.file.name} is running: a delegate cannot reset the program that calls it.")
+        fresh = open_engine(self.file, self.delegates, "later")
+        self.ready.clear()
+        self.programs.update(fresh.programs)
+        self.ready.update(fresh.ready)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that often in a separate program, and return what it does; no other run sees its state."""
@@ -141,6 +155,7 @@ class Engine:
                 )
             ),
             serving,
+            without_noise(),
         ):
             return program.load_method(method.name)
 

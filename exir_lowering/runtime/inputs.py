@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy
 import torch
 
 from exir_lowering._upstream.tensors import FakeTensor
@@ -13,30 +15,30 @@ from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
-_FLAT = "Inputs are flat: pass what a list, tuple or dict holds one by one."
+FLAT = "Inputs are flat: pass what a list, tuple or dict holds one by one, or by name with **."
+NESTED = (list, tuple, Mapping)
+
+
+def label(method: MethodSpec, place: int) -> str:
+    """Return what messages call an input."""
+    name = method.signature.inputs[place].name
+    return name if name == f"input {place}" else f"argument {name!r}"
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
-    """Return the inputs as the runtime takes them; messages begin with `where`, and call inputs by names or numbers."""
-    if len(inputs) != len(method.inputs):
-        expected = ", ".join(f"{index}: {describe(value)}" for index, value in enumerate(method.inputs))
-        raise InputError(
-            f"{where}: got {len(inputs)} input{'' if len(inputs) == 1 else 's'}, expected {len(method.inputs)}"
-            f"{f' ({expected})' if expected else ''}."
-            f"{f' {_FLAT}' if any(isinstance(given, (list, tuple, dict)) for given in inputs) else ''}"
-        )
+    """Return flat inputs as the runtime takes them; messages begin with `where`, and may call them by other names."""
     prepared = []
     for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
-        label = names[index] if names is not None else f"input {index}"
+        called = names[index] if names is not None else label(method, index)
         if index in method.lost:
             raise InputError(
-                f"{where}: {label} cannot be given. It was an integer of any value when the model was exported, "
+                f"{where}: {called} cannot be given. It was an integer of any value when the model was exported, "
                 "which ExecuTorch's .pte files cannot represent: they store None instead, and the runtime accepts only "
                 "that. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
         if problem is not None:
-            raise InputError(f"{where}: {label} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
+            raise InputError(f"{where}: {called} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
     check_dimensions(where, method, prepared, names)
     return prepared
@@ -124,11 +126,14 @@ def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
 
 
 def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
+    given = as_tensor(given)
     if not isinstance(given, torch.Tensor):
         return _hint_of_tensor(given), given
     if given.device.type != "cpu" or given.layout != torch.strided:
         return "Pass a dense tensor on the CPU.", given
-    problems = [] if given.dtype == expected.dtype else [f"Convert it with .to(torch.{_name(expected.dtype)})."]
+    name = _name(expected.dtype)
+    hint = f'Convert it with .to(torch.{name}), an array with .astype("{name}").'
+    problems = [] if given.dtype == expected.dtype else [hint]
     misfit = expected.misfit(given.shape)
     if misfit is not None:
         problems.append(misfit)
@@ -148,6 +153,14 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         return f"Its values cannot be read: {exception_text(error)}", given
 
 
+def as_tensor(given: Any) -> Any:
+    """Return a tensor for an array or a number of NumPy, on its memory if that can be; others as they are."""
+    if isinstance(given, (numpy.ndarray, numpy.generic)):
+        with suppress(TypeError, ValueError):  # of a type, or an order of bytes, that torch does not have
+            return torch.from_numpy(numpy.require(given, None, ["C", "W"]))
+    return given
+
+
 def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """Return a tensor that lies in memory in an order: read in another one, its values are silently wrong."""
     tensor = tensor.resolve_conj().resolve_neg()
@@ -161,10 +174,10 @@ def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
 def _hint_of_tensor(given: Any) -> str:
     if isinstance(given, (bool, int, float)):
         return "Pass torch.tensor(...) of that dtype and shape."
-    if isinstance(given, (list, tuple, dict)):
-        return _FLAT
+    if isinstance(given, NESTED):
+        return FLAT
     if type(given).__module__.partition(".")[0] == "numpy":
-        return "Pass torch.from_numpy(...)."
+        return "PyTorch has no such type of elements."
     return ""
 
 

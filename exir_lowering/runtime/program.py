@@ -17,9 +17,6 @@
   a call was ended or interrupted, and the next run starts anew. Delegates run there too, so that they are given as
   classes that can be imported, and operators of `torch.ops.load_library` are loaded there, those defined in Python are
   not.
-
-Methods are set up when they first run, those that call Python delegates when the file is loaded, except those of
-families, such as forward@npu and forward@cpu: of them, the one that is chosen.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ from exir_lowering.pte.files import Given
 from exir_lowering.pte.format import MethodSpec, program_signatures
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.runtime import choosing
+from exir_lowering.runtime.by_name import Results, bind
 from exir_lowering.runtime.choosing import Choice
 from exir_lowering.runtime.engine import Engine, open_engine
 from exir_lowering.runtime.inputs import prepare
@@ -49,9 +47,9 @@ from exir_lowering.runtime.source import ProgramFile, Unavailable, read_file
 class LoadedProgram:
     """A `.pte` file that is open in ExecuTorch's runtime; `load` makes it.
 
-    Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
-    writes into its buffers is kept for its next run, and no other method changes it, unless the methods share state:
-    `emit(share_state=...)`.
+    Methods are set up when they first run, those that call Python delegates when the file is loaded, except those of
+    families, such as forward@npu and forward@cpu: of them, the one that is chosen. What a method writes into its
+    buffers is kept for its next run, and no other method changes it, unless they share state: `emit(share_state=...)`.
     """
 
     _file: ProgramFile
@@ -74,17 +72,19 @@ class LoadedProgram:
         missing = self._engine.missing.keys()
         return tuple(name for name, method in self._file.methods.items() if missing.isdisjoint(method.backends))
 
-    def run(self, method: str, *inputs: Any) -> list[Any]:
+    def run(self, method: str, /, *inputs: Any, **named: Any) -> Results:
         """Run a method.
 
         Args:
             method: Its name.
-            inputs: Its inputs as they were at export, flat: what a list or dict holds one by one. A tensor may be
-                laid out in memory in any way, and may require a gradient. A number has to be the one at export.
+            inputs: Its inputs in order, tensors or arrays of NumPy; what a list or dict holds can be given one by one.
+                A tensor may be laid out in memory in any way. A number has to be the one at export, or is left out.
+            named: Its inputs by name, as `methods` lists them.
 
         Returns:
-            The outputs, flat. Tensors belong to the caller: no later run changes them. An input that the method writes
-            to stays as it is; its new value is the first output, as ExecuTorch has it.
+            The outputs, flat; what the model returns under a key is `results["key"]` and `results.key` as well.
+            Tensors belong to the caller: no later run changes them. An input that the method writes to stays as it is;
+            its new value is the first output, as ExecuTorch has it.
 
         Raises:
             InputError: There is no such method, an input is not what the method takes, the runtime has no kernel for
@@ -94,14 +94,24 @@ class LoadedProgram:
             BackendContractError: A Python delegate returned something other than the file says.
             LimitError: The program was loaded with limits, and went over one; the next run is in its initial state.
         """
-        found = self._method("run", method, inputs)
+        found, given = self._bind("run", method, inputs, named)
         # Views of the inputs are made and released with the lock held: both release Python's lock, and a
         # thread that waits for it in there when Python exits ends the process.
         with self._engine.lock:
-            outputs = self._engine.run(found, self._prepare(found, inputs))
-            return choosing.crop(self._file.bucket(found.name), found, inputs, outputs)
+            outputs = self._engine.run(found, self._prepare(found, given))
+            outputs = choosing.crop(self._file.bucket(found.name), found, given, outputs)
+        return Results(outputs, (one.name for one in found.signature.outputs))
 
-    def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
+    def __call__(self, *inputs: Any, **named: Any) -> Results:
+        """Run the method, or the family, "forward"; see `run`."""
+        return self.run("forward", *inputs, **named)
+
+    def reset(self) -> None:
+        """Put state back to what the file starts with; an InputError if a delegate calls this while it runs."""
+        with self._engine.lock:
+            self._engine.restart()
+
+    def profile(self, method: str, /, *inputs: Any, runs: int = 1, **named: Any) -> Profile:
         """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.
 
         The method is set up again and run from its initial state: the state of this program stays as it is. Delegates
@@ -111,6 +121,7 @@ class LoadedProgram:
             method: Its name.
             inputs: Its inputs, as for `run`.
             runs: How often it is run; times are added up.
+            named: Inputs by name.
 
         Returns:
             The times. With the file's debug information each has the model's lines.
@@ -119,20 +130,21 @@ class LoadedProgram:
             InputError: As for `run`; or `runs` is not a number above 0.
             BackendFailure, BackendContractError, LimitError: As for `run`.
         """
-        found = self._method("profile", method, inputs)
+        found, given = self._bind("profile", method, inputs, named)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
         with self._engine.lock:
-            events = self._engine.record(found, self._prepare(found, inputs), runs)
+            events = self._engine.record(found, self._prepare(found, given), runs)
         return profile(found, runs, events, self._file.debug.methods.get(found.name))
 
-    def choose(self, method: str, *inputs: Any) -> Choice:
+    def choose(self, method: str, /, *inputs: Any, **named: Any) -> Choice:
         """Say which method of a family `run` runs with some inputs, and why.
 
         Args:
             method: The name of a family, such as "forward" where the file has "forward@npu" and "forward@cpu"; the
                 name of a method is that method.
             inputs: The inputs, as for `run`.
+            named: Inputs by name.
 
         Returns:
             The method, and why it is not another one.
@@ -141,26 +153,32 @@ class LoadedProgram:
             InputError: There is no such method or family, or it has no method for inputs of these sizes.
             BackendUnavailableError: No method of the variants that `load(choose=...)` names can run here.
         """
-        return self._choose("choose", method, inputs)
+        return self._choose("choose", method, inputs, named)
 
-    def _choose(self, who: str, name: object, inputs: Sequence[Any]) -> Choice:
+    def _choose(self, who: str, name: object, inputs: Sequence[Any], named: Mapping[str, Any]) -> Choice:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(name, str):
             got = f"got a {type(name).__name__} as the name of a method of {self._file.name}"
             raise InputError(f"{who}: {got}, expected one of {known}.")
         if name in self._file.methods:
             return Choice(name, "it is named itself")
-        if name in self._file.families():
-            return choosing.choose(self._file, name, inputs, self._engine.missing, self._preferred)
+        if family := self._file.families().get(name):
+            first = family[0].method
+            given = bind(self._file.where(first), self._file.methods[first], inputs, named) if inputs or named else ()
+            return choosing.choose(self._file, name, given, self._engine.missing, self._preferred)
         hint = did_you_mean(name, [*self._file.families(), *self.method_names])
         raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
 
-    def _method(self, who: str, name: object, inputs: Sequence[Any]) -> MethodSpec:
-        return self._file.methods[self._choose(who, name, inputs).method]
+    def _bind(
+        self, who: str, name: object, inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[MethodSpec, list[Any]]:
+        """Return the method of a call, and its inputs, flat."""
+        method = self._file.methods[self._choose(who, name, inputs, named).method]
+        return method, bind(self._file.where(method.name), method, inputs, named)
 
     def _prepare(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         bucket, where = self._file.bucket(method.name), self._file.where(method.name)
-        if misfit := choosing.misfit(bucket, inputs):
+        if misfit := choosing.misfit(bucket, method, inputs):
             raise InputError(f"{where}: {misfit}.")
         return prepare(where, method, choosing.pad(bucket, inputs))
 
@@ -183,8 +201,7 @@ def load(
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime.
 
-    The file is checked first, and its methods that call Python delegates are set up, so that the delegates compile
-    their payloads now. `exir_lowering.runtime.program` says more about each argument.
+    The file is checked first. `exir_lowering.runtime.program` says more about each argument.
 
     Args:
         source: The path of the file, or its content. A file is mapped, and must not be changed in place.

@@ -5,6 +5,7 @@ Methods of one family have names such as `forward@npu`; the manifest says which 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -37,6 +38,8 @@ def check_program(who: str, value: Any) -> ExportedProgram:
         hint = " Its programs are already emitted: pass those that it was made from."
     elif isinstance(value, (list, tuple)):
         hint = " Several programs are given as a mapping of method names to them: {'forward': program}."
+    elif isinstance(value, (str, os.PathLike)):
+        hint = f" Load the file first: torch.export.load({os.fspath(value)!r})."
     elif hasattr(value, "forward"):
         hint = " Export the module first: torch.export.export(module, example_inputs)."
     raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")

@@ -202,7 +202,7 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
     lowered, fast = file.lowered, file.lowered.fast
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     context = converting(lowered.programs.values(), gradients=False, fast=fast)
-    with locks.conversion(), collector.heap_frozen(), context, accelerated(fast):
+    with context, collector.heap_frozen(), accelerated(fast):
         for row in (*CHECKS, *FINISHERS):
             row.run(file)
         emitted_from = [*lowered.programs.values(), *file.programs.values()]

@@ -75,26 +75,39 @@ def _lower(partitions: Sequence[Partition], workers: _Workers, advance: Callable
     """Lower partitions; they are waited for in order, so the first failure is that of a loop."""
     lowered: list[LoweredPartition] = []
     begun: deque[tuple[Partition, Future[Any], int]] = deque()  # with the bytes of the weights
+    refused: list[str] = []
+    held = 0  # bytes
 
     def finish() -> None:
-        partition, future, _ = begun.popleft()
-        lowered.append(LoweredPartition(partition, workers.finish(partition, future)))
+        nonlocal held
+        partition, future, size = begun.popleft()
+        held -= size
+        try:
+            result = workers.finish(partition, future)
+        except RefusedError as reason:
+            refused.append(str(reason))
+            result = workers.lower_here(partition)
+        lowered.append(LoweredPartition(partition, result))
         advance()
 
     interrupted = False
     try:
         for partition in partitions:
             size = sum(tensor.nbytes for tensor in list_tensors([partition.program]))
-            while begun and sum(each for *_, each in begun) + size > MOST_BYTES:
+            while begun and held + size > MOST_BYTES:
                 finish()
             begun.append((partition, workers.begin(partition), size))
+            held += size
         while begun:
             finish()
     except BaseException as error:
-        interrupted = not isinstance(error, (LoweringError, RefusedError))
+        interrupted = not isinstance(error, LoweringError)
         raise
     finally:
         workers.end([future for _, future, _ in begun], interrupted=interrupted)
+    if refused:
+        which = f"{len(refused)} of the {len(partitions)} partitions for backend {partitions[0].backend_id!r}"
+        _LOG.warning("%s are lowered one after the other: %s.", which, refused[0])
     return lowered
 
 
@@ -127,10 +140,13 @@ class _Workers:
         self._own: Any = ThreadPoolExecutor(options.jobs, "exir-lowering") if threads else None
 
     def begin(self, partition: Partition) -> Future[Any]:
-        """Begin to lower a partition; RefusedError if it cannot be sent."""
+        """Begin to lower a partition."""
         if not self._address:
-            return (self._given or self._own).submit(self._lower, partition)
-        task = _make_task(partition, self._address, self._options)
+            return (self._given or self._own).submit(self.lower_here, partition)
+        try:
+            task = _make_task(partition, self._address, self._options)
+        except RefusedError as reason:
+            return _failed(reason)
         future = _send(self._given or _pool(self._options.jobs), task)
         if self._given is None and future.done() and isinstance(future.exception(), BrokenExecutor):
             _forget(self._options.jobs)  # a process died before
@@ -138,17 +154,17 @@ class _Workers:
         return future
 
     def finish(self, partition: Partition, future: Future[Any]) -> PreprocessResult:
-        """Wait for a partition, once more if its process died; raise what `preprocess` raises."""
+        """Wait for a partition, once more if its process died; raise what `preprocess` raises, or RefusedError."""
         if not self._address:
             # A task that waits in a given pool is done here: the pool may be waiting for this very call.
             stolen = self._given is not None and future.cancel()
-            return self._lower(partition) if stolen else future.result()
+            return self.lower_here(partition) if stolen else future.result()
         died: list[str] = []
         while True:
             try:
                 answer = future.result()
                 break
-            except MemoryError:
+            except (MemoryError, RefusedError):
                 raise
             except Exception as error:
                 who = "a worker process" if self._given is None else f"the executor {type(self._given).__name__}"
@@ -176,7 +192,8 @@ class _Workers:
         if interrupted and self._address and self._given is None:
             _forget(self._options.jobs)
 
-    def _lower(self, partition: Partition) -> PreprocessResult:
+    def lower_here(self, partition: Partition) -> PreprocessResult:
+        """Lower a partition in this thread."""
         # Nothing is shown, cached or passed on to others.
         session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
         return preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)[0].result
@@ -188,9 +205,13 @@ def _send(executor: Executor, task: tuple[Any, ...]) -> Future[Any]:
     except MemoryError:
         raise
     except Exception as error:
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        return failed
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Future[Any]:
+    failed: Future[Any] = Future()
+    failed.set_exception(error)
+    return failed
 
 
 _pools: dict[tuple[int, int], Any] = {}  # our processes, kept for later calls, by who has them and how many

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,10 +43,9 @@ def preprocess(
     programs, fast, shared = [one.program for one in group.partitions], session.options.fast, backend.parallel != "none"
     store = WeightStore(list_tensors(one.program for one in (sharing or group).partitions))
     lower = _one_by_one if backend.one_by_one else _all_at_once
-    conversion = contextlib.nullcontext() if shared else locks.conversion()
     tracing = settings(programs, gradients=True) if shared else converting(programs, gradients=True, fast=fast)
     advance = session.progress.count(f"lower for {group.backend_id}", len(group.partitions))
-    with conversion, tracing, accelerated(fast, "preprocess"):
+    with tracing, accelerated(fast, "preprocess"):
         weights = {
             f"{partition.method}:{name}": tensor
             for partition in (group.partitions if session.options.check_weights else ())

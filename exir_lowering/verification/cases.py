@@ -7,6 +7,7 @@ cache positions, indices): how the program uses them says how far they may go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ _ALONG: dict[str, tuple[int, int, bool]] = {
     **dict.fromkeys(("select_scatter", "slice_scatter"), (2, 3, True)),
     "take_along_dim": (2, 1, False),
 }
-_MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
+MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Use:
     """What an integer input is for."""
 
     high: int | None = None  # the greatest position that it may name, if it is one; the least is 0
+    exact: bool = False  # whether it may be each of them, whatever sizes are
     writes: bool = False  # whether it says where something is written: no position may be named twice
     compares: bool = False  # whether it is only compared, as a mask is
     counts: bool = False  # whether it becomes a floating-point number
@@ -70,6 +72,7 @@ def find_use(program: ExportedProgram, placeholder: Node) -> Use:
     highs = [use.high for use in reached if use.high is not None]
     return Use(
         max(0, min(highs)) if highs else None,
+        any(use.exact for use in reached),
         any(use.writes for use in reached),
         bool(reached) and all(use.compares for use in reached),
         any(use.counts for use in reached),
@@ -81,7 +84,7 @@ def _added(user: Node, value: Node) -> int | None:
     name, dtype = _name(user), _dtype(user)
     first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
     if graphs.is_getitem(user) or (
-        name in _MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
+        name in MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
     ):
         return 0
     if name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
@@ -93,16 +96,50 @@ def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> I
     name, dtype = _name(user), _dtype(user)
     high, writes = _indexed(user, value, name)
     if high is not None:
-        yield Use(max(0, high - offset), writes)
+        yield Use(max(0, high - offset), isinstance(value.meta["val"], torch.Tensor), writes)
     elif name in ("item", "_local_scalar_dense"):
         bound = bounds_of(program, user.meta.get("val"))[1]
         yield Use(None if bound is None else max(0, bound - offset))
-    elif name in _COMPARING or (name in _MOVING and dtype == torch.bool):
+    elif name in _COMPARING or (name in MOVING and dtype == torch.bool):
         yield Use(compares=True)
-    elif dtype is not None and dtype.is_floating_point:
+    elif _is_float(user):
         yield Use(counts=True)
-    elif name not in _MOVING and not graphs.is_getitem(user):
+    elif name not in MOVING and not graphs.is_getitem(user):
         yield Use()
+
+
+def find_mask(placeholder: Node) -> str:
+    """Return whether an input says what attention sees: "added" to scores, "counted" as 0 or 1; "" for neither."""
+    reached, floats = [placeholder], _is_float(placeholder)
+    for value in reached:
+        for user in value.users:
+            name, args = _name(user), user.args
+            attends = name == "scaled_dot_product_attention" and graphs.argument(user, "attn_mask") is value
+            softens = name == "add" and any(map(_is_score, user.all_input_nodes)) and _is_softened(user)
+            if floats and (attends or softens):
+                return "added"
+            closes = name == "mul" and any(isinstance(one, (int, float)) and one <= -1000 for one in args)  # 1 - mask
+            if closes or (not floats and value is not placeholder and _dtype(user) == torch.bool):
+                return "counted"
+            if (name in MOVING or name in ("rsub", "sub")) and user not in reached:
+                reached.append(user)
+    return ""
+
+
+def _is_score(node: Node) -> bool:
+    """Return whether a value is a product of matrices, scaled and moved."""
+    name = _name(node)
+    further = name in MOVING or name in ("mul", "div", "add")
+    return name in ("matmul", "bmm", "baddbmm", "einsum") or (further and any(map(_is_score, node.all_input_nodes)))
+
+
+def _is_softened(node: Node) -> bool:
+    names = ((user, _name(user)) for user in node.users)
+    return any("softmax" in name or (name in {*MOVING, "add"} and _is_softened(user)) for user, name in names)
+
+
+def _is_float(node: Node) -> bool:
+    return (dtype := _dtype(node)) is not None and (dtype.is_floating_point or dtype.is_complex)
 
 
 def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
@@ -126,7 +163,7 @@ def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
 
 def _name(user: Node) -> str:
     """Return the name of an operator, the same for one that works in place."""
-    parts = graphs.operator_name(user).split(".")
+    parts = graphs.operator_name(user).split(".") if user.op == "call_function" else [""]
     name = parts[1] if len(parts) > 1 else parts[0]
     return name if name.startswith("__") else name.rstrip("_")
 
@@ -146,6 +183,9 @@ def _dtype(user: Node) -> torch.dtype | None:
 
 SEED = 0
 """The seed of everything that is drawn."""
+
+_LIMITS = 16
+"""How many smaller integers are tried where PyTorch refuses some."""
 
 _BEYOND_FLOAT, _BEYOND_INT32 = 2**24 + 1, 2**33 + 1
 
@@ -181,6 +221,11 @@ class Draw:
     def ramp(self, low: float, high: float) -> torch.Tensor:
         """Return numbers that rise evenly, element by element."""
         return torch.linspace(low, high, self.count).reshape(self.shape)
+
+    def places(self) -> torch.Tensor:
+        """Return for each element how far along the last dimension it is, from 0 to 1."""
+        size = self.shape[-1] if self.shape else 1
+        return (torch.arange(size) / max(size, 1)).expand(self.shape)
 
     def full(self, value: float) -> torch.Tensor:
         """Return one number everywhere; each call has another multiple of it."""
@@ -246,8 +291,24 @@ _MASKS: Mapping[str, Fill] = {
     "random mask": lambda draw: draw.integers(0, 1),
     "mask of ones": lambda draw: torch.ones(draw.shape),
     "mask of zeros": lambda draw: torch.zeros(draw.shape),
-    "mask of the first half": lambda draw: (torch.arange(draw.count) < (draw.count + 1) // 2).reshape(draw.shape),
+    "mask of the first half": lambda draw: draw.places() < 0.5,
+    "mask of the last half": lambda draw: draw.places() >= 0.5,
+    "mask of the first position": lambda draw: draw.places() <= 0,
 }
+
+
+def _closing(fill: Fill) -> Fill:
+    """Return what fills a mask that is added: 0 where something is seen, as the first of each row is, else -inf."""
+
+    def made(draw: Draw) -> torch.Tensor:
+        seen = fill(draw).bool()
+        seen[..., :1] = True
+        return torch.zeros(draw.shape).masked_fill(~seen, -math.inf)
+
+    return made
+
+
+_ADDED: Mapping[str, Fill] = {name: _closing(fill) for name, fill in _MASKS.items()}
 _COUNTS: Mapping[str, Fill] = {
     "random integers": lambda draw: draw.integers(0 if not draw.dtype.is_signed else -8, 8),
     "zeros of integers": lambda draw: torch.zeros(draw.shape),
@@ -310,13 +371,21 @@ class Generated:
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._sizing, self._uses = subject, Sizing(subject), list[Use]()
+        self._limit: int | None = None  # the greatest integer that PyTorch took where it refused greater ones
         kinds: list[Mapping[str, Fill] | None] = []
         for node, fixed in zip(subject.inputs, subject.convention.inputs, strict=True):
-            value: Any = node.meta.get("val")
-            whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-            use = find_use(subject.program, node) if whole and value.dtype != torch.bool else Use()
+            use = Use() if _is_float(node) or _dtype(node) in (None, torch.bool) else find_use(subject.program, node)
             self._uses.append(use)
-            kinds.append(None if fixed is not None else _patterns(value, use))
+            kinds.append(None if fixed is not None or _dtype(node) is None else _patterns(node, use))
+        loose = (_POSITIONS, _WRITTEN, _INTEGERS, _COUNTS)
+        self._limited = [
+            not use.exact and any(kind is one for one in loose) for kind, use in zip(kinds, self._uses, strict=True)
+        ]
+        # The last positions in what the program keeps, which are tried where PyTorch refuses greater integers.
+        lifted = graphs.lifted_inputs(subject.program).values()
+        kept = (graphs.lifted_value(subject.program, spec.target) for spec in lifted)
+        sizes = {size for value in kept if isinstance(value, torch.Tensor) for size in value.shape if size}
+        self._limits = sorted((size - 1 for size in sizes | {1}), reverse=True)[:_LIMITS]
         base = (self._sizing.base,)
         random = tuple(None if kind is None else next(iter(kind.values())) for kind in kinds)
         first = next((next(iter(kind)) for kind in kinds if kind is not None), "no inputs")
@@ -333,10 +402,14 @@ class Generated:
                 self.cases.append(Case(name, len(self.cases), random, tuple(choices), continuous=True))
 
     def make(self, case: Case, call: int) -> Iterator[list[Any]]:
-        """Make the inputs of a call, flat, for each choice of sizes."""
-        return (self._make(case, call, sizes) for sizes in case.sizes)
+        """Make the inputs of a call, flat, for each choice of sizes, then with smaller integers; PyTorch takes one."""
+        yield from (self._make(case, call, sizes, self._limit) for sizes in case.sizes)
+        before, limits = self._limit, self._limits if any(self._limited) else ()
+        for self._limit in (limit for limit in limits if before is None or limit < before):
+            yield self._make(case, call, case.sizes[0], self._limit)
+        self._limit = before  # what it refused was something else
 
-    def _make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
+    def _make(self, case: Case, call: int, sizes: Sizes, limit: int | None) -> list[Any]:
         made: list[Any] = []
         for index, (node, fill) in enumerate(zip(self._subject.inputs, case.fills, strict=True)):
             if fill is None:
@@ -347,17 +420,20 @@ class Generated:
             generator = Generator().manual_seed(((SEED * 1009 + case.number) * 1009 + call) * 1009 + index)
             draw = Draw(shape_of(fake, sizes), fake.dtype, call, self._uses[index], generator)
             values = torch.complex(fill(draw), fill(draw)) if draw.dtype.is_complex else fill(draw)
-            made.append(values.to(draw.dtype))
+            limited = limit is not None and self._limited[index]
+            made.append((values.clamp(0, limit) if limited else values).to(draw.dtype))
         return made
 
 
-def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:
-    if not isinstance(value, torch.Tensor):
-        return None
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        return _NUMBERS
-    if value.dtype == torch.bool or use.compares:
+def _patterns(placeholder: Node, use: Use) -> Mapping[str, Fill]:
+    value = placeholder.meta["val"]
+    mask = find_mask(placeholder) if use.high is None and value.dim() else ""
+    if mask == "added":
+        return _ADDED
+    if value.dtype == torch.bool or use.compares or mask:
         return _MASKS
+    if _is_float(placeholder):
+        return _NUMBERS
     if use.high is not None:
         return _WRITTEN if use.writes else _POSITIONS
     if value.dtype.itemsize == 1:

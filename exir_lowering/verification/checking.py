@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Interpreter, Node
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
@@ -29,7 +31,7 @@ from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
-from exir_lowering.verification.eager import Eager, find_sharing
+from exir_lowering.verification.eager import Eager, find_sharing, list_apart
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
@@ -44,7 +46,7 @@ _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
 
 _NOISES = 2
-"""How often the inputs are rounded to find out what that causes."""
+"""How often the inputs, and what is computed of them, are rounded to find out what that causes."""
 
 
 def verify(
@@ -92,7 +94,29 @@ def verify(
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
+        find_kernels(comparison, LoweringOptions())
     return conclude(comparison, generated=inputs is None, complete=True)
+
+
+def find_kernels(comparison: Comparison, options: LoweringOptions) -> None:
+    """Note the first operator of each method that is off which is wrong by itself on the host."""
+    programs = {name: subject.program for name, subject in comparison.subjects.items()}
+    for name, tally in comparison.tallies.items():
+        calls, kernels, found = tally.replay or tally.failed, tally.subject.spec.operators, list[str]()
+        if calls and kernels:
+            from exir_lowering.verification.kernels import Trials  # with the compiler
+
+            eager = Eager(programs, find_sharing(comparison.file))
+            for call in calls[:-1]:
+                eager.run(call.method, call.inputs)
+            eager.run(name, calls[-1].inputs, partial(Trials, found, kernels, options, _is_wrong))
+            tally.kernel = "".join(found)
+
+
+def _is_wrong(program: ExportedProgram, file: ProgramFile, inputs: list[Any]) -> bool:
+    comparison = Comparison(file, match(program, file), partial(open_file, file, {}), None)
+    comparison.run({"forward": [inputs]})
+    return comparison.is_off
 
 
 def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Verification:
@@ -100,7 +124,7 @@ def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Veri
     file, tallies = comparison.file, comparison.tallies
     methods = {name: tally.result() for name, tally in tallies.items() if tally.calls or complete}
     rest = tuple(name for name in file.methods if name not in tallies and not (file.manifest and name == METHOD))
-    return Verification(file.name, SEED if generated else None, MappingProxyType(methods), rest)
+    return Verification(file.name, SEED if generated else None, MappingProxyType(methods), rest, comparison.apart)
 
 
 def read(source: object, data: files.Given) -> ProgramFile:
@@ -110,8 +134,8 @@ def read(source: object, data: files.Given) -> ProgramFile:
     from exir_lowering.steps.emit import Artifact  # with the compiler, which takes a second, and files do not need
 
     if not isinstance(source, Artifact):
-        kind = type(source).__name__
-        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.")
+        kind, hint = type(source).__name__, " Pass its .emit()." if hasattr(source, "emit") else ""
+        raise InputError(f"verify: got a {kind}, expected an Artifact, or the path or content of a .pte file.{hint}")
     if data is not None:
         raise InputError("verify: data: an artifact includes its data files; do not give any.")
     return read_file(source.buffer, list(source.data_files.values()) or None, True)
@@ -132,6 +156,7 @@ class _Tally:
     skipped: int = 0
     reason: str = ""
     problem: str = ""
+    kernel: str = ""
     furthest: float = 1.0  # the score of the call that is the furthest off
     replay: tuple[Call, ...] = ()  # that call, behind those before it in its case
     failed: tuple[Call, ...] = ()  # the same for the first call in which the file failed
@@ -154,9 +179,9 @@ class _Tally:
                 f"Give inputs that the program takes: inputs={{{name!r}: [(...)]}}."
             )
         outputs = tuple(self._output(index) for index in sorted(self.worst))
-        counts = tuple(self.cases), self.calls, self.skipped, self.reason
+        counts = tuple(self.cases), self.calls, self.skipped, self.reason if self.skipped else ""
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem)
+        return MethodResult(name, outputs, *counts, *kinds, self.problem, self.kernel)
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]
@@ -190,7 +215,8 @@ class Comparison:
         """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
         self.program = opened or load()
-        self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
+        programs, sharing = {name: one.program for name, one in subjects.items()}, find_sharing(file)
+        self.eager, self.apart = Eager(programs, sharing), list_apart(programs, sharing)
         self._fresh = True
         self._history: list[Call] = []  # those of this case so far
         self.tallies = {
@@ -310,7 +336,8 @@ class Comparison:
             self.eager.restore(name, before)
             generator = torch.Generator().manual_seed(number)
             try:
-                outputs = self.eager.run(name, [_round(one, generator) for one in inputs])
+                rounded = [_round(one, generator, 4) for one in inputs]
+                outputs = self.eager.run(name, rounded, partial(_Rounding, generator))
             except MemoryError:
                 raise
             except Exception:  # at the edge of what the program takes
@@ -331,8 +358,25 @@ def _spread(value: Any) -> bool:
     return int(value.flatten().sort().values.diff().count_nonzero()) >= value.numel() // 2
 
 
-def _round(value: Any, generator: torch.Generator) -> Any:
+class _Rounding(Interpreter):
+    """Rounds what operators compute in another way, where that is memory of its own: what a program writes is not."""
+
+    def __init__(self, generator: torch.Generator, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._generator = generator
+
+    def run_node(self, n: Node) -> Any:
+        """Execute a node."""
+        result = super().run_node(n)
+        if n.op != "call_function" or not isinstance(result, torch.Tensor):
+            return result
+        read = (self.env.get(one) for one in n.all_input_nodes)
+        memory = {one.untyped_storage().data_ptr() for one in read if isinstance(one, torch.Tensor)}
+        return result if result.untyped_storage().data_ptr() in memory else _round(result, self._generator, 1)
+
+
+def _round(value: Any, generator: torch.Generator, steps: int) -> Any:
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
-    parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * 4 * torch.finfo(value.dtype).eps
-    return (value.double() * (1 + parts)).to(value.dtype)
+    parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * torch.finfo(value.dtype).eps
+    return (value.double() * (1 + steps * parts)).to(value.dtype)

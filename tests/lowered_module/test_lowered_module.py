@@ -293,6 +293,8 @@ class TestState:
             assert_same(got, expected)
         assert_same(second(torch.ones(3)), Count()(torch.ones(3)))
         assert_same(lowered.module()(torch.ones(3)), Count()(torch.ones(3)))
+        first.reset()
+        assert_same(first(torch.ones(3)), Count()(torch.ones(3)))
 
 
 ATTRIBUTES = {

@@ -181,7 +181,7 @@ def test_buckets_share_state() -> None:
         ids, places = torch.randint(0, 32, (1, size)), torch.arange(at, at + size)
         torch.testing.assert_close(loaded.run("forward", ids, places)[0], eager(ids, places), atol=1e-5, rtol=1e-4)
         at += size
-    with pytest.raises(InputError, match="dimension 1 of input 0 is 3, not 4"):
+    with pytest.raises(InputError, match="dimension 1 of argument 'ids' is 3, not 4"):
         loaded.run("forward", torch.zeros(1, 3, dtype=torch.long), torch.arange(3))
 
 

@@ -189,10 +189,12 @@ def test_the_smallest_size_that_fits_runs_padded(buckets, limits):
     (output,) = program.run("forward@n=4@cpu", torch.ones(1, 8))
     assert output.shape == (1, 8)
     for size in (5, 7):
-        with pytest.raises(InputError, match=rf"(?s)'forward' that can run .*@cpu: dimension 0 of input 0 is {size}, "):
+        with pytest.raises(
+            InputError, match=rf"(?s)'forward' that can run .*@cpu: dimension 0 of argument 'input' is {size}, "
+        ):
             program.run("forward", torch.ones(size, 8))
     for wrong in (torch.ones(2), torch.ones(2, 8, dtype=torch.int64), None):
-        with pytest.raises(InputError, match=r"forward@n=2@cpu.*input 0 is"):
+        with pytest.raises(InputError, match=r"forward@n=2@cpu.*argument 'input' is"):
             program.run("forward", wrong)
     with pytest.raises(InputError, match="got 0 inputs, expected 1"):
         program.run("forward")

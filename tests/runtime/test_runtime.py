@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from executorch.exir import ExecutorchBackendConfig
@@ -142,18 +143,19 @@ X = torch.ones(2, 3, 8, 8)
 FIXED = "expected a tensor of float32 of shape [2, 3, 8, 8]"
 DYNAMIC = "expected a tensor of float32 of shape at most [6, 3, 8, 8]"
 WRONG_INPUTS = {
-    "none": ((), ["got 0 inputs, expected 1", "0: a tensor of float32"]),
+    "none": ((), ["got 0 inputs, expected 1", "(x: a tensor of float32"]),
     "nested": (([X], X), ["got 2 inputs, expected 1", "one by one"]),
-    "dtype": ((X.double(),), ["input 0 is a tensor of float64 of shape [2, 3, 8, 8]", ".to(torch.float32)"]),
-    "rank": ((X[0],), ["input 0", "shape [3, 8, 8]", "has 3 dimensions, not 4"]),
-    "size": ((torch.ones(2, 3, 8, 9),), ["input 0", "shape [2, 3, 8, 9]", "dimension 3 is 9"]),
-    "batch": ((torch.ones(7, 3, 8, 8),), ["input 0", "shape [7, 3, 8, 8]", "dimension 0 is 7"]),
-    "float": ((1.5,), ["input 0 is the float 1.5"]),
-    "None": ((None,), ["input 0 is None"]),
-    "list": (([X],), ["input 0 is of type builtins.list", "one by one"]),
-    "numpy": ((X.numpy(),), ["input 0 is of type numpy.ndarray", "torch.from_numpy"]),
-    "meta": ((X.to("meta"),), ["input 0", "on meta", "on the CPU"]),
-    "sparse": ((X.to_sparse(),), ["input 0", "layout sparse_coo", "dense"]),
+    "dtype": ((X.double(),), ["argument 'x' is a tensor of float64 of shape [2, 3, 8, 8]", ".to(torch.float32)"]),
+    "rank": ((X[0],), ["argument 'x'", "shape [3, 8, 8]", "has 3 dimensions, not 4"]),
+    "size": ((torch.ones(2, 3, 8, 9),), ["argument 'x'", "shape [2, 3, 8, 9]", "dimension 3 is 9"]),
+    "batch": ((torch.ones(7, 3, 8, 8),), ["argument 'x'", "shape [7, 3, 8, 8]", "dimension 0 is 7"]),
+    "float": ((1.5,), ["argument 'x' is the float 1.5"]),
+    "None": ((None,), ["argument 'x' is None"]),
+    "list": (([X],), ["argument 'x' is of type builtins.list", "one by one"]),
+    "numpy": ((X.double().numpy(),), ["argument 'x' is a tensor of float64", '.astype("float32")']),
+    "text": ((numpy.array(["x"]),), ["argument 'x' is of type numpy.ndarray", "PyTorch has no such type"]),
+    "meta": ((X.to("meta"),), ["argument 'x'", "on meta", "on the CPU"]),
+    "sparse": ((X.to_sparse(),), ["argument 'x'", "layout sparse_coo", "dense"]),
 }
 
 
@@ -176,11 +178,11 @@ class TestWrongInputs:
     @pytest.mark.parametrize(
         ("index", "value", "parts"),
         [
-            (0, None, ["input 0 is None", "expected a tensor of float32 of shape [3]"]),
-            (1, 3.5, ["input 1 is the float 3.5", "expected the float 2.5", "export it again"]),
-            (1, torch.tensor(2.5), ["input 1 is a tensor of float32 of shape []", "expected the float 2.5"]),
-            (2, 1, ["input 2 is the int 1", "expected the bool True"]),
-            (3, torch.ones(3), ["input 3 is a tensor of float32 of shape [3]", "expected None"]),
+            (0, None, ["argument 'x' is None", "expected a tensor of float32 of shape [3]"]),
+            (1, 3.5, ["argument 'factor' is the float 3.5", "expected the float 2.5", "export it again"]),
+            (1, torch.tensor(2.5), ["argument 'factor' is a tensor of float32 of shape []", "expected the float 2.5"]),
+            (2, 1, ["argument 'flag' is the int 1", "expected the bool True"]),
+            (3, torch.ones(3), ["argument 'other' is a tensor of float32 of shape [3]", "expected None"]),
         ],
     )
     def test_numbers(self, numbers, index, value, parts):
@@ -195,7 +197,7 @@ class TestWrongInputs:
     def test_an_integer_that_was_fixed(self):
         program = load(lower(export(Take(), (torch.ones(8), 2))).emit().buffer)
         assert program.run("forward", torch.ones(8), 2)[0].shape == (2,)
-        assert "input 1 is the int 3, expected the int 2" in message_of(
+        assert "argument 'n' is the int 3, expected the int 2" in message_of(
             lambda: program.run("forward", torch.ones(8), 3)
         )
 
@@ -210,7 +212,7 @@ class TestWrongInputs:
             pytest.skip(f"emission refuses it: {error}")
         for given in (2, None):
             message = message_of(lambda given=given: load(content).run("forward", torch.ones(8), given))
-            assert "input 1" in message
+            assert "argument 'n'" in message
             assert "integer" in message
 
     def test_a_value_that_a_kernel_refuses(self):

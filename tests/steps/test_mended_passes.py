@@ -1,4 +1,4 @@
-"""What ExecuTorch's conversion gets wrong: numbers beside tensors, and concatenations of nothing."""
+"""What ExecuTorch's conversion gets wrong: numbers beside tensors, concatenations of nothing, graphs of constants."""
 
 from __future__ import annotations
 
@@ -98,3 +98,23 @@ def test_concatenations_of_nothing_have_sizes(partitioner: Any, fast: bool) -> N
     loaded = load(file)
     for count in (4, 2, 9):
         torch.testing.assert_close(tuple(loaded.run("forward", *given(count))), Empty()(*given(count)))
+
+
+class Constants(torch.nn.Module):
+    """State and constants, but no inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor([2.0]))
+
+    def forward(self) -> Any:
+        self.count.add_(1)
+        return torch.tensor([1.0, 2.0]) + 1, torch.ones(2) * 3, torch.full((2,), 5.0) - 4, self.count * 2
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_constants_keep_their_order_where_there_is_no_input(fast: bool) -> None:
+    model = Constants()
+    loaded = load(lower(export(model, ()), "xnnpack", options=LoweringOptions(fast=fast)).emit().buffer)
+    for _ in range(2):
+        torch.testing.assert_close(loaded.run("forward"), [*model()])

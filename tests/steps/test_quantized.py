@@ -63,7 +63,7 @@ class Attention(Layers):
 def test_one_partitioner_is_enough_for_dynamic_quantisation(
     model: type[Layers], shape: tuple[int, ...], one: int, two: int
 ) -> None:
-    """What docs/quickstart.md says: the same numbers and the same host operators, in fewer partitions."""
+    """What docs/guides/quantised-models.md says: the same numbers and the same host operators, in fewer partitions."""
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
     with warnings.catch_warnings():

@@ -137,7 +137,8 @@ house/docs: python_blocks_run(command-line) python_blocks_run(farm) python_block
     python_blocks_run(partitioners) python_blocks_run(backends) python_blocks_run(graphs) python_blocks_run(rewrites)
     python_blocks_run(running) python_blocks_run(checking) python_blocks_run(testing) python_blocks_run(compat)
     python_blocks_run(dynamo) python_blocks_run(variants) python_blocks_run(memory) python_blocks_run(check)
-    python_blocks_run(quantised-models) python_blocks_run(buckets) python_blocks_run(write-a-rewrite)
+    python_blocks_run(quantised-models) python_blocks_run(buckets) python_blocks_run(on-a-device)
+    python_blocks_run(write-a-rewrite)
 house/types: *
 house/example_package: *
 house/examples: commands_print_what_is_shown(Chat?model?with?three?clients)
@@ -160,6 +161,9 @@ runtime/delegates: ten_thousand_calls_leak_nothing
 runtime/lean: a_wheel_that_looks_different_is_used_by_its_own_wrapper
 runtime/run_limits: a_signal_handler_cannot_call_what_is_running
 fast/on_and_off: files_are_the_same(mobilenet_v2)
+first_day/mistakes: in_a_process_of_its_own
+first_day/users: in_python(vision) in_python(text) in_python(speech) in_python(detector)
+    on_the_command_line(text) on_the_command_line(speech)
 steps/data_dependent_sizes: a_program_is_converted_again_and_again_and_stays_as_it_is
 steps/host_memory: channels_last_are_computed_as_in_eager
 fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it

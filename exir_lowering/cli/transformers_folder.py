@@ -1,0 +1,146 @@
+"""The folder of a transformers model becomes programs: its class, its weights, and inputs by its own conventions."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from exir_lowering.cli.models import export
+from exir_lowering.cli.output import first_line, say
+from exir_lowering.errors import InputError, LoweringError, did_you_mean, few
+
+_TEXT, _CACHE, _SOUND = 512, 1024, 10
+"""Memory is planned for the longest input. Where a model takes longer ones: tokens, a cache of them, seconds."""
+
+
+def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
+    """Return the methods of the model in a folder; InputError if it, or the task, is none that transformers knows."""
+    who = repr(str(folder))
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(f"{who}: the folder of a transformers model needs `pip install transformers`.") from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
+        if model.can_generate() and not config.is_encoder_decoder and model.main_input_name == "input_ids":
+            return _export_decoder(who, model)
+        return {"forward": _export(who, model, *_draw(folder, model))}
+    except (LoweringError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{who}: transformers cannot load or export it: {type(error).__name__}: {first_line(error)[:800]}. A "
+            "function of yours can make the model and its inputs instead: MODEL.py:FUNCTION."
+        ) from error
+
+
+def _find_class(who: str, transformers: Any, config: Any, task: str | None) -> Any:
+    """Return the class that the task, or else the configuration, stands for."""
+    named = (config.architectures or []) if task is None else [task]
+    if len(named) == 1 and hasattr(transformers, named[0]):
+        return getattr(transformers, named[0])
+    if task is None:
+        raise InputError(
+            f"{who}: its config.json names {' and '.join(named) or 'no class'}, expected one class of transformers. "
+            "Give --task, such as --task text-classification, or a class, such as --task BertModel."
+        )
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    known = PIPELINE_REGISTRY.get_supported_tasks()
+    if task not in known:
+        otherwise = f" Known: {', '.join(known)}; and classes of transformers, such as BertModel."
+        raise InputError(f"--task {task!r}: transformers has no such task.{did_you_mean(task, known, otherwise)}")
+    return PIPELINE_REGISTRY.check_task(task)[1]["pt"][0]
+
+
+def _load(who: str, folder: Path, config: Any, kind: Any) -> Any:
+    """Return the model with the folder's weights; those that are missing are random, and it is said."""
+    if not [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]:
+        say(f"Warning: {who} has no weights, only a configuration: the weights are random.", error=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    model, found = kind.from_pretrained(
+        folder, config=config, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
+    if missing := sorted(found["missing_keys"]):
+        say(f"Warning: {who} has no weights for {few(missing, 3)}: these are random.", error=True)
+    return model
+
+
+def _draw(folder: Path, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return inputs by the model's conventions, and which of their sizes vary."""
+    config, main, taken = model.config, model.main_input_name, inspect.signature(model.forward).parameters
+    image, file = getattr(config, "vision_config", config), folder / "preprocessor_config.json"
+    prepared = json.loads(file.read_text()) if file.is_file() else {}
+    texts = [name for name in ("input_ids", "attention_mask") if main == "input_ids" and name in taken]
+    texts += ["decoder_input_ids"] * bool(config.is_encoder_decoder)
+    inputs = {name: torch.ones(1, 8, dtype=torch.long) for name in texts}
+    if main == "pixel_values" or (image is not config and "pixel_values" in taken):
+        size = getattr(image, "image_size", None) or prepared.get("crop_size") or prepared.get("size") or 224
+        if isinstance(size, dict):
+            size = [size.get(side) or size["shortest_edge"] for side in ("height", "width")]
+        sides = [size, size] if isinstance(size, int) else size
+        inputs["pixel_values"] = torch.randn(1, getattr(image, "num_channels", 3), *sides)
+    elif main == "input_features":
+        inputs[main] = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions)
+    elif main == "input_values":
+        inputs[main] = torch.randn(1, _SOUND * prepared.get("sampling_rate", 16000))
+    longest = _longest_text(model, _TEXT)
+    varying = {name: {1: Dim("decoder_length" if "decoder" in name else "length", max=longest)} for name in texts}
+    return inputs, {name: varying.get(name) for name in inputs}
+
+
+def _longest_text(model: Any, most: int) -> int:
+    """Return how long a text may be; some models number positions after that of the padding."""
+    tables = [one for name, one in model.named_modules() if name.endswith("position_embeddings")]
+    before = max((one.padding_idx + 1 for one in tables if getattr(one, "padding_idx", None) is not None), default=0)
+    text = model.config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", getattr(text, "max_target_positions", most))
+    return min(most, longest - before)
+
+
+def _export(who: str, model: Any, inputs: dict[str, torch.Tensor], shapes: dict[str, Any]) -> ExportedProgram:
+    """Export through transformers' exporter, where the installed version has one."""
+    model.config.use_cache = False
+    sizes = (f"{name} {[*value.shape] if shapes[name] is None else '[1, length]'}" for name, value in inputs.items())
+    longest = f", length at most {_longest_text(model, _TEXT)}" if any(shapes.values()) else ""
+    say(f"Note: {who}: {type(model).__name__} with {', '.join(sizes)}{longest}.", error=True)
+    try:
+        from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
+
+        exporter = DynamoExporter()
+    except ImportError:
+        return export(who, model, (), inputs, shapes)
+    found = exporter.export(model, inputs, DynamoConfig(dynamic_shapes=shapes))
+    program: ExportedProgram = getattr(found, "program", found)
+    return program
+
+
+def _export_decoder(who: str, model: Any) -> dict[str, ExportedProgram]:
+    """Return two programs that share a cache: `forward` takes a prompt of any length, `step` a token."""
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
+
+    longest = _longest_text(model, _CACHE)
+    model.generation_config.update(cache_implementation="static")
+    cached = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=longest).model.eval()
+    about = f"{type(model).__name__} with a cache of {longest} tokens: forward takes a prompt, step one token"
+    say(f"Note: {who}: {about}, each with the position at which it begins.", error=True)
+    tokens, start = torch.ones(1, 8, dtype=torch.long), torch.tensor([0])
+    prompt, token = ({"input_ids": given, "cache_position": start} for given in (tokens, tokens[:, :1]))
+    shapes = {"input_ids": {1: Dim("length", max=longest - 1)}, "cache_position": None}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
+        return {
+            "forward": export(who, cached, (), prompt, shapes, strict=True),
+            "step": export(who, cached, (), token, None, strict=True),
+        }

@@ -1,0 +1,211 @@
+"""Mistakes of the first day, and the words that answer them: what was wrong, and what to do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from torch.export import Dim, export
+
+import exir_lowering
+from exir_lowering.cli import main
+
+SECONDS = 2.0
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 8)
+        self.drop = torch.nn.Dropout(0.1)
+        self.label = torch.nn.Linear(8, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.label(self.drop(self.embed(input_ids) * attention_mask.unsqueeze(-1)))}
+
+
+IDS, MASK = torch.ones(1, 8, dtype=torch.long), torch.ones(1, 8)
+MODULE = """
+import torch
+
+def make():
+    return None
+
+def broken():
+    raise OSError("no weights here")
+"""
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The things that a user has on the first day, in a folder that the commands run in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("first_day"))
+        yield _things()
+
+
+def _things() -> SimpleNamespace:
+    length = Dim("length", min=2, max=16)
+    sizes = {"input_ids": {1: length}, "attention_mask": {1: length}}
+    example = {"input_ids": IDS, "attention_mask": MASK}
+    program = export(Tagger().eval(), (), example, dynamic_shapes=sizes)
+    lowered = exir_lowering.lower(program, "xnnpack")
+    artifact = lowered.emit()
+    artifact.save("m.pte")
+    lowered.emit(external_weights="weights").save("apart.pte")
+    torch.export.save(program, "m.pt2")
+    net = torch.nn.Linear(4, 4).eval()
+    other = export(net, (torch.ones(1, 4),))
+    torch.export.save(other, "other.pt2")
+    torch.save(net.state_dict(), "weights.pt")
+    torch.save([IDS], "one.pt")
+    Path("text.pt2").write_text("version https://git-lfs.github.com/spec/v1\n")
+    Path("net.py").write_text(MODULE)
+    Path("empty").mkdir()
+    return SimpleNamespace(
+        program=program, lowered=lowered, artifact=artifact, loaded=exir_lowering.load("m.pte"), net=net, other=other
+    )
+
+
+def trained() -> Any:
+    return export(Tagger().train(), (IDS, MASK))
+
+
+def unbounded() -> Any:
+    n = Dim("n")
+    return export(Tagger().eval(), (IDS, MASK), dynamic_shapes=({1: n}, {1: n}))
+
+
+def run(*inputs: Any, **named: Any) -> Callable[[SimpleNamespace], Any]:
+    return lambda at: at.loaded.run("forward", *inputs, **named)
+
+
+IN_PYTHON: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
+    "a float for an int": (run(IDS.float(), MASK), "'input_ids'.*float32.*expected .*int64.*Convert it with .to"),
+    "numpy's float64": (run(IDS.numpy(), numpy.ones((1, 8))), "'attention_mask'.*float64.*expected .*float32"),
+    "too few inputs": (run(IDS), "attention_mask"),
+    "too many inputs": (run(IDS, MASK, MASK), "3 inputs, expected 2"),
+    "a wrong name": (run(input_idz=IDS, attention_mask=MASK), "input_idz.*input_ids"),
+    "a list of numbers": (run([1, 2], MASK), "'input_ids'.*list.*expected a tensor"),
+    "beyond the largest size": (run(IDS.repeat(1, 3), MASK.repeat(1, 3)), "'input_ids'.*24, more than 16"),
+    "below the least size": (run(IDS[:, :1], MASK[:, :1]), "input_ids.*1.*2"),
+    "sizes of one Dim that differ": (run(IDS, MASK[:, :7]), "attention_mask.*7.*8|input_ids.*8.*7"),
+    "a batch that was fixed": (run(IDS.repeat(2, 1), MASK.repeat(2, 1)), "'input_ids'.*dimension 0 is 2"),
+    "no batch dimension": (run(IDS[0], MASK[0]), "'input_ids'.*1 dimensions, not 2"),
+    "a misspelt method": (lambda at: at.loaded.run("forwrd", IDS, MASK), "Did you mean 'forward'"),
+    "an output that is not there": (lambda at: at.loaded.run("forward", IDS, MASK)["logit"], "logits"),
+    "a file that is not there": (lambda at: exir_lowering.load("nothing.pte"), "there is no such file"),
+    "a .pt2 for a .pte": (lambda at: exir_lowering.load("m.pt2"), "not lowered yet.*exir-lower lower"),
+    "an artifact for a file": (lambda at: exir_lowering.load(at.artifact), r"Pass its \.buffer"),
+    "what lower returns for a file": (lambda at: exir_lowering.verify(at.lowered, at.program), r"Pass its \.emit\(\)"),
+    "weights that are in another file": (
+        lambda at: exir_lowering.load("apart.pte"),
+        "Pass its path as data=.*weights.ptd",
+    ),
+    "a module for a program": (lambda at: exir_lowering.lower(at.net, "xnnpack"), "Export the module first"),
+    "a path for a program": (lambda at: exir_lowering.lower("m.pt2", "xnnpack"), "torch.export.load"),
+    "a class for a partitioner": (lambda at: exir_lowering.lower(at.other, XnnpackPartitioner), "Create an instance"),
+    "a misspelt partitioner": (lambda at: exir_lowering.lower(at.other, "xnnpak"), "Did you mean 'xnnpack'"),
+    "a percentage for a share": (
+        lambda at: exir_lowering.LoweringOptions(require_coverage=95),
+        "a share between 0 and 1",
+    ),
+    "a folder that is not there": (lambda at: at.artifact.save("nowhere/m.pte"), "nowhere.*Create it first"),
+    "no eval()": (lambda at: exir_lowering.plan(trained(), "xnnpack"), r"model\.eval\(\)"),
+    "no upper bound": (lambda at: exir_lowering.plan(unbounded(), "xnnpack"), "a Dim that has a max"),
+    "the program of another file": (lambda at: exir_lowering.verify("m.pte", at.other), "made from another program"),
+    "no calibration": (lambda at: exir_lowering.quantize(at.other), "or dynamic=True"),
+    "a method for a constant": (lambda at: at.lowered.emit(constant_methods={"forward": 1}), "choose other names"),
+}
+"""What is done, and the words of the error, of a warning, or of what is printed."""
+
+ON_THE_COMMAND_LINE = {
+    "lowr m.pt2": "no command 'lowr'. Did you mean 'lower'",
+    "convert m.pt2": "no command 'convert'. Did you mean 'lower'",
+    "diff m.pte apart.pte": "no command 'diff'. Did you mean 'inspect A B'",
+    "lower m.pt2 --partitoner xnnpack -o x.pte": "Did you mean '--partitioner'",
+    "lower m.pt2 -p xnnpack": "-o",
+    "lower m.pt2 -p xnnpak -o x.pte": "Did you mean 'xnnpack'",
+    "lower m.pt2 -p nowhere:make -o x.pte": "No module named 'nowhere'",
+    "lower m.pt2 -p xnnpack --rewrites saef -o x.pte": "Did you mean 'safe'",
+    "lower m.pt2 -p ethos-u -o x.pte": "pip install",
+    "lower text.pt2 -p xnnpack -o x.pte": "text.pt2.*(another kind of file|no zip)",
+    "lower weights.pt -p xnnpack -o x.pte": "weights.pt.*torch.save",
+    "lower nothing.pt2 -p xnnpack -o x.pte": "no file 'nothing.pt2'",
+    "lower m.pt2 -p xnnpack -o nowhere/x.pte": "no directory 'nowhere'. Create it first",
+    "lower m.pte -p xnnpack -o x.pte": "already lowered, for `exir-lower run`",
+    "lower net.py -p xnnpack -o x.pte": "net.py:",
+    "lower net.py:mak -p xnnpack -o x.pte": "make",
+    "lower net.py:make -p xnnpack -o x.pte": "NoneType|None",
+    "lower net.py:broken -p xnnpack -o x.pte": "no weights here",
+    "lower empty -p xnnpack -o x.pte": "config.json",
+    "lower m.pt2 other.pt2 -p xnnpack -o x.pte": "METHOD=",
+    "run m.pt2": "not lowered yet.*exir-lower lower",
+    "run m.pte --method forwrd": "Did you mean 'forward'",
+    "run m.pte --inputs one.pt": "attention_mask",
+    "verify m.pte other.pt2": "made from another program",
+    "quantize m.pt2 -o x.pt2": "--dynamic",
+    "check m.pte --runtime 9.9": "1.5.1",
+    "bench nothing.pte": "no file 'nothing.pte'",
+}
+"""Commands, and the words that answer them: none of them is right."""
+
+
+@pytest.mark.parametrize("mistake", IN_PYTHON)
+def test_in_python(mistake: str, at: SimpleNamespace) -> None:
+    action, words = IN_PYTHON[mistake]
+    start = time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            said = str(action(at))
+        except (exir_lowering.LoweringError, LookupError, TypeError) as error:
+            said = str(error)
+    _check(" ".join([said, *(str(one.message) for one in caught)]), words, start)
+
+
+@pytest.mark.parametrize("command", ON_THE_COMMAND_LINE)
+def test_on_the_command_line(command: str, at: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.process_time()
+    assert main(shlex.split(command)) != 0
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err and "damaged" not in printed.err
+    _check(printed.out + printed.err, ON_THE_COMMAND_LINE[command], start)
+    assert len(printed.err.splitlines()) <= 12, printed.err
+
+
+def _check(said: str, words: str, start: float) -> None:
+    lasted = time.process_time() - start
+    assert re.search(words, " ".join(said.split())), said
+    assert lasted < SECONDS, lasted
+
+
+CHEAP = ("lower m.pt2 -p xnnpak -o x.pte", "lower text.pt2 -p xnnpack -o x.pte", "lowr m.pt2")
+
+
+@pytest.mark.parametrize("command", CHEAP)
+def test_in_a_process_of_its_own(command: str, at: SimpleNamespace) -> None:
+    """Most of what it takes is to import torch, if it is imported at all."""
+    torch_alone = _seconds("import torch")
+    code = f"from exir_lowering.cli import main; main({shlex.split(command)!r})"
+    assert _seconds(code) < torch_alone + SECONDS
+
+
+def _seconds(code: str) -> float:
+    """Return how long an interpreter computes that runs some code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport time\nprint(time.process_time())"], capture_output=True, text=True
+    )
+    return float(done.stdout.split()[-1])
