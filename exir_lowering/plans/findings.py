@@ -73,8 +73,8 @@ class Section:
 def find(method: MethodPlan) -> Iterator[Section]:
     """Yield what a plan says of a method, what helps most first."""
     own = {node.name: shown.place(node.source) for node in method.nodes}
-    advice = [Finding(*one.rsplit(": ", 1)) for one in method.advice]
-    author, left, done, legal, peak = ([] for _ in range(5))  # type: tuple[list[Finding], ...]
+    advice = [Finding(what, gain) for what, _, gain in (one.rpartition(": ") for one in method.advice)]
+    author, left, done, legal, peak = (list[Finding]() for _ in range(5))
     for refused in _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice)):
         one = refused[0]
         why = f"{one.reason}{'; ' if one.advice else ''}{one.advice}"

@@ -66,7 +66,7 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
 
 
 def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, EdgeMethod]]:
-    names = {node.node for node in (*planned.host, *planned.legalized)}
+    names = {one.node for one in planned.host} | {one.node for one in planned.legalized}
     host = [node for path, node in graphs.every_node(method.program.graph_module) if node.name in names and not path]
     views = {node.name for node in host if _has_a_size(node)}
     read = (pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host)
