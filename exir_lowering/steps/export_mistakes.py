@@ -15,10 +15,11 @@ from exir_lowering.steps.provenance import list_narrowed
 
 
 def list_mistakes(methods: Sequence[EdgeMethod]) -> tuple[str, ...]:
-    """Return what to tell of methods: once of the variants of one."""
-    given = {id(method.converted_from): method for method in reversed(methods)}
-    training = (text for method in reversed(given.values()) for text in _in_training(method))
-    return (*training, *(str(one) for one in list_narrowed([*reversed(given.values())]) if one.given[1] is None))
+    """Return what to tell of methods that torch.export made: once of the variants of one."""
+    found = {id(one.converted_from): one for one in reversed(methods) if one.converted_from is not None}
+    given = [*reversed(found.values())]
+    training = (text for method in given for text in _in_training(method))
+    return (*training, *(str(one) for one in list_narrowed(given) if one.given[1] is None))
 
 
 def warn(mistakes: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ the partitioners refuse is not advised. No backend is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,34 +60,37 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
             words.update(dict.fromkeys(advice for advice, _ in new))
             assumed.update((match[1], match[2]) for _, match in new)
             last = attempted(" and ".join(words), given, assumed) if new else None
-    for what, changed in _changes(method, planned) if planned.host else ():
+    for what, change in _changes(method, planned) if planned.host else ():
         with suppress(LoweringError):
-            attempted(what, changed, {})
+            attempted(what, change(method), {})
     return tuple(found)
 
 
-def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, EdgeMethod]]:
+def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Callable[[EdgeMethod], EdgeMethod]]]:
     names = {one.node for one in planned.host} | {one.node for one in planned.legalized}
     host = [node for path, node in graphs.every_node(method.program.graph_module) if node.name in names and not path]
-    views = {node.name for node in host if _has_a_size(node)}
     read = (pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host)
     dtypes = {value.dtype for values in read for value in values if isinstance(value, FakeTensor)}
     if not method.partitioners:
-        yield 'give a partitioner, "xnnpack"', _with_xnnpack(method)
+        yield 'give a partitioner, "xnnpack"', _with_xnnpack
     elif not dtypes.isdisjoint(_OTHERS):
-        yield "export it in float32, after model.float()", _in_float32(method)
+        yield "export it in float32, after model.float()", _in_float32
     if torch.bfloat16 in dtypes and planned.partitioners == ("XnnpackPartitioner",):
-        yield "give xnnpack(enable_bf16=True), for a runtime that has it", _with_xnnpack(method, enable_bf16=True)
-    if views and method.partitioners:
-        program = private_copy(method.program)
-        for node in (node for node in program.graph.nodes if node.name in views):
-            shape: Any = node.args[1]
-            node.update_arg(1, [-1 if isinstance(size, Node) else size for size in shape])
-        yield "write -1 for the dynamic size of a view", replace(method, program=program)
+        yield "give xnnpack(enable_bf16=True), for a runtime that has it", partial(_with_xnnpack, enable_bf16=True)
+    if method.partitioners and (views := {node.name for node in host if _has_a_size(node)}):
+        yield "write -1 for the dynamic size of a view", partial(_with_unknown_size, views=views)
 
 
 def _with_xnnpack(method: EdgeMethod, **options: bool) -> EdgeMethod:
     return replace(method, partitioners=(registry.load(registry.PARTITIONERS, "xnnpack")(**options),))
+
+
+def _with_unknown_size(method: EdgeMethod, views: Collection[str]) -> EdgeMethod:
+    program = private_copy(method.program)
+    for node in (node for node in program.graph.nodes if node.name in views):
+        shape: Any = node.args[1]
+        node.update_arg(1, [-1 if isinstance(size, Node) else size for size in shape])
+    return replace(method, program=program)
 
 
 def _has_a_size(node: Node) -> bool:
