@@ -171,8 +171,8 @@ def _read_sharing(text: str) -> ShareState:
 
 def warn_of_narrowed(report: Report) -> None:
     """Say which sizes of an input the conversion did not take into account; programs of files mostly keep theirs."""
-    if report.narrowed:
-        first, *others = report.narrowed
+    if found := [one for one in report.narrowed if one.given[1] is not None]:  # of the others, `lower` warns
+        first, *others = found
         say(f"warning: {first}{f' (and {len(others)} more dimensions)' if others else ''}.", error=True)
 
 
