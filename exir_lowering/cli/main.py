@@ -49,8 +49,8 @@ _MEANT: Mapping[str, str] = {
 
 _SELDOM = """
 trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
-keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
-against_data
+keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
+unavailable against_data
 """
 """The options that a command's `--help` only names."""
 
