@@ -71,12 +71,12 @@ def execute(arguments: argparse.Namespace) -> int:
     inputs = None if arguments.inputs is None else find_file(arguments.inputs)
     if arguments.warm_up < 0 or (arguments.runs is not None and arguments.runs < 2):
         raise InputError("bench: expected --warm-up of at least 0 and --runs of at least 2.")
-    context, wanted = multiprocessing.get_context("spawn"), (arguments.method, inputs, arguments.seed)
+    context, method, seed = multiprocessing.get_context("spawn"), arguments.method, arguments.seed
     with contextlib.ExitStack() as stack:  # a process for each file: what it takes does not depend on what ran before
         made = [ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) for _ in given]
         pools = [stack.enter_context(pool) for pool in made]
         try:
-            opening = [pool.submit(_open, *files, *wanted) for pool, files in zip(pools, given, strict=True)]
+            opening = [pool.submit(_open, *one, method, inputs, seed) for pool, one in zip(pools, given, strict=True)]
             figures = [one.result() for one in opening]
             times = _measure(pools, arguments.warm_up, arguments.runs)
             for figure, pool, measured in zip(figures, pools, times, strict=True):

@@ -51,8 +51,8 @@ def execute(arguments: argparse.Namespace) -> int:
         show(report, arguments.json, report.summary if arguments.summary else None)
     else:
         form = "to_json" if arguments.json else "summary" if arguments.summary else "to_text"
-        texts = [getattr(one, form)().splitlines() for one in (report, inspect(other))]
-        print("\n".join(difflib.unified_diff(*texts, str(source), str(other), lineterm="")))
+        old, new = (getattr(one, form)().splitlines() for one in (report, inspect(other)))
+        print("\n".join(difflib.unified_diff(old, new, str(source), str(other), lineterm="")))
     if kernels is not None:
         say(f"{describe_written(kernels)}.", error=arguments.json)
     return OK

@@ -154,12 +154,11 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, in which options that are seldom used are only named, unless all are asked for."""
-        more = [
-            action for action in self._actions if action.dest in _SELDOM.split() and "--help-all" not in self._given
-        ]
-        if len(more) > 1:
-            names = ", ".join(action.option_strings[-1] for action in more)
-            self.epilog = f"{textwrap.fill(f'more options, which --help-all describes: {names}', 80)}\n\n{self.epilog}"
+        more = [action for action in self._actions if action.dest in _SELDOM.split()]
+        if len(more) > 1 and "--help-all" not in self._given:
+            names = ", ".join(name for action in more for name in action.option_strings if name.startswith("--"))
+            told = textwrap.fill(f"more options, which --help-all describes: {names}", 80, break_on_hyphens=False)
+            self.epilog = f"{told}\n\n{self.epilog}"
             for action in more:
                 action.help = argparse.SUPPRESS
         return super().format_help()
@@ -184,7 +183,7 @@ class _Version(argparse.Action):
 
 
 def _make_parser() -> _Parser:
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",

@@ -197,12 +197,12 @@ def _judge(
 ) -> RuntimeCompatibility:
     found, ran = list[Finding](), list[str]()
     for name, one in required.items():
-        listed = [*_find(target, name, one)]
+        own = [*_find(target, name, one)]
         # One run does not take both ways at a jump.
-        if run and {each.verdict for each in listed} == {"unknown"} and Form(_WORDS[JUMP]) not in one.forms:
+        if run and {each.verdict for each in own} == {"unknown"} and Form(_WORDS[JUMP]) not in one.forms:
             ran += [name] * run(name)
-            listed = [*_find(target, name, one, name in ran)]
-        found += listed
+            own = [*_find(target, name, one, name in ran)]
+        found += own
     found.sort(key=lambda each: (-_ORDER.index(each.verdict), each.what))
     methods = {name: worst(each.verdict for each in found if each.method == name) for name in required}
     libraries = {target.release.kernels.get(form.name, "") for one in required.values() for form in one.forms}

@@ -19,6 +19,12 @@ from exir_lowering.runtime.inputs import FLAT, NESTED, as_tensor, describe
 
 def bind(where: str, method: MethodSpec, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     """Return the inputs of a call, flat; InputError if one is missing or surplus. Plain values may be left out."""
+    if named or len(given) != len(method.inputs) or any(isinstance(value, NESTED) for value in given):
+        given = _match(where, method, given, named)
+    return [as_tensor(value) if one.kind == TENSOR else value for one, value in zip(method.inputs, given, strict=True)]
+
+
+def _match(where: str, method: MethodSpec, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     names = [one.name for one in method.signature.inputs]
     places = {form: place for place, name in enumerate(names) for form in (_plain(name), name)}
     flat: list[Any] = []
@@ -41,7 +47,7 @@ def bind(where: str, method: MethodSpec, given: Sequence[Any], named: Mapping[st
         hints = hints[:1] + [f" {FLAT}"] * any(isinstance(value, NESTED) for value in (*given, *named.values()))
         count = f"{len(bound)} input{'' if len(bound) == 1 else 's'}, expected {len(names)}"
         raise InputError(f"{where}: got {count}{f' ({listed})' if listed else ''}.{''.join(hints)}")
-    return [as_tensor(found[place]) if one.kind == TENSOR else found[place] for place, one in enumerate(method.inputs)]
+    return [found[place] for place in range(len(names))]
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:

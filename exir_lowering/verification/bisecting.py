@@ -34,8 +34,17 @@ from exir_lowering.steps import arguments
 from exir_lowering.steps.session import Progress, Session
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
-from exir_lowering.verification.checking import Comparison, conclude, read
-from exir_lowering.verification.results import QUANTIZED, Culprit, Kind, Suspect, Verification, Where, problems
+from exir_lowering.verification.checking import Comparison, conclude, find_kernels, read
+from exir_lowering.verification.results import (
+    QUANTIZED,
+    Culprit,
+    Kind,
+    Suspect,
+    Verification,
+    Where,
+    describe_apart,
+    problems,
+)
 from exir_lowering.verification.subjects import match, read_inputs
 
 PATIENCE = 300.0
@@ -104,6 +113,12 @@ class _Outcome:
         tallies = self.comparison.tallies.values() if self.comparison is not None else ()
         return next((found for tally in tallies if (found := tally.failed or tally.replay)), ())
 
+    @property
+    def score(self) -> float:
+        """How far its outputs are off at most, as a multiple of what is allowed."""
+        tallies = self.comparison.tallies.values() if self.comparison is not None else ()
+        return max((found.score for tally in tallies for found, *_ in tally.worst.values()), default=0.0)
+
     def describe(self) -> str:
         """Say what is wrong."""
         if self.error or self.comparison is None:
@@ -136,6 +151,12 @@ class _Search:
     advance: Callable[[], None] = lambda: None
     smallest: tuple[LoweredMethods, _Outcome] | None = None  # the last one that was wrong
 
+    @property
+    def _for_pieces(self) -> LoweringOptions:
+        """The options for less than the whole."""
+        options = replace(self.options, assume={}, require_coverage=0.0, require_memory=None)
+        return replace(options, on_backend_error="raise", progress=False)
+
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""
         self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
@@ -149,6 +170,9 @@ class _Search:
         if comparison is not None:
             generated = self.inputs is None
             self.verification = conclude(comparison, generated=generated, complete=complete)
+        if not self.whole.kind and self.verification is not None and self.verification.apart:
+            self.whole = replace(self.whole, kind="off", error=" ".join(describe_apart(self.verification)))
+            return self._conclude("host")
         if not self.whole.kind:
             return self._conclude("")
         self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
@@ -218,8 +242,7 @@ class _Search:
         kept = {(one.method, one.backend_id, one.node.name) for unit in chosen for one in self.units[unit]}
         known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
-        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0)
-        session = Session(replace(options, on_backend_error="raise", progress=False))
+        session = Session(replace(self._for_pieces, rewrites="none"))
 
         def leave_out(method: str, backend_id: str, node: str) -> str | None:  # not a getitem, which is not known
             left = (method, node) in known and (method, backend_id, node) not in kept
@@ -237,7 +260,9 @@ class _Search:
             outcome = self._execute(file)
         except LoweringError:  # a backend does not take a piece
             return None
-        if outcome.kind == self.whole.kind:
+        # What is half as wrong without any backend is not an operator's in one, though it is allowed alone.
+        most = not chosen and self.whole.kind == "off" and outcome.score > self.whole.score / 2
+        if outcome.kind == self.whole.kind or most:
             self.smallest = lowered, outcome
             return True
         return False if outcome.kind in ("", "off") else None
@@ -283,10 +308,13 @@ class _Search:
 
     def _conclude(self, where: Where, found: _Units = ()) -> Culprit:
         _, outcome = self.smallest or (None, self.whole)
+        error, kernels = outcome.describe() or self.whole.describe(), ""
+        if where == "host" and outcome.comparison is not None and outcome.kind in ("off", "fails"):
+            find_kernels(outcome.comparison, self._for_pieces)
+            kernels = "".join(f" {tally.kernel}." for tally in outcome.comparison.tallies.values() if tally.kernel)
         suspects = [suspect for unit in reversed(found) for suspect in self.units[unit]]
         suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
-        error, tries = outcome.describe(), self.lowerings
-        return Culprit(self.whole.kind, where, tuple(suspects), error, tries, self.verification)
+        return Culprit(self.whole.kind, where, tuple(suspects), error + kernels, self.lowerings, self.verification)
 
 
 def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None:

@@ -41,7 +41,7 @@ _ALONG: dict[str, tuple[int, int, bool]] = {
     **dict.fromkeys(("select_scatter", "slice_scatter"), (2, 3, True)),
     "take_along_dim": (2, 1, False),
 }
-_MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
+MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _added(user: Node, value: Node) -> int | None:
     name, dtype = _name(user), _dtype(user)
     first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
     if graphs.is_getitem(user) or (
-        name in _MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
+        name in MOVING and first and (dtype is None or not (dtype.is_floating_point or dtype == torch.bool))
     ):
         return 0
     if name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
@@ -100,44 +100,46 @@ def _use_of(program: ExportedProgram, user: Node, value: Node, offset: int) -> I
     elif name in ("item", "_local_scalar_dense"):
         bound = bounds_of(program, user.meta.get("val"))[1]
         yield Use(None if bound is None else max(0, bound - offset))
-    elif name in _COMPARING or (name in _MOVING and dtype == torch.bool):
+    elif name in _COMPARING or (name in MOVING and dtype == torch.bool):
         yield Use(compares=True)
-    elif dtype is not None and dtype.is_floating_point:
+    elif _is_float(user):
         yield Use(counts=True)
-    elif name not in _MOVING and not graphs.is_getitem(user):
+    elif name not in MOVING and not graphs.is_getitem(user):
         yield Use()
 
 
 def find_mask(placeholder: Node) -> str:
     """Return whether an input says what attention sees: "added" to scores, "counted" as 0 or 1; "" for neither."""
-    reached = [placeholder]
+    reached, floats = [placeholder], _is_float(placeholder)
     for value in reached:
         for user in value.users:
-            name, added = _name(user), value.meta["val"].is_floating_point()
-            if name == "scaled_dot_product_attention" and graphs.argument(user, "attn_mask") is value and added:
+            name, args = _name(user), user.args
+            attends = name == "scaled_dot_product_attention" and graphs.argument(user, "attn_mask") is value
+            softens = name == "add" and any(map(_is_score, user.all_input_nodes)) and _is_softened(user)
+            if floats and (attends or softens):
                 return "added"
-            if name == "add" and added and any(map(_is_score, user.all_input_nodes)) and _is_softened(user):
-                return "added"
-            closes = any(isinstance(factor, (int, float)) and factor <= -1000 for factor in user.args)  # 1 - mask
-            if (name == "mul" and closes) or (value is not placeholder and _dtype(user) == torch.bool):
+            closes = name == "mul" and any(isinstance(one, (int, float)) and one <= -1000 for one in args)  # 1 - mask
+            if closes or (not floats and value is not placeholder and _dtype(user) == torch.bool):
                 return "counted"
-            if name in _MOVING or name in ("rsub", "sub"):
-                reached += [] if user in reached else [user]
+            if (name in MOVING or name in ("rsub", "sub")) and user not in reached:
+                reached.append(user)
     return ""
 
 
 def _is_score(node: Node) -> bool:
     """Return whether a value is a product of matrices, scaled and moved."""
-    while _name(node) in _MOVING or _name(node) in ("mul", "div", "add"):
-        if not isinstance(node.args[0], Node):
-            return False
-        node = node.args[0]
-    return _name(node) in ("matmul", "bmm", "baddbmm", "einsum")
+    name = _name(node)
+    further = name in MOVING or name in ("mul", "div", "add")
+    return name in ("matmul", "bmm", "baddbmm", "einsum") or (further and any(map(_is_score, node.all_input_nodes)))
 
 
 def _is_softened(node: Node) -> bool:
-    names = {user: _name(user) for user in node.users}
-    return any("softmax" in name or (name in _MOVING and _is_softened(user)) for user, name in names.items())
+    names = ((user, _name(user)) for user in node.users)
+    return any("softmax" in name or (name in {*MOVING, "add"} and _is_softened(user)) for user, name in names)
+
+
+def _is_float(node: Node) -> bool:
+    return (dtype := _dtype(node)) is not None and (dtype.is_floating_point or dtype.is_complex)
 
 
 def _indexed(user: Node, value: Node, name: str) -> tuple[int | None, bool]:
@@ -220,6 +222,11 @@ class Draw:
         """Return numbers that rise evenly, element by element."""
         return torch.linspace(low, high, self.count).reshape(self.shape)
 
+    def places(self) -> torch.Tensor:
+        """Return for each element how far along the last dimension it is, from 0 to 1."""
+        size = self.shape[-1] if self.shape else 1
+        return (torch.arange(size) / max(size, 1)).expand(self.shape)
+
     def full(self, value: float) -> torch.Tensor:
         """Return one number everywhere; each call has another multiple of it."""
         return torch.full(self.shape, value * (1 + self.call))
@@ -284,7 +291,9 @@ _MASKS: Mapping[str, Fill] = {
     "random mask": lambda draw: draw.integers(0, 1),
     "mask of ones": lambda draw: torch.ones(draw.shape),
     "mask of zeros": lambda draw: torch.zeros(draw.shape),
-    "mask of the first half": lambda draw: (torch.arange(draw.count) < (draw.count + 1) // 2).reshape(draw.shape),
+    "mask of the first half": lambda draw: draw.places() < 0.5,
+    "mask of the last half": lambda draw: draw.places() >= 0.5,
+    "mask of the first position": lambda draw: draw.places() <= 0,
 }
 
 
@@ -365,12 +374,9 @@ class Generated:
         self._limit: int | None = None  # the greatest integer that PyTorch took where it refused greater ones
         kinds: list[Mapping[str, Fill] | None] = []
         for node, fixed in zip(subject.inputs, subject.convention.inputs, strict=True):
-            value: Any = node.meta.get("val")
-            whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-            use = find_use(subject.program, node) if whole and value.dtype != torch.bool else Use()
+            use = Use() if _is_float(node) or _dtype(node) in (None, torch.bool) else find_use(subject.program, node)
             self._uses.append(use)
-            mask = find_mask(node) if isinstance(value, torch.Tensor) and use.high is None else ""
-            kinds.append(None if fixed is not None else _patterns(value, use, mask))
+            kinds.append(None if fixed is not None or _dtype(node) is None else _patterns(node, use))
         loose = (_POSITIONS, _WRITTEN, _INTEGERS, _COUNTS)
         self._limited = [
             not use.exact and any(kind is one for one in loose) for kind, use in zip(kinds, self._uses, strict=True)
@@ -419,15 +425,15 @@ class Generated:
         return made
 
 
-def _patterns(value: Any, use: Use, mask: str) -> Mapping[str, Fill] | None:
-    if not isinstance(value, torch.Tensor):
-        return None
+def _patterns(placeholder: Node, use: Use) -> Mapping[str, Fill]:
+    value = placeholder.meta["val"]
+    mask = find_mask(placeholder) if use.high is None and value.dim() else ""
     if mask == "added":
         return _ADDED
-    if (value.dtype.is_floating_point or value.dtype.is_complex) and not mask:
-        return _NUMBERS
     if value.dtype == torch.bool or use.compares or mask:
         return _MASKS
+    if _is_float(placeholder):
+        return _NUMBERS
     if use.high is not None:
         return _WRITTEN if use.writes else _POSITIONS
     if value.dtype.itemsize == 1:

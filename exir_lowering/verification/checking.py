@@ -22,6 +22,7 @@ from torch.fx import Interpreter, Node
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import files
 from exir_lowering.pte.manifest import METHOD
@@ -30,7 +31,7 @@ from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
-from exir_lowering.verification.eager import Eager, find_sharing
+from exir_lowering.verification.eager import Eager, find_sharing, list_apart
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
@@ -93,7 +94,29 @@ def verify(
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, load, tolerance, opened=opened)
         comparison.run(calls)
+        find_kernels(comparison, LoweringOptions())
     return conclude(comparison, generated=inputs is None, complete=True)
+
+
+def find_kernels(comparison: Comparison, options: LoweringOptions) -> None:
+    """Note the first operator of each method that is off which is wrong by itself on the host."""
+    programs = {name: subject.program for name, subject in comparison.subjects.items()}
+    for name, tally in comparison.tallies.items():
+        calls, kernels, found = tally.replay or tally.failed, tally.subject.spec.operators, list[str]()
+        if calls and kernels:
+            from exir_lowering.verification.kernels import Trials  # with the compiler
+
+            eager = Eager(programs, find_sharing(comparison.file))
+            for call in calls[:-1]:
+                eager.run(call.method, call.inputs)
+            eager.run(name, calls[-1].inputs, partial(Trials, found, kernels, options, _is_wrong))
+            tally.kernel = "".join(found)
+
+
+def _is_wrong(program: ExportedProgram, file: ProgramFile, inputs: list[Any]) -> bool:
+    comparison = Comparison(file, match(program, file), partial(open_file, file, {}), None)
+    comparison.run({"forward": [inputs]})
+    return comparison.is_off
 
 
 def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Verification:
@@ -101,7 +124,7 @@ def conclude(comparison: Comparison, *, generated: bool, complete: bool) -> Veri
     file, tallies = comparison.file, comparison.tallies
     methods = {name: tally.result() for name, tally in tallies.items() if tally.calls or complete}
     rest = tuple(name for name in file.methods if name not in tallies and not (file.manifest and name == METHOD))
-    return Verification(file.name, SEED if generated else None, MappingProxyType(methods), rest)
+    return Verification(file.name, SEED if generated else None, MappingProxyType(methods), rest, comparison.apart)
 
 
 def read(source: object, data: files.Given) -> ProgramFile:
@@ -133,6 +156,7 @@ class _Tally:
     skipped: int = 0
     reason: str = ""
     problem: str = ""
+    kernel: str = ""
     furthest: float = 1.0  # the score of the call that is the furthest off
     replay: tuple[Call, ...] = ()  # that call, behind those before it in its case
     failed: tuple[Call, ...] = ()  # the same for the first call in which the file failed
@@ -157,7 +181,7 @@ class _Tally:
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason if self.skipped else ""
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem)
+        return MethodResult(name, outputs, *counts, *kinds, self.problem, self.kernel)
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]
@@ -191,7 +215,8 @@ class Comparison:
         """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
         self.program = opened or load()
-        self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
+        programs, sharing = {name: one.program for name, one in subjects.items()}, find_sharing(file)
+        self.eager, self.apart = Eager(programs, sharing), list_apart(programs, sharing)
         self._fresh = True
         self._history: list[Call] = []  # those of this case so far
         self.tallies = {

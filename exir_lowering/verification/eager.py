@@ -172,6 +172,40 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
     return {place: key for place, key in keys.items() if key in state}
 
 
+def list_apart(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> dict[str, tuple[str, ...]]:
+    """Return the state that is one in eager PyTorch and not in the file, by name, with the methods that use it.
+
+    That is what was one memory at export. Of programs that come from several files, it is what has one name if all
+    weights of one name are the same.
+    """
+    eager, own = _state_keys(programs, {name: {} for name in programs}), _state_keys(programs, sharing)
+    groups: dict[Hashable, dict[tuple[str, str], tuple[str, Any]]] = {}
+    weights: dict[str, dict[str, torch.Tensor]] = {}
+    for name, program in programs.items():
+        for node, spec in graphs.lifted_inputs(program).items():
+            place, target, value = (name, node.name), str(spec.target), graphs.lifted_value(program, spec.target)
+            if place in eager and node.users:
+                groups.setdefault(eager[place], {})[place] = target, memory_key(value)
+            elif isinstance(value, torch.Tensor):
+                weights.setdefault(name, {})[target] = value
+    found = {}
+    for group in groups.values():
+        methods, (target, _) = [*dict.fromkeys(name for name, _ in group)], next(iter(group.values()))
+        one = len({memory for _, memory in group.values()}) == 1 or all(
+            _are_copies(weights.get(methods[0], {}), weights.get(name, {})) for name in methods[1:]
+        )
+        if one and len({own.get(place, place) for place in group}) > 1:
+            found[target] = tuple(methods)
+    return found
+
+
+def _are_copies(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether weights are those of one model, read from two files."""
+    pairs = [(one[name], other[name]) for name in one.keys() & other.keys()]
+    apart = set(map(memory_key, one.values())).isdisjoint(map(memory_key, other.values()))
+    return apart and bool(pairs) and all(torch.equal(*pair) for pair in pairs)
+
+
 def _may_write(program: ExportedProgram) -> set[Node]:
     """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
     names, lifted = graphs.written_state(program), graphs.lifted_inputs(program)

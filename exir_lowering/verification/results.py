@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rich.console import RenderableType
@@ -74,6 +74,8 @@ class MethodResult:
         quantized: Whether the program is quantised.
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
+        kernel: The first operator that is wrong by itself on the host, if the method is off, with its kernels, module
+            and source line; "" if there is none.
     """
 
     name: str
@@ -85,6 +87,7 @@ class MethodResult:
     quantized: bool
     stateful: bool
     problem: str
+    kernel: str = ""
 
     @property
     def ok(self) -> bool:
@@ -101,17 +104,20 @@ class Verification(Shown):
         seed: The seed of the inputs that were generated, None where all were given.
         methods: What was found, by method, in the order of the programs.
         unverified: Methods of the file for which no program was given.
+        apart: State that is one in eager PyTorch and not in the file, by name, with the methods that use it: none reads
+            what the others write.
     """
 
     file: str
     seed: int | None
     methods: Mapping[str, MethodResult]
     unverified: tuple[str, ...] = ()
+    apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether every method matches eager PyTorch."""
-        return all(method.ok for method in self.methods.values())
+        """Whether every method matches eager PyTorch, and reads the state that it reads there."""
+        return not self.apart and all(method.ok for method in self.methods.values())
 
     def to_text(self, *, width: int = 120) -> str:
         """Return what was found, what is off first, in words and as a table.
@@ -122,14 +128,16 @@ class Verification(Shown):
         return render(_parts(self), width)
 
     def to_json(self) -> str:
-        """Return it as JSON: `{"version": 3, "ok", "file", "seed", "methods": [...], "unverified": [...]}`.
+        """Return it as JSON: `{"version": 3, "ok", "file", "seed", "methods": [...], "unverified": [], "apart": {}}`.
 
         A method has the attributes of `MethodResult` and "ok", outputs those of `OutputResult`. What is infinite, such
         as the SQNR of equal outputs, is null.
         """
         own = {name: getattr(self, name) for name in ("ok", "file", "seed")}
         methods = [{**asdict(method), "ok": method.ok} for method in self.methods.values()]
-        return as_json({"version": VERSION, **own, "methods": methods, "unverified": self.unverified})
+        return as_json(
+            {"version": VERSION, **own, "methods": methods, "unverified": self.unverified, "apart": {**self.apart}}
+        )
 
     def __repr__(self) -> str:
         off = [name for name, method in self.methods.items() if not method.ok]
@@ -143,6 +151,8 @@ def as_json(value: Any) -> str:
 
 def _parts(found: Verification) -> Iterator[RenderableType]:
     yield Text(summary(found))
+    for line in describe_apart(found):
+        yield Padding(Text(line), (0, 0, 0, 2))
     for method in found.methods.values():
         for line in problems(method):
             yield Padding(Text(line), (0, 0, 0, 2))
@@ -164,10 +174,20 @@ def summary(found: Verification) -> str:
     """Say in a sentence whether a file matches."""
     off = [name for name, method in found.methods.items() if not method.ok]
     calls = many(sum(method.calls for method in found.methods.values()), "call")
-    if not off:
+    if found.ok:
         return f"{found.file} matches eager PyTorch in {calls} of {many(len(found.methods), 'method')}."
-    which = f"{few(off, _LISTED)} of {many(len(found.methods), 'method')}"
+    which = f"{few(off, _LISTED)} of {many(len(found.methods), 'method')}" if off else "methods do not share state"
     return f"{found.file} differs from eager PyTorch: {which}, in {calls}."
+
+
+def describe_apart(found: Verification) -> Iterator[str]:
+    """Say in sentences which methods do not share their state."""
+    for methods in dict.fromkeys(found.apart.values()):
+        names = few([name for name, users in found.apart.items() if users == methods], _LISTED)
+        yield (
+            f"{few(methods, _LISTED)} do not share {names}, which is one state in eager PyTorch: in the file none "
+            "reads what the others write. Emit it with share_state=True (--share-state all)."
+        )
 
 
 def problems(method: MethodResult) -> Iterator[str]:
@@ -183,6 +203,8 @@ def problems(method: MethodResult) -> Iterator[str]:
         yield f"{method.name}, output {output.index} ({output.name}) {what}: {where}."
     if len(off) > _LISTED:
         yield f"{method.name}: and {many(len(off) - _LISTED, 'more output')}."
+    if method.kernel:
+        yield f"{method.name}: {method.kernel}."
 
 
 def _table(found: Verification) -> Table:

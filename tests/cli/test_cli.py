@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -120,6 +121,10 @@ def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
 
 def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
     run = "import sys\nfrom exir_lowering.cli import main\ncode = main()"
+    garbage, lowered, archive = (tmp_path / name for name in ("garbage.pt2", "lowered.pt2", "archive.pt2"))
+    garbage.write_bytes(b"no zip file" * 9)
+    lowered.write_bytes(b"\0\0\0\0ET12")
+    zipfile.ZipFile(archive, "w").close()
     check = "\nassert not {'torch', 'executorch', *light} & set(sys.modules), 'imported'\nsys.exit(code)"
     for argv, code, part in (
         (["--help"], 0, "examples:"),
@@ -129,6 +134,12 @@ def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
         (["run", tmp_path / "none.pte"], 2, "There is no file"),
         (["run", tmp_path, "--json"], 2, "is a directory"),
         (["demo", "-o", "x.bin"], 2, "ends in .pte"),
+        (["plan", garbage], 2, "damaged, cut short, or something else"),
+        (["plan", lowered], 2, "it is a .pte file, already lowered"),
+        (["plan", archive, "-p", "xnpack"], 2, "Did you mean 'xnnpack'?"),
+        (["bisect", archive, "-p", "nowhere:partitioner"], 2, "No module named 'nowhere'"),
+        (["lower", archive, "-o", tmp_path / "x.pte", "--rewrites", "saef"], 2, "Did you mean 'safe'?"),
+        (["lower", archive, "-o", tmp_path / "x.pte", "--require-memory", "8 potatoes"], 2, "expected a number"),
         ([], 2, "COMMAND"),
     ):
         light = "\nlight = ['rich']" if "--help" in argv else "\nlight = []"
@@ -345,9 +356,12 @@ def test_rewrites_and_assumptions_are_chosen_by_name(main: Main, models: Path) -
 
 def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> None:
     planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--json")[1])
-    target = tmp_path / "m.pte"
-    lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
+    target, page = tmp_path / "m.pte", tmp_path / "m.html"
+    argv = ("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json", "--html", page)
+    lowered = json.loads(main(*argv)[1])
     assert lowered["methods"] == planned["methods"]
+    assert main("plan", *argv[1:4], "--html", tmp_path / "plan.html")[0] == 0
+    assert page.read_text() == (tmp_path / "plan.html").read_text()  # from one conversion
     told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
     told.add("narrowed")
     assert set(lowered) == {"version", "versions", "methods", *told}
@@ -540,10 +554,27 @@ def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monk
 
 
 def test_a_misspelt_option_is_an_error(main: Main) -> None:
-    code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
-    assert code == 2 and "unrecognized arguments: --exernal-weights w" in err
-    code, _, err = main("lowr", "model.pt2")
-    assert code == 2 and "invalid choice: 'lowr' (choose from" in err and "lower" in err
+    for argv, part in (
+        ("lower model.pt2 -o model.pte --exernal-weights w", "unrecognized arguments: --exernal-weights w. Did you"),
+        ("lower model.pt2 --ouput model.pte", "unrecognized arguments: --ouput. Did you mean '--output'?"),
+        ("plan model.pt2 --partitoner xnnpack", "Did you mean '--partitioner'?"),
+        ("plan model.pt2 --memory-planner gredy", "Did you mean 'greedy'?"),
+        ("lowr model.pt2", "there is no command 'lowr'. Did you mean 'lower'?"),
+        ("diff a.pte b.pte", "there is no command 'diff'. Did you mean 'inspect A B'?"),
+    ):
+        code, out, err = main(*argv.split())
+        usage, line = err.splitlines()
+        assert (code, out) == (2, "") and usage.startswith("usage: exir-lower") and part in line, err
+
+
+def test_help_names_what_is_seldom_used(main: Main) -> None:
+    code, short, _ = main("lower", "--help")
+    assert code == 0 and short.startswith("usage: exir-lower lower [METHOD=]MODEL.pt2... -o OUT.pte [options]\n")
+    assert "more options, which --help-all describes: --trust" in short and "--etrecord" in short
+    everything = main("lower", "--help-all")[1]
+    assert "more options" not in everything and "also write OUT.etrecord" in everything
+    assert {*re.findall("--[a-z-]+", everything)} == {*re.findall("--[a-z-]+", short)}
+    assert len(everything.splitlines()) > 1.5 * len(short.splitlines())
 
 
 def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,11 +132,14 @@ IN_PYTHON: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
 """What is done, and the words of the error, of a warning, or of what is printed."""
 
 ON_THE_COMMAND_LINE = {
-    "lowr m.pt2": "lower",
-    "diff m.pte apart.pte": "inspect",
-    "lower m.pt2 --partitoner xnnpack -o x.pte": "--partitioner",
+    "lowr m.pt2": "no command 'lowr'. Did you mean 'lower'",
+    "convert m.pt2": "no command 'convert'. Did you mean 'lower'",
+    "diff m.pte apart.pte": "no command 'diff'. Did you mean 'inspect A B'",
+    "lower m.pt2 --partitoner xnnpack -o x.pte": "Did you mean '--partitioner'",
     "lower m.pt2 -p xnnpack": "-o",
     "lower m.pt2 -p xnnpak -o x.pte": "Did you mean 'xnnpack'",
+    "lower m.pt2 -p nowhere:make -o x.pte": "No module named 'nowhere'",
+    "lower m.pt2 -p xnnpack --rewrites saef -o x.pte": "Did you mean 'safe'",
     "lower m.pt2 -p ethos-u -o x.pte": "pip install",
     "lower text.pt2 -p xnnpack -o x.pte": "text.pt2.*(another kind of file|no zip)",
     "lower weights.pt -p xnnpack -o x.pte": "weights.pt.*torch.save",

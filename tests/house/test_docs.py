@@ -6,6 +6,7 @@ All Python of a page comes first, then its commands (`bash`), beside the C++ tha
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import forked
@@ -181,3 +182,10 @@ def test_commands_of_the_readme_exist() -> None:
 
     for command in set(re.findall(r"exir-lower ([a-z]+)", (ROOT / "README.md").read_text())):
         assert main([command, "--help"]) == 0
+
+
+def test_the_targets_of_the_page_are_partitioners_of_the_package() -> None:
+    named = set(re.findall(r"-p ([a-z-]+)(?![:a-z])", (ROOT / "docs" / "guides" / "which-target.md").read_text()))
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        registered = tomllib.load(file)["project"]["entry-points"]["exir_lowering.partitioners"]
+    assert named == set(registered)

@@ -100,9 +100,35 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[0] == "ExecuTorch 1.4.1: runs"
     assert cli.main(["check", images, "--runtime", "1.4.1", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["runtimes"][0]["verdict"] == "does not run"
-    assert cli.main(["check", linear]) == 2
+    assert cli.main(["check", linear]) == 0
+    assert capsys.readouterr().out == "ExecuTorch 1.5.1: runs\n  forward: runs\n"
     assert cli.main(["check", linear, "--runtime", "0.1.0"]) == 2
     assert "only of " in " ".join(capsys.readouterr().err.split())
+
+
+class Positions(torch.nn.Module):
+    """Takes a kernel in a way that no release was seen to run: a slice up to a dynamic size, of integers."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.arange(16).view(1, 16))
+        self.branches = branches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.ids[:, : x.shape[1]]
+        if not self.branches:
+            return y
+        return torch.cond(y.sum() > 0, lambda a: a + 1, lambda a: a - 1, (y,))  # type: ignore[no-any-return]
+
+
+def test_the_runtime_that_is_here_is_asked_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for branches, verdict in ((False, "runs (it was run here)"), (True, "unknown")):
+        shapes = ({1: torch.export.Dim("length", min=2, max=16)},)
+        program = export(Positions(branches), (torch.ones(1, 8),), dynamic_shapes=shapes)
+        lower(program).emit().save(path := tmp_path / f"{branches}.pte")
+        assert cli.main(["check", str(path), "--runtime", "1.4.1,1.5.1"]) == 2
+        out = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  forward")]
+        assert out == ["  forward: unknown", f"  forward: {verdict}"]  # one run does not take both branches
 
 
 def test_of_a_family_the_method_that_its_manifest_chooses_counts(folder: Path) -> None:

@@ -127,6 +127,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         return captured.err if code else captured.out
 
     path = write(tmp_path, "shared state")
+    other = write(tmp_path, "theirs delegates")
+    difference = printed(path, other).splitlines()
+    assert difference[:2] == [f"--- {path}", f"+++ {other}"] and "+delegates" in "".join(difference).replace(" ", "")
+    assert printed(path, path, "--json") == "\n"
     summary = printed(path, "--summary")
     assert len(summary.splitlines()) <= 10 and "2 x aten::add.out" in summary
     assert printed(path).startswith(summary)

@@ -99,6 +99,22 @@ def test_running_a_file_imports_nothing_that_lowers(folder: Path) -> None:
     assert _child(RUN, folder) == []
 
 
+QUIET = """
+import sys, torch
+import exir_lowering
+from torch.export import Dim, export
+program = export(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), dynamic_shapes=({0: Dim("rows", max=8)},))
+exir_lowering.lower(program, "xnnpack").emit().save(sys.argv[1] + "/quiet.pte")
+for limits in (None, exir_lowering.Limits()):
+    exir_lowering.load(sys.argv[1] + "/quiet.pte", limits=limits).run("forward", torch.ones(2, 2))
+"""
+
+
+def test_nothing_foreign_is_on_the_console(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", QUIET, str(tmp_path)], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_wheel_that_looks_different_is_used_by_its_own_wrapper(folder: Path) -> None:
     assert _child(FALLBACK, folder) == "executorch.extension.pybindings.portable_lib"
 

@@ -208,14 +208,32 @@ class Forgets(Rewrite):
         return node.args[0]
 
 
+class Mistakes(Rewrite):
+    name, operators, exactness = "mistakes", ("aten.atan.default",), "tolerance"
+
+    def rewrite(self, node: Any, scope: Any) -> Any:
+        return scope.call("aten.tanh.default", node.args[0])
+
+
 def test_nothing_wrong_and_wrong_on_the_host() -> None:
     wrong = LoweringOptions(rewrites=[Forgets()])
     found = bisect_here(chain(5, {3: torch.atan}), "reference", options=wrong)
     assert found.where == "host" and not found.ok and not found.operators, str(found)
     assert "is wrong, without any backend too: forward, output 0" in str(found)
+    found = bisect_here(chain(5, {3: torch.atan}), "reference", options=LoweringOptions(rewrites=[Mistakes()]))
+    assert "aten.atan.default is wrong by itself on the host (aten::tanh.out): blocks.3, File" in found.error
     found = bisect_here(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
     assert "matches eager PyTorch" in str(found) and json.loads(found.to_json())["ok"]
+
+
+def test_an_error_that_the_host_has_most_of_is_blamed_on_no_backend() -> None:
+    """The host's own is 0.9 of what is allowed, and that of the backend 0.3."""
+    inputs, wrong = [(torch.full((2, 4), 0.0164),)], LoweringOptions(rewrites=[Forgets()])
+    backends = planted("aten_sin_default", operator="mul.Scalar", args=(1.00003,))
+    found = bisect_here(chain(3, {0: torch.atan}), "reference", inputs=inputs, backends=backends, options=wrong)
+    assert found.where == "host" and found.kind == "off" and "output 0" in found.error, str(found)
+    assert bisect_here(chain(3, {0: torch.atan}), "reference", inputs=inputs, backends=backends).ok
 
 
 class Once(Planted):

@@ -12,12 +12,18 @@ import models
 import pytest
 import quantized_models
 import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
 from planted import PLANTED, Planted
 from torch.export import Dim, export
 
-from exir_lowering import InputError, inspect, lower, verify
+from exir_lowering import InputError, bisect, inspect, lower, verify
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.runtime.source import read_file
 from exir_lowering.testing.trial import take_fingerprint
+from exir_lowering.verification.cases import Generated
 from exir_lowering.verification.measure import Difference, Tolerance, measure
+from exir_lowering.verification.subjects import match
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=str)
@@ -75,6 +81,83 @@ def language() -> dict[str, Any]:
     }
 
 
+class Normed(torch.nn.Module):
+    """As small inputs have a mean far from zero relative to their spread after the convolution, it finds bad norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.InstanceNorm2d(8, affine=True)
+        self.act, self.out = torch.nn.PReLU(8), torch.nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.act(self.norm(self.conv(x))))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "operator", "module"),
+    [
+        (Normed, (1, 3, 16, 16), "aten.instance_norm.default", "norm"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.PReLU(4)),
+            (2, 4, 5, 5),
+            "aten.group_norm.default",
+            "0",
+        ),
+    ],
+    ids=["instance norm", "group norm"],
+)
+def test_a_kernel_that_is_wrong_by_itself_is_named(model: Any, shape: Any, operator: str, module: str) -> None:
+    program = export(model().eval(), (torch.randn(shape),))
+    # ExecuTorch's own lowering leaves the norm to a kernel that computes it from sums of squares.
+    theirs = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch().buffer
+    found = verify(bytes(theirs), program)
+    assert not found.ok and f"{operator} is wrong by itself on the host (" in found.methods["forward"].kernel, str(
+        found
+    )
+    assert f"): {module}, File" in found.methods["forward"].kernel and operator in str(found)
+    if model is not Normed:
+        assert "mean of 100 deviations" in found.methods["forward"].outputs[0].off
+    found = verify(lower(program, "xnnpack").emit(), program)
+    assert found.ok and not found.methods["forward"].kernel, str(found)
+
+
+class Decoder(torch.nn.Module):
+    """A cache with a position from which on it is written, and masks in the forms that exporters have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.places = torch.nn.Embedding(50, 8), torch.nn.Embedding(32, 8)
+        self.register_buffer("keys", torch.zeros(1, 32, 8))
+
+    def forward(self, ids: torch.Tensor, start: torch.Tensor, added: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        at = start + torch.arange(ids.shape[1])
+        x = self.table(ids) + self.places(at)
+        self.keys[:, at] = x
+        scores = x @ self.keys.transpose(1, 2) / 3 + added
+        scores = scores + (1.0 - seen[:, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
+        return scores.softmax(-1) @ self.keys
+
+
+def test_inputs_are_those_that_a_decoder_takes() -> None:
+    model, length = Decoder().eval(), Dim("length", min=2, max=16)
+    ids, seen = torch.arange(6)[None], torch.ones(1, 32, dtype=torch.int64)
+    prompt, one = (ids, torch.tensor([0]), torch.zeros(6, 32), seen), torch.tensor([6])
+    programs = {
+        "prefill": export(model, prompt, dynamic_shapes=({1: length}, None, {0: length}, None)),
+        "decode": export(model, (ids[:, :1], one, torch.zeros(1, 32), seen)),
+    }
+    found = verify(lower(programs, "xnnpack").emit(), programs)
+    assert found.ok and all(method.skipped == 0 for method in found.methods.values()), str(found)
+    assert {"mask of ones", "last token id", "limits of the dtype"} <= set(found.methods["decode"].cases)
+    made = Generated(next(iter(match(programs, read_file(lower(programs).emit().buffer, None, True)).values())))
+    for case in made.cases:
+        _, _, added, seen = next(made.make(case, 0))
+        assert set(added.unique().tolist()) <= {0.0, -math.inf} and set(seen.unique().tolist()) <= {0, 1}
+        assert (added[:, 0] == 0).all()
+
+
 def test_a_default_device_and_methods_without_calls() -> None:
     linear = torch.nn.Linear(4, 3).eval()
     programs = {"one": export(linear, (torch.ones(2, 4),)), "other": export(linear, (torch.ones(1, 4),))}
@@ -98,13 +181,18 @@ def test_methods_share_state_as_in_the_file() -> None:
     one, prompt = (torch.tensor([[3]]), torch.tensor([6])), (torch.arange(6)[None], torch.arange(6))
     calls = {"prefill": [prompt], "decode": [(one, {}), one]}
     read = {name: copy.deepcopy(program) for name, program in programs.items()}  # as from two files
-    for artifact, given in (
-        (lowered.emit(), programs),
-        (lowered.emit(share_state=False), programs),
-        (lower(read).emit(share_state=True), read),
+    for artifact, given, apart in (
+        (lowered.emit(), programs, {}),
+        (lowered.emit(share_state=False), programs, {"keys": ("prefill", "decode")}),
+        (lower(read).emit(share_state=True), read, {}),
+        (lower(read).emit(), read, {"keys": ("prefill", "decode")}),
     ):
         found = verify(artifact, given, calls)
-        assert found.ok and [method.calls for method in found.methods.values()] == [1, 2], str(found)
+        assert [method.calls for method in found.methods.values()] == [1, 2], str(found)
+        assert all(method.ok for method in found.methods.values()) and found.apart == apart, str(found)
+        assert found.ok == (not apart) and ("prefill, decode do not share keys" in str(found)) == bool(apart)
+    culprit = bisect(read, None, inputs=calls, delegates=[ReferenceDelegate()])
+    assert culprit.where == "host" and "share_state=True" in culprit.error and not culprit.ok, str(culprit)
 
 
 class Counter(torch.nn.Module):
@@ -129,7 +217,9 @@ def test_eager_shares_what_the_file_was_told_to_share(one: bool, shares: tuple[A
     lowered, ones = lower(programs, "xnnpack"), [(torch.ones(4),)] * 3
     for share in shares:
         found = verify(lowered.emit(share_state=share), programs, {"m0": ones, "m1": ones})
-        assert found.ok, (share, str(found))
+        assert all(method.ok for method in found.methods.values()), (share, str(found))
+        apart = {"total": ("m0", "m1"), "mine": ("m0", "m1")} if one and share != "auto" else {}
+        assert found.apart == {name: methods for name, methods in apart.items() if not share or name not in share}
 
 
 class Nested(torch.nn.Module):
@@ -182,6 +272,14 @@ def test_inputs_that_pytorch_refuses_are_left_out() -> None:
     program = export(Picks(), (torch.ones(5), torch.tensor([1])))
     content = lower(program).emit().buffer
     found = verify(content, program)
+    assert found.ok and found.methods["forward"].skipped == 0  # there are smaller ones that it takes
+
+    class Rounds(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[x.long().clamp(min=0)]
+
+    rounds = export(Rounds(), (torch.ones(5),))
+    found = verify(lower(rounds).emit(), rounds)
     assert found.ok and found.methods["forward"].skipped > 0 and "left out" in str(found)
     with pytest.raises(InputError, match="PyTorch refused each of 1 calls"):
         verify(content, program, [(torch.ones(5), torch.tensor([3]))])

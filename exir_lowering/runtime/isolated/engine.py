@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,24 +80,24 @@ class IsolatedEngine:
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
-        header, contents = self._call("run", method, inputs)
+        header, contents = self._call(*self._describe("run", method, inputs))
         return transfer.read(header["values"], contents)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Record runs of a method; see `Engine`. Raise a LimitError when they go over a limit."""
-        header, _ = self._call("record", method, inputs, runs=runs)
+        header, _ = self._call(*self._describe("record", method, inputs, runs=runs))
         return [TraceEvent(*event) for event in header["events"]]
 
-    def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
+    def restart(self) -> None:
+        """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
+        self._call(self._file.name, self._opening)
+
+    def _describe(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> tuple[str, Message]:
         described, contents = transfer.write(inputs)
         where = self._file.where(method.name)
-        header = {"do": do, "where": where, "method": method.name, "values": described, **more}
-        with self._alone(where):
-            return self._ask(where, self._worker or self.start(), (header, contents))
+        return where, ({"do": do, "where": where, "method": method.name, "values": described, **more}, contents)
 
-    @contextlib.contextmanager
-    def _alone(self, where: str) -> Iterator[None]:
-        """Keep other calls away from the process."""
+    def _call(self, where: str, message: Message) -> Message:
         if os.getpid() != self._process:
             raise InputError(
                 f"{self._file.name} was loaded with limits in the process that this one was forked from, and runs for "
@@ -108,7 +108,8 @@ class IsolatedEngine:
                 raise InputError(f"{where} is called by a signal handler or a finalizer while a call of it is running.")
             self._calling = True
             try:
-                yield
+                fresh, worker = self._worker is None, self._worker or self.start()
+                return ({}, ()) if fresh and message is self._opening else self._ask(where, worker, message)
             finally:
                 self._calling = False
 
@@ -121,33 +122,18 @@ class IsolatedEngine:
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
             ) from error
         self._worker, self._finalizer = worker, weakref.finalize(self, worker.abandon)
-        self._open(worker)
-        return worker
-
-    def restart(self) -> None:
-        """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
-        with self._alone(self._file.name):
-            if self._worker is None:
-                self.start()
-            else:
-                self._open(self._worker)
-
-    def _open(self, worker: Process) -> None:
         header, _ = self._ask(self._file.name, worker, self._opening)
         self.missing = {backend: Missing(*texts) for backend, texts in header["missing"].items()}
-        try:
-            # The other process opens paths. What it has open is what was checked if it is there still.
-            self._file.file.check()
-            self._file.data.check()
-        except InputError:
-            self._end()
-            raise
+        return worker
 
     def _ask(self, where: str, worker: Process, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False
         try:
             header, parts = worker.call(message, seconds)
+            if message is self._opening:  # the other process opens paths: what is there still is what was checked
+                self._file.file.check()
+                self._file.data.check()
             done = header["kind"] == "done" or (message is not self._opening and header.get("type") != "LimitError")
         except TooLateError:
             raise LimitError(
