@@ -96,7 +96,9 @@ def _draw(folder: Path, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
     elif main == "input_values":
         inputs[main] = torch.randn(1, _SOUND * prepared.get("sampling_rate", 16000))
     longest = _longest_text(model, _TEXT)
-    varying = {name: {1: Dim("decoder_length" if "decoder" in name else "length", max=longest)} for name in texts}
+    varying = {
+        name: {1: Dim("decoder_length" if "decoder" in name else "length", min=2, max=longest)} for name in texts
+    }
     return inputs, {name: varying.get(name) for name in inputs}
 
 
@@ -137,7 +139,7 @@ def _export_decoder(who: str, model: Any) -> dict[str, ExportedProgram]:
     say(f"Note: {who}: {about}, each with the position at which it begins.", error=True)
     tokens, start = torch.ones(1, 8, dtype=torch.long), torch.tensor([0])
     prompt, token = ({"input_ids": given, "cache_position": start} for given in (tokens, tokens[:, :1]))
-    shapes = {"input_ids": {1: Dim("length", max=longest - 1)}, "cache_position": None}
+    shapes = {"input_ids": {1: Dim("length", min=2, max=longest - 1)}, "cache_position": None}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
         return {
