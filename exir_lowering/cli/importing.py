@@ -16,14 +16,14 @@ from typing import Any
 from exir_lowering.errors import InputError, LoweringError, did_you_mean, exception_text
 
 
-def import_module(who: str, place: str, kind: type[LoweringError] = InputError) -> ModuleType:
-    """Return a module, or that of a Python file; an error of the kind if importing it raises."""
+def import_module(who: str, place: str) -> ModuleType:
+    """Return a module, or that of a Python file; InputError if importing it raises."""
     try:
         return _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise kind(
+        raise InputError(
             f"{who}: {place!r} cannot be imported: {exception_text(error, '.')}{line_of(error, place)}."
         ) from error
 
@@ -35,9 +35,9 @@ def is_there(place: str) -> bool:
         return Path(place).is_file() or package in sys.modules or importlib.util.find_spec(package) is not None
 
 
-def find_object(who: str, place: str, name: str, kind: type[LoweringError] = InputError) -> Any:
-    """Return what a module, or a Python file, has under a name; an error of the kind if importing it raises."""
-    found: Any = import_module(who, place, kind)
+def find_object(who: str, place: str, name: str) -> Any:
+    """Return what a module, or a Python file, has under a name; InputError if importing it raises."""
+    found: Any = import_module(who, place)
     for part in name.split("."):
         if not hasattr(found, part):
             known = [name for name in vars(found) if not name.startswith("_")]
@@ -47,8 +47,8 @@ def find_object(who: str, place: str, name: str, kind: type[LoweringError] = Inp
     return found
 
 
-def call(who: str, function: Any, place: str, kind: type[LoweringError] = InputError) -> Any:
-    """Return what a function makes; an error of the kind if it raises, with the line of its file."""
+def call(who: str, function: Any, place: str) -> Any:
+    """Return what a function makes; InputError if it raises, with the line of its file."""
     if not callable(function):
         raise InputError(f"{who}: {function!r} cannot be called.")
     try:
@@ -59,7 +59,9 @@ def call(who: str, function: Any, place: str, kind: type[LoweringError] = InputE
         raise
     except (Exception, SystemExit) as error:
         name = getattr(function, "__qualname__", repr(function))
-        raise kind(f"{who}: calling {name} raised {exception_text(error, '.')}{line_of(error, place)}.") from error
+        raise InputError(
+            f"{who}: calling {name} raised {exception_text(error, '.')}{line_of(error, place)}."
+        ) from error
 
 
 @contextlib.contextmanager
