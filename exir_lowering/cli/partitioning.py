@@ -85,11 +85,8 @@ def _make(text: str) -> Partitioner:
     who = f"-p {text!r}"
     place, colon, function = text.rpartition(":")
     with importing.importable(place):
-        if colon:
-            factory = importing.find_object(who, place, function)
-        else:
-            factory = registry.load(registry.PARTITIONERS, text)
-        made = factory if isinstance(factory, Partitioner) else importing.call(who, factory, place)
+        found = importing.find_object(who, place, function) if colon else registry.load(registry.PARTITIONERS, text)
+        made = found if isinstance(found, Partitioner) else importing.call(who, found, place)
     if not isinstance(made, Partitioner):
         raise InputError(
             f"{who}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner class, "

@@ -95,11 +95,9 @@ def _draw(folder: Path, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
         inputs[main] = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions)
     elif main == "input_values":
         inputs[main] = torch.randn(1, _SOUND * prepared.get("sampling_rate", 16000))
+    ends = {name: "decoder_length" if "decoder" in name else "length" for name in texts}
     longest = _longest_text(model, _TEXT)
-    varying = {
-        name: {1: Dim("decoder_length" if "decoder" in name else "length", min=2, max=longest)} for name in texts
-    }
-    return inputs, {name: varying.get(name) for name in inputs}
+    return inputs, {name: {1: Dim(ends[name], min=2, max=longest)} if name in ends else None for name in inputs}
 
 
 def _longest_text(model: Any, most: int) -> int:
