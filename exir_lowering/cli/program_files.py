@@ -180,7 +180,7 @@ def _check_source(text: str) -> None:
         elif not importing.is_there(function[0]):
             importing.import_module(repr(text), function[0])
     elif Path(text).is_dir() and not Path(text, "config.json").is_file():
-        raise InputError(f"{text!r} is a directory, expected a file, or the folder of a transformers model.")
+        raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
     elif text.endswith(".py") and Path(text).is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
     elif not Path(text).is_dir() and not zipfile.is_zipfile(find_file(text)):
