@@ -42,7 +42,11 @@ examples:
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of
+<<<<<<< HEAD
 model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is a folder of a transformers model.
+=======
+model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`; bert/ is a folder of transformers.
+>>>>>>> main
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 
@@ -171,8 +175,8 @@ def _read_sharing(text: str) -> ShareState:
 
 def warn_of_narrowed(report: Report) -> None:
     """Say which sizes of an input the conversion did not take into account; programs of files mostly keep theirs."""
-    if report.narrowed:
-        first, *others = report.narrowed
+    if found := [one for one in report.narrowed if one.given[1] is not None]:  # of the others, `lower` warns
+        first, *others = found
         say(f"warning: {first}{f' (and {len(others)} more dimensions)' if others else ''}.", error=True)
 
 
@@ -200,11 +204,14 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
     for refused in lowered.report.refused:
         say(f"{refused}.")
     host = sum(len(method.host) for method in lowered.report.methods)
-    if host and (arguments.partitioner or arguments.variant):
+    if host:
         from exir_lowering.plans.formatting import many
 
         stay = f"{many(host, 'operator')} {'stays' if host == 1 else 'stay'} on the host"
-        say(f"{stay}; `exir-lower plan` with the same arguments shows why.")
+        why = "`exir-lower plan` with the same arguments shows why"
+        if not (arguments.partitioner or arguments.variant):
+            why = "no -p was given, and -p xnnpack is for any CPU"
+        say(f"{stay}; {why}.")
 
 
 def _list_written(target: Path, pages: Sequence[Path], artifact: Artifact, values: Mapping[str, Any]) -> str:

@@ -45,6 +45,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise InputError(f"--variant {text!r}: expected NAME=PARTITIONER,..., such as npu=mine,xnnpack.")
     named = [*arguments.partitioner, *(one for each in variants for one in _list(each)[1])]
     for text in named:
+        if "," in text and ":" not in text:
+            raise InputError(f"-p {text!r}: expected one name; give each its own: -p {text.replace(',', ' -p ')}.")
         place, colon, function = text.partition(":")
         if not place or (colon and not all(part.isidentifier() for part in function.split("."))):
             raise InputError(

@@ -138,6 +138,7 @@ ON_THE_COMMAND_LINE = {
     "lower m.pt2 --partitoner xnnpack -o x.pte": "Did you mean '--partitioner'",
     "lower m.pt2 -p xnnpack": "-o",
     "lower m.pt2 -p xnnpak -o x.pte": "Did you mean 'xnnpack'",
+    "lower m.pt2 -p xnnpack,openvino -o x.pte": "-p xnnpack -p openvino",
     "lower m.pt2 -p nowhere:make -o x.pte": "No module named 'nowhere'",
     "lower m.pt2 -p xnnpack --rewrites saef -o x.pte": "Did you mean 'safe'",
     "lower m.pt2 -p ethos-u -o x.pte": "pip install",
@@ -184,6 +185,12 @@ def test_on_the_command_line(command: str, at: SimpleNamespace, capsys: pytest.C
     assert "Traceback" not in printed.err and "damaged" not in printed.err
     _check(printed.out + printed.err, ON_THE_COMMAND_LINE[command], start)
     assert len(printed.err.splitlines()) <= 12, printed.err
+
+
+def test_without_a_partitioner(at: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is allowed, and seldom meant."""
+    assert main(["lower", "other.pt2", "-o", "host.pte"]) == 0
+    assert "no -p was given, and -p xnnpack is" in capsys.readouterr().out
 
 
 def _check(said: str, words: str, start: float) -> None:
