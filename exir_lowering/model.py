@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class NarrowedDimension:
         given: The smallest and the largest size in the program; None for an unbounded largest size.
         converted: The same after the conversion to Edge dialect; instead of an unbounded largest size that of the
             example, as ExecuTorch plans memory for it.
+        source: The model's source line that reads the input first, "" if not known.
     """
 
     method: str
@@ -106,13 +107,14 @@ class NarrowedDimension:
     dimension: int
     given: tuple[int, int | None]
     converted: tuple[int, int | None]
+    source: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.given[1] is None and self.converted[1] is not None:
             return (
                 f"{self.method}: dimension {self.dimension} of {self.input} has no largest size in the program; the "
                 f"file takes at most {self.converted[1]}, that of the example, for which memory is planned: export "
-                "with a Dim that has a max"
+                f"with a Dim that has a max{f' ({self.source})' if self.source else ''}"
             )
         given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -29,12 +30,13 @@ from exir_lowering.model import (
 )
 from exir_lowering.options import LoweringOptions, read_size
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_coverage
+from exir_lowering.plans.planned import Later, MethodPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.steps import arguments, invariants
+from exir_lowering.steps import arguments, export_mistakes, invariants
 from exir_lowering.steps.arguments import Request, TransformPasses, describe_families
 from exir_lowering.steps.cached import preprocess_cached
 from exir_lowering.steps.control_flow import check_emitted
@@ -51,6 +53,7 @@ from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
 from exir_lowering.steps.tag import Treatment, make_fake_state, retag, tag
+from exir_lowering.steps.trials import advise
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
@@ -103,6 +106,7 @@ def lower(
         session, programs, partitioners, backends=backends, transform_passes=transform_passes, variants=variants
     )
     availability.warn_unavailable(lowered.report.backend_ids)
+    export_mistakes.warn(lowered.report.warnings)
     return lowered
 
 
@@ -162,8 +166,20 @@ def plan(
         with converting((one.program for one in given), gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            methods, extracted, planned = _partition_all(methods, states, session)
-            return plan_memory(methods, extracted, planned, session.options)
+            legal, extracted, planned = _partition_all(methods, states, session)
+            planned = plan_memory(legal, extracted, planned, session.options)
+
+    def attempt(method: EdgeMethod, assume: Mapping[str, str]) -> MethodPlan:
+        own = Session(replace(session.options, assume={**session.options.assume, **assume}, require_coverage=0.0))
+        with converting([method.program], gradients=True, fast=own.options.fast):
+            tried = rewrite([method], rewrites, own, states) if assume else (method,)
+            return _partition_all(tried, states, own)[2].methods[0]
+
+    def tried(given: EdgeMethod, method: EdgeMethod, one: MethodPlan) -> MethodPlan:
+        return replace(one, _advice=Later(lambda: {one.name: advise(given, method, one, attempt)}))
+
+    export_mistakes.warn(planned.warnings)
+    return replace(planned, methods=tuple(map(tried, given, methods, planned.methods)))
 
 
 def to_backend(
@@ -284,6 +300,7 @@ def _lower(
         pins.report_switched_off(),
         states=planned.states,
         versions=planned.versions,
+        warnings=planned.warnings,
         refused=refused,
         narrowed=narrowed,
     )
@@ -326,7 +343,8 @@ def _partition_all(
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned))
     require_legal(refused, session)
-    planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
+    mistakes = export_mistakes.list_mistakes(legal)
+    planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions(), warnings=mistakes)
     require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
 

@@ -41,8 +41,8 @@ examples:
   exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
-A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of model.py
-returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is the folder of a transformers model.
+A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of
+model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`; bert/ is a folder of transformers.
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 
@@ -171,8 +171,8 @@ def _read_sharing(text: str) -> ShareState:
 
 def warn_of_narrowed(report: Report) -> None:
     """Say which sizes of an input the conversion did not take into account; programs of files mostly keep theirs."""
-    if report.narrowed:
-        first, *others = report.narrowed
+    if found := [one for one in report.narrowed if one.given[1] is not None]:  # of the others, `lower` warns
+        first, *others = found
         say(f"warning: {first}{f' (and {len(others)} more dimensions)' if others else ''}.", error=True)
 
 

@@ -39,18 +39,13 @@ A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, whic
 which takes the parsed arguments, and returns the exit code or raises a LoweringError.
 """
 
-_MEANT: Mapping[str, str] = {
-    **dict.fromkeys(("diff", "compare"), "inspect A B"),
-    **dict.fromkeys(("convert", "compile", "export", "build"), "lower"),
-    **dict.fromkeys(("benchmark", "time"), "bench"),
-    **{"profile": "run --profile", "show": "inspect", "test": "verify", "list": "plugins", "clear": "cache clear"},
-}
-"""What other tools call them."""
+_MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench"}
+_MEANT |= dict.fromkeys(("convert", "compile", "export"), "lower")  # what other tools call them
 
 _SELDOM = """
 trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
-keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests unavailable
-against_data
+keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
+unavailable against_data
 """
 """The options that a command's `--help` only names."""
 
@@ -163,16 +158,6 @@ class _Parser(argparse.ArgumentParser):
                 action.help = argparse.SUPPRESS
         return super().format_help()
 
-    def shorten_usage(self) -> None:
-        """Name what has to be given, and nothing else."""
-        needed = [
-            " ".join([*action.option_strings[:1], f"{action.metavar or '|'.join(action.choices or [action.dest])}"])
-            + ("..." if action.nargs == "+" else "")
-            for action in self._actions
-            if action.required
-        ]
-        self.usage = " ".join(["%(prog)s", *needed, "[options]"])
-
 
 class _Version(argparse.Action):
     """Finds out about versions when they are asked for."""
@@ -206,7 +191,8 @@ def _make_parser() -> _Parser:
             parents=[debug],
         )
         command.add_arguments(subparser)
-        subparser.shorten_usage()
+        usage = " ".join(subparser.format_usage().split()[1:])
+        subparser.usage = re.sub(r"\[-([^][]|\[[^][]*\])*\] ?", "", f"{usage} ").rstrip() + " [options]"
         subparser.set_defaults(execute=command.execute)
     return parser
 

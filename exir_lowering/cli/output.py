@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering._upstream import stderr
-from exir_lowering.errors import BackendUnavailableWarning, InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableWarning, ExportWarning, InputError, LoweringError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,8 +134,8 @@ def quieten() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         show = warnings.showwarning
         warnings.showwarning = lambda message, category, *where: (
-            say(f"Note: {message}", error=True)
-            if issubclass(category, BackendUnavailableWarning)
+            say(f"{'Note' if category is BackendUnavailableWarning else 'warning'}: {message}", error=True)
+            if issubclass(category, (BackendUnavailableWarning, ExportWarning))
             else show(message, category, *where)
         )
         yield

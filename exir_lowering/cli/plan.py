@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 
 from exir_lowering.cli import partitioning, program_files
 from exir_lowering.cli.output import (
@@ -15,7 +16,7 @@ from exir_lowering.cli.output import (
     show,
     write_file,
 )
-from exir_lowering.errors import CoverageError
+from exir_lowering.errors import CoverageError, ExportWarning
 
 EXAMPLES = """\
 examples:
@@ -36,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    parser.add_argument("--all", action="store_true", help="print every operator and partition, not just 25 lines")
+    parser.add_argument(
+        "--all", action="store_true", help="print all operators, partitions and rewrites, not just 25 lines"
+    )
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -53,6 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         from exir_lowering.pipeline import plan
 
+        warnings.simplefilter("ignore", ExportWarning)  # the plan has them
         chosen = partitioning.make(arguments)
         try:
             planned = plan(program_files.read_programs(files, arguments), **chosen, options=options)

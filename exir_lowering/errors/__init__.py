@@ -156,6 +156,10 @@ class BackendUnavailableWarning(UserWarning):
     """A model was lowered for a backend whose payloads this machine cannot execute; another machine may."""
 
 
+class ExportWarning(UserWarning):
+    """A program was most likely exported by mistake as it is, such as in training mode; it is lowered nevertheless."""
+
+
 class CacheWarning(UserWarning):
     """The cache of lowered partitions could not be used; the result is the same without it."""
 

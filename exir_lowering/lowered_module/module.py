@@ -29,7 +29,7 @@ from exir_lowering.pte.value_kinds import NULL
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.by_name import Results
 from exir_lowering.runtime.inputs import prepare
-from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.program import open_file
 from exir_lowering.runtime.source import ProgramFile, Unavailable, read_file
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
@@ -124,9 +124,8 @@ class LoweredModule(nn.Module):
                 f"LoweredModule.load: data: two of {', '.join(map(repr, names))} have the same name in different "
                 "directories; save would write them to one file. Rename one of them."
             )
-        given = check_arguments(delegates, unavailable)
         file = read_file(path, data, verify)
-        loaded = open_file(file, given, unavailable)
+        loaded = open_file(file, delegates, unavailable)
         contents = record.read(file.name, file.methods, open_program(file.file.content)[1].named.get(MODULE))
         return cls(file, loaded, contents)
 

@@ -1,18 +1,17 @@
-"""The findings of a plan: equal ones together, and what an app's developer can do apart from the rest."""
+"""The findings of a plan: equal ones together, and what most people ask for apart from the rest."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from exir_lowering.plans import formatting as shown
-from exir_lowering.plans.planned import HostNode, MethodPlan, RefusedMerge
+from exir_lowering.plans.planned import MethodPlan, RefusedMerge
 
 _T = TypeVar("_T")
-
-_OF_THE_BACKEND = frozenset(("op", "nested", "pattern", "custom", "group", "unclaimed", "extract", "backend_failed"))
-"""The codes of reasons that no change of a model or of options removes: the backend or its partitioner has to."""
+Part = Literal["brief", "more", "author"]
 
 _SLOW = frozenset(f"aten.{name}.default" for name in ("addmm", "baddbmm", "bmm", "convolution", "linear", "mm"))
 """Operators whose kernels on the host are slow."""
@@ -24,8 +23,7 @@ _DEQUANTISING = "torchao.dequantize_affine.default"
 
 _LOOPS = (
     "ExecuTorch's kernels for these take 75 to 240 times as long as PyTorch's in float32 (x86-64, one thread), and up "
-    "to 6 times as long again in half precision. Let a backend take them: XNNPACK does in float32 and float16, in "
-    "bfloat16 only with xnnpack(enable_bf16=True) and a runtime that has it"
+    "to 6 times as long again in half precision"
 )
 
 _EACH_CALL = (
@@ -68,33 +66,23 @@ class Section:
     """Findings of a kind, the most useful first."""
 
     title: str
-    for_the_app: bool  # whether they are for the app's developer, or for who writes the backend
+    part: Part  # what a summary shows; what else there is; what helps who writes the backend
     findings: tuple[Finding, ...]
 
 
 def find(method: MethodPlan) -> Iterator[Section]:
     """Yield what a plan says of a method, what helps most first."""
     own = {node.name: shown.place(node.source) for node in method.nodes}
-    app, author = list(_slow(method)), list[Finding]()
-    hosts = [list[Finding](), list[Finding]()]
-    for group in _group(method.host, lambda host: (host.operator, host.reason, host.by)):
-        first = group[0]
-        why = f"{first.reason or 'no reason given'} [{first.by}]"
-        found = Finding(f"{first.operator} on the host", why, _places(group), len(group))
-        hosts[_by_the_app(first)].append(found)
-    rewrites = [list[Finding](), list[Finding]()]
+    advice = [Finding(what, gain) for what, _, gain in (one.rpartition(": ") for one in method.advice)]
+    author, left, done, legal, peak = (list[Finding]() for _ in range(5))
     for refused in _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice)):
         one = refused[0]
         why = f"{one.reason}{'; ' if one.advice else ''}{one.advice}"
-        what = f"{one.rewrite}, {one.operator} not rewritten"
-        rewrites[bool(one.advice)].append(Finding(what, why, _places(refused), len(refused)))
-    app += [*rewrites[True], *hosts[True]]
-    author += [*hosts[False], *rewrites[False]]
+        left.append(Finding(f"{one.rewrite}, {one.operator}", why, _places(refused), len(refused)))
     for change in method.adjustments:
         where = tuple((name, own.get(name, shown.Place("", ""))) for name in change.nodes)
         author.append(Finding(f"{change.kind} {shown.span(change.nodes)}", f"{change.reason} [{change.by}]", where))
     author += _merges(method)
-    done, legal, peak = list[Finding](), list[Finding](), list[Finding]()
     for made in _group(method.rewritings, lambda one: (one.rewrite, one.operators)):
         where = tuple((f"{', '.join(one.removed)} -> {one.kept}", shown.place(one.source)) for one in made)
         operators = ", ".join(map(shown.short_operator, made[0].operators))
@@ -106,15 +94,45 @@ def find(method: MethodPlan) -> Iterator[Section]:
         form = f"{tensor.dtype} {list(tensor.shape)}, " if tensor.dtype else ""
         what = f"{shown.size(tensor.bytes)} of {tensor.name}"
         peak.append(Finding(what, f"{form}{tensor.made_by}", (("", shown.place(tensor.source)),)))
-    for title, for_the_app, findings in (
-        ("What you can do in the model and with options", True, app),
-        (f"Rewritten: {rewritten(method)}" if done else "", True, done),
-        ("Replaced on the host, where the runtime's own kernel does not run, or not right", True, legal),
-        ("Largest tensors at the peak of memory", True, peak),
-        ("For the author of a backend or partitioner", False, author),
-    ):
-        if findings:
-            yield Section(title, for_the_app, tuple(findings))
+    parts: tuple[tuple[str, Part, list[Finding]], ...] = (
+        (_cost(method), "brief", [*_slow(method), *_hosts(method)]),
+        ("What you can do; each was tried with the partitioners", "brief", advice),
+        (f"Rewritten: {rewritten(method)}", "more", done),
+        ("Not rewritten", "more", left),
+        ("Replaced on the host, where the runtime's own kernel does not run, or not right", "more", legal),
+        ("Largest tensors at the peak of memory", "more", peak),
+        ("For the author of a backend or partitioner", "author", author),
+    )
+    yield from (Section(title, part, tuple(findings)) for title, part, findings in parts if findings)
+
+
+def _cost(method: MethodPlan) -> str:
+    """Return what the host does in each call."""
+    written = sum(node.result_bytes for node in method.nodes if node.partition is None)
+    handed = sum(one.bytes_in + one.bytes_out for one in method.partitions)
+    share = f"{1 - method.flops_coverage:.1%} of the operations"
+    costs = f"{shown.size(written)} written, {shown.size(handed)} handed to delegates and back"
+    return f"On the host, in each call: {shown.many(len(method.host), 'operator')}, {share}, {costs}"
+
+
+def _hosts(method: MethodPlan) -> Iterator[Finding]:
+    """Yield the operators on the host: those of one reason together, those that compute and write most first."""
+    nodes = {node.name: node for node in method.nodes}
+    found = list[tuple[int, Finding]]()
+    for group in _group(method.host, lambda one: (one.operator, _TYPES.sub("", one.reason), one.by)):
+        first, work = group[0], [nodes[one.node] for one in group]
+        flops, written = sum(one.flops for one in work), sum(one.result_bytes for one in work)
+        by = "" if (first.by,) == method.partitioners else f" [{first.by}]"  # the title says it
+        where = tuple((f"{one.node}{''.join(_TYPES.findall(one.reason))}", shown.place(one.source)) for one in group)
+        computed = f"{shown.operations(flops)} operations, " if flops else ""
+        what = f"{first.operator} ({computed}{shown.size(written)} written)"
+        why = f"{_TYPES.sub('', first.reason) or 'no reason given'}{by}"
+        found.append((flops + written, Finding(what, why, where, len(group))))
+    yield from (finding for _, finding in sorted(found, key=lambda one: one[0], reverse=True))
+
+
+_TYPES = re.compile(r" \([^()]* -> [^()]*\)(?=$|;)")
+"""What partitioners put behind a reason: the types of the operands and the result."""
 
 
 def _slow(method: MethodPlan) -> Iterator[Finding]:
@@ -146,10 +164,6 @@ def rewritten(method: MethodPlan) -> str:
     saved = sum(one.bytes_saved for one in method.rewritings)
     count = shown.many(abs(fewer), "fewer operator" if fewer >= 0 else "more operator")
     return f"{count}, {shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"
-
-
-def _by_the_app(host: HostNode) -> bool:
-    return any(reason.code not in _OF_THE_BACKEND for reason in host.reasons)
 
 
 def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T]]:

@@ -21,11 +21,13 @@ class LoweringPlan(Shown):
         methods: A plan for each method, in the order in which they were given.
         states: What the methods keep for later calls, and which of them share it.
         versions: The versions of exir-lowering, executorch and torch.
+        warnings: What was most likely a mistake when the programs were exported.
     """
 
     methods: tuple[MethodPlan, ...]
     states: tuple[State, ...] = field(default=(), kw_only=True)
     versions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    warnings: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def backend_ids(self) -> tuple[str, ...]:
@@ -33,11 +35,11 @@ class LoweringPlan(Shown):
         return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
-        """Return at most 25 lines, on what helps most, what is on the host and why; or everything.
+        """Return at most 25 lines: coverage, what is on the host and what it costs, what to do; or everything.
 
         Args:
             width: How many characters a line may have; only a word that is longer makes a longer line.
-            everything: Whether every operator and partition is listed.
+            everything: Whether every operator, partition and rewrite is listed, and what helps authors of backends.
         """
         return views.to_text(self, width, everything=everything)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from exir_lowering._upstream import locks
 from exir_lowering.model import Adjustment, Legalization, RefusedRewrite, Rejection, Rewriting
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +145,22 @@ class PlannedMemory:
     tensors: tuple[LiveTensor, ...]
 
 
-class LaterMemory:
-    """The memory of methods, which is planned when somebody asks for it: that takes longer than all else in a plan."""
+class Later(Generic[_T]):
+    """What is found out about methods when somebody asks for it: that takes longer than all else in a plan."""
 
-    def __init__(self, plan: Callable[[], Mapping[str, PlannedMemory]] | None) -> None:
-        self._plan, self._known = plan, dict[str, PlannedMemory]()
+    def __init__(self, find: Callable[[], Mapping[str, _T]] | None) -> None:
+        self._find, self._known = find, dict[str, _T]()
 
-    def of(self, method: str) -> PlannedMemory | None:
-        """Return the memory of a method, None if it cannot be emitted."""
+    def of(self, method: str) -> _T | None:
+        """Return what is known of a method, None if it cannot be found out."""
         with locks.conversion():
-            if self._plan is not None:
-                self._known, self._plan = dict(self._plan()), None
+            if self._find is not None:
+                self._known, self._find = dict(self._find()), None
         return self._known.get(method)
 
     def __getstate__(self) -> dict[str, Any]:
         self.of("")
-        return {"_plan": None, "_known": self._known}
+        return {"_find": None, "_known": self._known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class MethodPlan:
     legalized: tuple[Legalization, ...] = ()
     model: str = ""
     partitioners: tuple[str, ...] = ()
-    _memory: LaterMemory | None = field(default=None, compare=False, repr=False)
+    _memory: Later[PlannedMemory] | None = field(default=None, compare=False, repr=False)
+    _advice: Later[tuple[str, ...]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def memory(self) -> PlannedMemory | None:
@@ -203,6 +206,11 @@ class MethodPlan:
         A plan plans it when it is first asked for, and keeps the graphs until then.
         """
         return None if self._memory is None else self._memory.of(self.name)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would leave less on the host, and how much; a plan tries it when this is first asked for."""
+        return (self._advice.of(self.name) or ()) if self._advice is not None else ()
 
     @property
     def delegated(self) -> int:

@@ -59,7 +59,7 @@ def plan_method(
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
         legalized=edge.legalized,
-        model=next((kind for node in program.graph.nodes for _, kind in graphs.modules(node)[:1]), ""),
+        model=next((kind for one in program.graph.nodes for path, kind in graphs.modules(one)[:1] if path != kind), ""),
         partitioners=tuple(map(_name, edge.partitioners)),
     )
 

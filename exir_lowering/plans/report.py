@@ -115,7 +115,7 @@ class Report(LoweringPlan):
         yield "  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items())
         for method, steps in self.left_to_executorch.items():
             yield from (f"{method}: ExecuTorch did {step}" for step in steps)
-        yield from map(str, self.narrowed)
+        yield from (str(one) for one in self.narrowed if one.given[1] is not None)  # a warning tells of the others
         for partition in self.refused:
             yield "\n  ".join((str(partition), *partition.sources))
         yield from (f"off: {feature}" for feature in self.switched_off)

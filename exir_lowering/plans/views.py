@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
 from collections import Counter
@@ -138,7 +139,7 @@ def to_text(plan: LoweringPlan, width: int = 120, *, everything: bool = False, m
 def facts(plan: LoweringPlan) -> dict[str, str]:
     """Return what was planned with what: the models, the partitioners, the versions; what is known of it."""
     found = {
-        "model": ", ".join(dict.fromkeys(method.model for method in plan.methods if method.model)),
+        "model": ", ".join(dict.fromkeys(method.model.rpartition(".")[2] for method in plan.methods)),
         "partitioners": ", ".join(dict.fromkeys(name for method in plan.methods for name in method.partitioners)),
         "versions": ", ".join(f"{name} {version}" for name, version in plan.versions.items()),
     }
@@ -174,6 +175,10 @@ def _memory(method: MethodPlan, width: int) -> list[str]:
     return [] if method.memory is None else _wrap(f"Planned memory {describe_memory(method.memory)}", width, 2)
 
 
+def _warnings(plan: LoweringPlan, width: int) -> list[str]:
+    return [line for text in plan.warnings for line in _wrap(f"Warning: {text}", width)]
+
+
 def _head(plan: LoweringPlan) -> str:
     known = facts(plan)
     words = [f"{word} {known[name]}" for word, name in (("of", "model"), ("with", "partitioners")) if name in known]
@@ -193,7 +198,7 @@ def _method(method: MethodPlan) -> str:
 
 def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
     end = _wrap(_MORE, width)
-    lines = _wrap(_head(plan), width)[:3]
+    lines = [*_wrap(_head(plan), width)[:3], *_warnings(plan, width)[: 3 * _FEW]]
     if plan.states:
         lines.append(f"State ({len(plan.states):,})")
         lines += [line for state in plan.states[:_FEW] for line in _wrap(str(state), width, 2)][: 2 * _FEW]
@@ -215,8 +220,8 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
 
 
 def _sections(method: MethodPlan, room: int, width: int) -> list[str]:
-    """Return the sections of a method that fit: each one's first findings, before any has all of them."""
-    sections = list(find(method))
+    """Return what most people ask for, if it fits: each section's first findings, before any has all of them."""
+    sections = list(itertools.takewhile(lambda section: section.part == "brief", find(method)))
     blocks = [[_wrap(f"{section.title} ({len(section.findings):,})", width, 2)] for section in sections]
     waiting = [[_wrap(_in_short(each), width, 4) for each in section.findings] for section in sections]
     left = room
@@ -239,7 +244,7 @@ def _in_short(finding: Finding) -> str:
 
 
 def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
-    yield from _wrap(_head(plan), width)
+    yield from (*_wrap(_head(plan), width), *_warnings(plan, width))
     if plan.states:
         yield from ("", f"State ({len(plan.states):,})")
         for state in plan.states:

@@ -32,7 +32,6 @@ from exir_lowering.model import Adjustment, Rejection
 __all__ = ["Answer", "ask", "asked_of_forms", "list_supported", "listen", "proposing_with", "qualified_operator"]
 
 _Said = TypeVar("_Said", Rejection, Adjustment)
-_SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.default")
 
 Refusals: TypeAlias = dict[Node, dict[str, str]]
 """What a partitioner reported while it ran, by node: each reason, and who gave it first."""
@@ -203,8 +202,7 @@ def _cause(node: Node, words: str) -> str:
         why = "one of its inputs has no elements"
     else:
         return words
-    advice = "; with -1 in its place the shape needs none" if graphs.operator_name(node) in _SHAPED else ""
-    return f'{why} (the check says "{words}"){advice}'
+    return f'{why} (the check says "{words}")'
 
 
 def _with_values(node: Node, reason: str) -> str:

@@ -121,8 +121,8 @@ def _checked_method(
     for backend, one in {id(one): (of.backend, one) for of, one in zip(code.payloads, checked, strict=True)}.values():
         if one is not None:
             payloads.find_weights(backend, one, data, external)
-    for one in known.dimensions:
-        for index, dimension, _, _ in one.places:
+    for size in known.dimensions:
+        for index, dimension, _, _ in size.places:
             content = values[inputs[index]].content if index < len(inputs) else None
             if not isinstance(content, Tensor) or dimension >= len(content.sizes):
                 raise CorruptError(f"its provenance names dimension {dimension} of input {index}, which is not there")

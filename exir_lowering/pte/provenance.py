@@ -108,10 +108,10 @@ def _method(tree: Any) -> MethodProvenance:
 
 
 def _dimension(tree: Any) -> Dimension:
-    found = Dimension(str(tree["name"]), int(tree["least"]), tuple(tuple(map(int, place)) for place in tree["places"]))
-    if any(len(place) != 4 or place[0] < 0 or place[1] < 0 or place[2] < 1 for place in found.places):
-        raise ValueError(f"the size {found.name!r} is at {found.places}")
-    return found
+    places = tuple((int(index), int(at), int(factor), int(more)) for index, at, factor, more in tree["places"])
+    if any(index < 0 or at < 0 or factor < 1 for index, at, factor, _ in places):
+        raise ValueError(f"a size of inputs is at {places}")
+    return Dimension(str(tree["name"]), int(tree["least"]), places)
 
 
 def _named(tree: Any) -> NamedValue:

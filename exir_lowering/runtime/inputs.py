@@ -55,16 +55,15 @@ def check_dimensions(where: str, method: MethodSpec, inputs: Sequence[Any], name
         same = (inputs[i].size(at) == factor * size + more for i, at, factor, more in others)
         if not rest and size >= one.least and all(same):
             continue
-        labels, name = names or [value.name for value in method.signature.inputs], one.name or "n"
-        given = "; ".join(
-            f"dimension {at} of {labels[index]} is {inputs[index].size(at)}, expected "
-            f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
-            for index, at, factor, more in one.places
-        )
+        name, given = one.name or "n", []
+        for index, at, factor, more in one.places:
+            term = f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
+            called = names[index] if names is not None else label(method, index)
+            given.append(f"dimension {at} of {called} is {inputs[index].size(at)}, expected {term}")
         least = f" of at least {one.least}" if one.least else ""
         raise InputError(
-            f"{where}: {given}. The model was exported for one size {name!r}{least}: pass inputs of such sizes, or "
-            "export it with other Dims."
+            f"{where}: {'; '.join(given)}. The model was exported for one size {name!r}{least}: pass inputs of such "
+            "sizes, or export it with other Dims."
         )
 
 

@@ -155,7 +155,7 @@ class LoadedProgram:
         """
         return self._choose("choose", method, inputs, named)
 
-    def _choose(self, who: str, name: object, inputs: Sequence[Any], named: Mapping[str, Any]) -> Choice:
+    def _choose(self, who: str, name: object, inputs: Sequence[Any], named: Any) -> Choice:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(name, str):
             got = f"got a {type(name).__name__} as the name of a method of {self._file.name}"
@@ -169,10 +169,7 @@ class LoadedProgram:
         hint = did_you_mean(name, [*self._file.families(), *self.method_names])
         raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
 
-    def _bind(
-        self, who: str, name: object, inputs: Sequence[Any], named: Mapping[str, Any]
-    ) -> tuple[MethodSpec, list[Any]]:
-        """Return the method of a call, and its inputs, flat."""
+    def _bind(self, who: str, name: object, inputs: Sequence[Any], named: Any) -> tuple[MethodSpec, list[Any]]:
         method = self._file.methods[self._choose(who, name, inputs, named).method]
         return method, bind(self._file.where(method.name), method, inputs, named)
 
@@ -228,9 +225,8 @@ def load(
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     file = read_file(source, data, verify)
     preferred = choosing.check_preferred(choose, file)
-    if limits is not None:
-        return LoadedProgram(file, open_isolated(file, given, unavailable, limits), preferred)
-    return LoadedProgram(file, open_engine(file, given, unavailable), preferred)
+    apart = limits and open_isolated(file, given, unavailable, limits)
+    return LoadedProgram(file, apart or open_engine(file, given, unavailable), preferred)
 
 
 def open_file(file: ProgramFile, delegates: Any, unavailable: Unavailable = "error") -> LoadedProgram:

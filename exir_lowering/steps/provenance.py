@@ -70,7 +70,7 @@ def describe(
         original = method.converted_from or method.program
         inputs = tuple(NamedValue(name, _bounds(original, value)) for name, value in _user_inputs(original))
         outputs = tuple(_outputs(original, method.program))
-        dimensions = tuple(_dimensions(original))
+        dimensions = tuple(_dimensions(original, declared=original is method.converted_from))
         made[method.name] = MethodProvenance(
             names, dict(sorted(counts.items())), inputs, outputs, dimensions=dimensions
         )
@@ -151,20 +151,22 @@ def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension
     """Yield what is narrowed, with the size in the program that was given, and the environment of the converted one."""
     for method in methods:
         programs = (method.converted_from or method.program, method.program)
+        lines = {node.name: graphs.sources.lines_of(node.users)[-1:] for node in graphs.user_inputs(programs[0])}
         for (name, given), (_, converted) in zip(*map(_user_inputs, programs), strict=False):
             env = shape_env_of(converted)
             sizes = zip(_sizes(programs[0], given), _sizes(programs[1], converted, ranges_in_file(env)), strict=False)
             for number, (before, after) in enumerate(sizes):
                 if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
-                    yield NarrowedDimension(method.name, name, number, before, after), given.shape[number], env
+                    found = NarrowedDimension(method.name, name, number, before, after, "".join(lines[name]))
+                    yield found, given.shape[number], env
 
 
 def _user_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
     return [(node.name, node.meta.get("val")) for node in graphs.user_inputs(program)]
 
 
-def _dimensions(program: ExportedProgram) -> Iterator[Dimension]:
-    """Yield what is known of the sizes of inputs beside the bounds of each."""
+def _dimensions(program: ExportedProgram, declared: bool) -> Iterator[Dimension]:
+    """Yield what is known of the sizes of inputs beside the bounds of each; a least size of 2 if it was declared."""
     places, names = dict[Any, list[tuple[int, int, int, int]]](), dict[Any, str]()
     for index, (_, value) in enumerate(_user_inputs(program)):
         for number, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -175,8 +177,8 @@ def _dimensions(program: ExportedProgram) -> Iterator[Dimension]:
                 names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
     for symbol, found_at in places.items():
         least = int(bounds_of(symbol, program.range_constraints).lower)
-        # Export takes sizes without a Dim for at least 2, and eager mode takes others too.
-        least = max(least, 0) if least > 2 or symbol in names else 0
+        # Export takes sizes without a Dim for at least 2, as does the conversion, and eager mode takes others too.
+        least = max(least, 0) if least > 2 or (declared and symbol in names) else 0
         if least or len(found_at) > 1 or found_at[0][2:] != (1, 0):
             yield Dimension(names.get(symbol, ""), least, tuple(found_at))
 

@@ -20,7 +20,7 @@ from exir_lowering._upstream.emission import EmittedCall
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
-from exir_lowering.plans.planned import LaterMemory, PlannedMemory
+from exir_lowering.plans.planned import Later, PlannedMemory
 from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -32,7 +32,7 @@ P = TypeVar("P", bound=LoweringPlan)
 
 def with_memory(planned: P, plan: Callable[[], Mapping[str, PlannedMemory]]) -> P:
     """Return a plan with the memory of methods, which is planned when somebody asks for it."""
-    memory = LaterMemory(plan)
+    memory = Later(plan)
     return replace(planned, methods=tuple(replace(method, _memory=memory) for method in planned.methods))
 
 

@@ -264,8 +264,8 @@ class Culprit(Shown):
 
     Attributes:
         kind: What is wrong with the whole file: "off", "fails", "hangs" or "crashes"; "" if nothing is wrong.
-        where: "backend"; "host" if it goes wrong without any backend too; "unsteady" if it was right when lowered or
-            run again; "" if nothing is wrong.
+        where: "backend"; "host" if it goes wrong without any backend too, or half as wrong; "unsteady" if it was right
+            when lowered or run again; "" if nothing is wrong.
         operators: The operators that are enough for a backend to go wrong, the culprit first; () if `where` is not
             "backend". There are several where one is right alone, as in a fusion, or where none can be tried alone.
         error: What is wrong with `operators` in backends, and in which call.

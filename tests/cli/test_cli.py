@@ -134,7 +134,7 @@ def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
         (["run", tmp_path / "none.pte"], 2, "There is no file"),
         (["run", tmp_path, "--json"], 2, "is a directory"),
         (["demo", "-o", "x.bin"], 2, "ends in .pte"),
-        (["plan", garbage], 2, "damaged, cut short, or something else"),
+        (["plan", garbage], 2, "it is another kind of file"),
         (["plan", lowered], 2, "it is a .pte file, already lowered"),
         (["plan", archive, "-p", "xnpack"], 2, "Did you mean 'xnnpack'?"),
         (["bisect", archive, "-p", "nowhere:partitioner"], 2, "No module named 'nowhere'"),
@@ -327,7 +327,7 @@ def test_plan_prints_the_partitions_and_the_reasons(main: Main, models: Path) ->
         "XnnpackPartitioner has no configuration for",
         "(test_cli.py:",
     ):
-        assert part in out, out
+        assert part in " ".join(out.split()), out
     assert len(out.splitlines()) <= 25
     everything = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--all")[1]
     assert f"{__file__}:" in everything and "Partitions (" in everything
@@ -363,7 +363,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     assert main("plan", *argv[1:4], "--html", tmp_path / "plan.html")[0] == 0
     assert page.read_text() == (tmp_path / "plan.html").read_text()  # from one conversion
     told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
-    told.add("narrowed")
+    told |= {"narrowed", "warnings"}
     assert set(lowered) == {"version", "versions", "methods", *told}
 
 
@@ -573,8 +573,8 @@ def test_a_misspelt_option_is_an_error(main: Main) -> None:
 
 def test_help_names_what_is_seldom_used(main: Main) -> None:
     code, short, _ = main("lower", "--help")
-    assert code == 0 and short.startswith("usage: exir-lower lower [METHOD=]MODEL.pt2... -o OUT.pte [options]\n")
-    assert "more options, which --help-all describes: --trust" in short and "--etrecord" in short
+    assert code == 0 and re.match(r"usage: exir-lower lower -o OUT.pte \S+ \[\S+ ...\] \[options\]\n", short)
+    assert "more options, which --help-all describes: --" in short and "--etrecord" in short
     everything = main("lower", "--help-all")[1]
     assert "more options" not in everything and "also write OUT.etrecord" in everything
     assert {*re.findall("--[a-z-]+", everything)} == {*re.findall("--[a-z-]+", short)}

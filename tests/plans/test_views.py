@@ -57,7 +57,9 @@ def test_text_says_what_matters_and_then_everything() -> None:
     plan = PLANS["small"]
     text, everything = to_text(plan), to_text(plan, 10_000, everything=True)
     assert text.startswith(SMALL) and text.endswith("All of it: to_text(everything=True), or --all.\n")
-    assert "aten.topk.default on the host: no rule takes aten.topk.default; int64 <results> & more" in text
+    assert "aten.topk.default (100 operations, 512 B written): no rule takes aten.topk.default; int64 <results>" in text
+    assert "On the host, in each call: 7 operators, 10.9% of the operations, 11.3 kB written, " in text
+    assert "For the author" not in text and "For the author" in everything
     lines = [line.strip() for line in everything.splitlines()]
     for expected in (
         "dropped 2 nodes from add to add_1: 2 operators, at least 3 wanted [SupportPartitioner]",
@@ -108,21 +110,23 @@ def test_text_takes_no_name_for_markup() -> None:
     assert "\x1b" not in text and text.count(shown) == 6
 
 
-def test_what_the_app_can_do_is_apart_from_what_the_backend_has_to() -> None:
-    nodes = [node("a", "aten.a.default"), node("b", "aten.b.default"), node("c", "aten.c.default")]
-    made = method("forward", nodes, {})
-    codes = {"a": "dtype", "b": "op", "c": "denied"}
-    host = tuple(
-        replace(each, reasons=tuple(replace(reason, code=codes[each.node]) for reason in each.reasons))
-        for each in made.host
+def test_what_costs_most_on_the_host_is_first_and_equal_reasons_are_one() -> None:
+    types = " (float32[s0, 8] -> float32[s0, 4])"
+    nodes = [node("a", "aten.a.default", flops=1), node("b", "aten.b.default", flops=9**9), node("c", "aten.a.default")]
+    made = method(
+        "forward", nodes, {}, reasons={"a": [(f"a check failed{types}", "P")], "c": [("a check failed", "P")]}
     )
-    first, *_, last = find(replace(made, host=host))
-    assert first.for_the_app and not last.for_the_app
-    assert [finding.what for finding in first.findings] == [
-        "aten.a.default on the host",
-        "aten.c.default on the host",
-    ]
-    assert [finding.what for finding in last.findings] == ["aten.b.default on the host"]
+    first, second = next(find(made)).findings
+    assert first.what.startswith("aten.b.default (387.4 M operations")
+    assert (second.count, second.why) == (2, "a check failed [P]")
+    assert [name for name, _ in second.where] == [f"a{types}", "c"]
+
+
+def test_advice_for_authors_and_what_was_done_are_in_everything_only() -> None:
+    plan = PLANS["small"]
+    (forward, *_), parts = plan.methods, {"brief": 0, "more": 1, "author": 2}
+    found = [parts[section.part] for section in find(forward)]
+    assert found == sorted(found) and {0, 2} <= set(found)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -337,10 +341,11 @@ def test_views_of_a_model_say_what_it_is_what_was_rewritten_and_what_not() -> No
     plan = exir_lowering.plan(torch.export.export(Attends(), inputs), "xnnpack")
     (made,) = plan.methods
     assert made.rewritings and made.refused_rewrites and made.model.endswith(".Attends")
+    assert plan.to_text().startswith("Lowering plan of Attends with XnnpackPartitioner\n")
     page = html.unescape(plan.to_html().replace("<wbr>", ""))
     for text in (page, plan.to_text(width=100_000, everything=True)):
         for expected in (
-            made.model,
+            "Attends",
             "XnnpackPartitioner",
             f"torch {metadata.version('torch')}",
             "Rewritten: ",
@@ -349,9 +354,10 @@ def test_views_of_a_model_say_what_it_is_what_was_rewritten_and_what_not() -> No
             assert expected in text
         assert all(f"{one.rewrite}" in text and one.kept in text for one in made.rewritings)
         for one in made.refused_rewrites:
-            assert f"{one.rewrite}, {one.operator} not rewritten" in text and one.reason in text
+            assert "Not rewritten" in text and f"{one.rewrite}, {one.operator}" in text and one.reason in text
     # What helps comes before what is for the backend's author.
     assert page.index("What you can do") < page.index("Rewritten: ") < page.index("For the author")
+    assert "Rewritten" not in plan.to_text() and "What you can do" in plan.to_text()
 
 
 class _Page(HTMLParser):

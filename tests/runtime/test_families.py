@@ -243,7 +243,9 @@ def test_a_file_of_which_nothing_runs_is_refused():
     with pytest.warns(BackendUnavailableWarning, match="executed by PyTorch"):
         program = load(artifact.buffer, unavailable="fallback")
     assert program.choose("forward", torch.ones(2, 8)).method == "forward@a"
-    assert torch.equal(program.run("forward", -torch.ones(2, 8))[0], torch.zeros(2, 8))
+    for _ in range(2):
+        assert torch.equal(program.run("forward", -torch.ones(2, 8))[0], torch.zeros(2, 8))
+        program.reset()
 
 
 def test_a_delegate_that_cannot_say_whether_it_is_available_is_missing(file):

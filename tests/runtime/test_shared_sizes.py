@@ -69,7 +69,7 @@ def test_a_file_of_a_program_from_a_file_has_no_names() -> None:
     torch.export.save(exported(), buffer)
     buffer.seek(0)
     program = load(lower(torch.export.load(buffer)).emit().buffer)
-    with pytest.raises(InputError, match=r"dimension 0 of b is 1, expected n; .* one size 'n': pass"):
+    with pytest.raises(InputError, match=r"dimension 0 of argument 'b' is 1, expected n; .* one size 'n': pass"):
         program.run("forward", *inputs(4, 1, 8))
     assert program.run("forward", *inputs(1, 1, 2))[0].shape == (2, 3)
 

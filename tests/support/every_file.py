@@ -8,7 +8,6 @@ had when they were lowered. What is made in other processes, or by ExecuTorch's 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -86,7 +85,12 @@ def try_file(item: pytest.Item, artifact: Any, known: dict[str, tuple[ExportedPr
     from exir_lowering.errors import BackendUnavailableError
     from exir_lowering.verification.cases import Generated
 
-    content, make, state = artifact.buffer, Generated._list, [pair for _, state in known.values() for pair in state]
+    content, make, state = artifact.buffer, Generated.__init__, [pair for _, state in known.values() for pair in state]
+
+    def take_few(self: Generated, *given: Any) -> None:
+        make(self, *given)
+        del self.cases[CASES:]
+
     if (digest := hashlib.sha256(content).digest()) in SEEN:
         return
     SEEN.add(digest)
@@ -100,9 +104,9 @@ def try_file(item: pytest.Item, artifact: Any, known: dict[str, tuple[ExportedPr
             return
         fill(state)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Generated, "_list", lambda self: itertools.islice(make(self), CASES))
+            patch.setattr(Generated, "__init__", take_few)
             found = verify(artifact, {name: program for name, (program, _) in known.items()})
-        if not found.ok:
+        if not all(method.ok for method in found.methods.values()):  # tests may keep state apart
             yield str(found)
     except BackendUnavailableError:
         outcome = "for backends that are not here"

@@ -1,0 +1,114 @@
+"""What a plan advises: changes of the model or of the call, each of which was tried on the method.
+
+A trial changes a copy of the method as the model would change it, or asks other partitioners, and plans it again: what
+the partitioners refuse is not advised. No backend is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.programs import pytree
+from exir_lowering.errors import LoweringError, few
+from exir_lowering.graphs import sources
+from exir_lowering.graphs.copies import private_copy
+from exir_lowering.model import EdgeMethod
+from exir_lowering.plans.formatting import many, place
+from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.plugins import registry
+
+Attempt = Callable[[EdgeMethod, Mapping[str, str]], MethodPlan]
+"""Plans a method, with what is assumed of its inputs if that is anything."""
+
+_ASSUMED = re.compile(r'assume=\{"(.+?)": "(\w+)"\}')
+_OTHERS = (torch.bfloat16, torch.float64)  # types that backends for float32 refuse
+
+
+def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: Attempt) -> tuple[str, ...]:
+    """Return the changes with which less stays on the host, or as much in fewer partitions, and what the plan is then.
+
+    The method is taken before it was rewritten, and before what does not run on the host was replaced.
+    """
+    found = list[str]()
+
+    def attempted(what: str, changed: EdgeMethod, assume: Mapping[str, str]) -> MethodPlan | None:
+        """Try a change; return its plan if it does not help."""
+        tried, now = attempt(changed, assume), (len(planned.host), len(planned.partitions))
+        if (len(tried.host), len(tried.partitions)) >= now:
+            return tried
+        left = {node.node for node in tried.host}
+        lines = dict.fromkeys(place(one.source).short for one in planned.host if one.node not in left and one.source)
+        gain = f"{many(len(tried.host), 'operator')} on the host, {many(len(tried.partitions), 'partition')}"
+        found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,} ({few(lines, 3)})")
+        return None
+
+    with suppress(LoweringError):
+        words, assumed, last = dict[str, None](), dict[str, str](), planned if planned.host else None
+        while last is not None:  # one assumption may lead to the next
+            refused = [(one.advice, _ASSUMED.search(one.advice)) for one in last.refused_rewrites]
+            new = [(advice, match) for advice, match in refused if match and match[1] not in assumed]
+            words.update(dict.fromkeys(advice for advice, _ in new))
+            assumed.update((match[1], match[2]) for _, match in new)
+            last = attempted(" and ".join(words), given, assumed) if new else None
+    for what, change in _changes(method, planned) if planned.host else ():
+        with suppress(LoweringError):
+            attempted(what, change(method), {})
+    return tuple(found)
+
+
+def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Callable[[EdgeMethod], EdgeMethod]]]:
+    names = {one.node for one in planned.host} | {one.node for one in planned.legalized}
+    host = [node for path, node in graphs.every_node(method.program.graph_module) if node.name in names and not path]
+    read = (pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host)
+    dtypes = {value.dtype for values in read for value in values if isinstance(value, FakeTensor)}
+    if not method.partitioners:
+        yield 'give a partitioner, "xnnpack"', _with_xnnpack
+    elif not dtypes.isdisjoint(_OTHERS):
+        yield "export it in float32, after model.float()", _in_float32
+    if torch.bfloat16 in dtypes and planned.partitioners == ("XnnpackPartitioner",):
+        yield "give xnnpack(enable_bf16=True), for a runtime that has it", partial(_with_xnnpack, enable_bf16=True)
+    if method.partitioners and (views := {node.name for node in host if _has_a_size(node)}):
+        yield "write -1 for the dynamic size of a view", partial(_with_unknown_size, views=views)
+
+
+def _with_xnnpack(method: EdgeMethod, **options: bool) -> EdgeMethod:
+    return replace(method, partitioners=(registry.load(registry.PARTITIONERS, "xnnpack")(**options),))
+
+
+def _with_unknown_size(method: EdgeMethod, views: Collection[str]) -> EdgeMethod:
+    program = private_copy(method.program)
+    for node in (node for node in program.graph.nodes if node.name in views):
+        shape: Any = node.args[1]
+        node.update_arg(1, [-1 if isinstance(size, Node) else size for size in shape])
+    return replace(method, program=program)
+
+
+def _has_a_size(node: Node) -> bool:
+    """Return whether the model's author wrote a view with one size in its shape that is not known."""
+    shape: Any = node.args[1] if graphs.operator_name(node) == "aten.view_copy.default" else ()
+    frames = sources.stack(node)
+    return sum(isinstance(size, Node) for size in shape) == 1 and sources.find_innermost(frames) == len(frames) - 1
+
+
+def _in_float32(method: EdgeMethod) -> EdgeMethod:
+    """Return a method as partitioners see it: with values of other types, and weights without content."""
+    program = private_copy(method.program)
+    for _, node in graphs.every_node(program.graph_module):
+        change: Any = lambda value: value.float() if value.dtype in _OTHERS else value  # noqa: E731
+        node.meta["val"] = pytree.tree_map_only(FakeTensor, change, node.meta.get("val"))
+        if node.kwargs.get("dtype") in _OTHERS:
+            node.update_kwarg("dtype", torch.float32)
+    for name, value in program.state_dict.items():
+        if value.dtype in _OTHERS:
+            program.state_dict[name] = torch.empty_like(value, dtype=torch.float32)  # of which no page is touched
+    return replace(method, program=program)
