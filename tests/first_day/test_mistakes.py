@@ -183,6 +183,7 @@ ON_THE_COMMAND_LINE = {
     "lower net.py:branches -p xnnpack -o x.pte": "What depends on a tensor's values is torch.where",
     "lower nowhere.py:make -p xnnpack -o x.pte": "no file 'nowhere.py'",
     "lower empty -p xnnpack -o x.pte": "is a directory, expected a file, or .*config.json",
+    "lower somebody/bert-base -p xnnpack -o x.pte": "hf download somebody/bert-base --local-dir FOLDER",
     "plan m.pt2 -p xnnpack --task fill-mask": "--task: it is for the folder",
     "plan m.pt2 -p xnnpack --import nowhere": "No module named 'nowhere'",
     "lower m.pt2 other.pt2 -p xnnpack -o x.pte": "METHOD=",
