@@ -153,6 +153,8 @@ def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[st
     assert bounds.upper == 32
     said = capsys.readouterr().err
     assert "the weights are random" in said and "BertForSequenceClassification with input_ids [1, length]" in said
+    (path / "config.json").write_text(json.dumps({**config, "attn_implementation": "somebody/kernel"}))
+    assert "expected eager or sdpa" in told("plan", "bert", "--task", "fill-mask")
     (path / "config.json").write_text(
         json.dumps({**config, "auto_map": {"AutoConfig": "mine.Mine"}, "model_type": "x"})
     )
