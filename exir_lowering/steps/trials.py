@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensor, size_hint
+from exir_lowering._upstream.fakes import FakeTensor, known_size, size_hint
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import LoweringError, few
@@ -50,8 +50,9 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
             return tried
         left = {node.node for node in tried.host} | {one.node for one in planned.host if "sym_size" in one.operator}
         lines = dict.fromkeys(place(one.source).short for one in planned.host if one.node not in left and one.source)
+        where = f" ({few(lines, 3)})" if lines else ""
         gain = f"{many(len(tried.host), 'operator')} on the host, {many(len(tried.partitions), 'partition')}"
-        found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,} ({few(lines, 3)})")
+        found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,}{where}")
         return None
 
     with suppress(LoweringError):
@@ -79,8 +80,9 @@ def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Cal
         yield "export it in float32, after model.float()", _in_float32
     if torch.bfloat16 in dtypes and planned.partitioners == ("XnnpackPartitioner",):
         yield "give xnnpack(enable_bf16=True), for a runtime that has it", partial(_with_xnnpack, enable_bf16=True)
-    sizes = (size for values in read for value in values if isinstance(value, FakeTensor) for size in value.shape)
-    if method.partitioners and not all(isinstance(size, int) for size in sizes):
+    shapes = (value.shape for values in read for value in values if isinstance(value, FakeTensor))
+    dynamic = [known_size(size) for shape in shapes for size in shape if not isinstance(size, int)]
+    if method.partitioners and dynamic and None not in dynamic:  # which depends on data
         yield "lower it for fixed sizes, with exir_lowering.buckets", _with_fixed_sizes
     if method.partitioners and (views := {node.name for node in host if _has_a_size(node)}):
         yield "write -1 for the dynamic size of a view", partial(_with_unknown_size, views=views)
@@ -111,10 +113,14 @@ def _with_fixed_sizes(method: EdgeMethod) -> EdgeMethod:
         known = pytree.tree_map_only(FakeTensor, fixed, node.meta.get("val"))
         node.meta["val"] = pytree.tree_map_only(SYMBOLS, size_hint, known)
         if node.op == "call_function":
-            numbers = {one: one.meta["val"] for one in node.all_input_nodes if type(one.meta.get("val")) is int}
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda one, known=numbers: known.get(one, one))
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), _number_of)
     program.graph.eliminate_dead_code()
     return replace(method, program=program)
+
+
+def _number_of(node: Node) -> Any:
+    value = node.meta.get("val")
+    return value if type(value) is int else node
 
 
 def _has_a_size(node: Node) -> bool:
