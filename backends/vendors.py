@@ -6,6 +6,7 @@ your own that makes ExecuTorch's class.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -45,8 +46,10 @@ def _make_coreml() -> Any:
 
 
 def _make_vulkan() -> Any:
+    level = logging.root.level  # which the module changes
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
+    logging.root.setLevel(level)
     return VulkanPartitioner()
 
 

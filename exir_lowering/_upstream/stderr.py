@@ -20,7 +20,6 @@ _LOGS = {
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
     "coremltools": ("Failed to load _ML", "scikit-learn version", "Torch version"),
-    "root": ("Found 1 Vulkan subgraph", "Found 2 Vulkan"),
 }
 """The beginnings of messages, by logger."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 import traceback
@@ -13,19 +14,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from exir_lowering.errors import InputError, LoweringError, did_you_mean, exception_text
+from exir_lowering.errors import InputError, did_you_mean, exception_text
 
 
-def import_module(who: str, place: str, kind: type[LoweringError] = InputError) -> ModuleType:
-    """Return a module, or that of a Python file; an error of the kind if importing it raises."""
+def import_module(who: str, place: str) -> ModuleType:
+    """Return a module, or that of a Python file; InputError if importing it raises."""
     try:
         return _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise kind(
-            f"{who}: {place!r} cannot be imported: {exception_text(error, '.')}{line_of(error, place)}."
-        ) from error
+        what = f"{place!r} cannot be imported: {exception_text(error, '.')}"
+        raise InputError(f"{who}: {what}{line_of(error, place)}.") from error
 
 
 def is_there(place: str) -> bool:
@@ -35,31 +35,28 @@ def is_there(place: str) -> bool:
         return Path(place).is_file() or package in sys.modules or importlib.util.find_spec(package) is not None
 
 
-def find_object(who: str, place: str, name: str, kind: type[LoweringError] = InputError) -> Any:
-    """Return what a module, or a Python file, has under a name; an error of the kind if importing it raises."""
-    found: Any = import_module(who, place, kind)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            known = [name for name in vars(found) if not name.startswith("_")]
-            hint = did_you_mean(part, known, f" It has {', '.join(map(repr, known)) or 'none'}.", most=3)
-            raise InputError(f"{who}: {place} has no {name!r}.{hint}")
-        found = getattr(found, part)
-    return found
+def find_object(who: str, place: str, name: str) -> Any:
+    """Return what a module, or a Python file, has under a name; InputError if importing it raises."""
+    module = import_module(who, place)
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError as error:
+        known = [one for one in dir(error.obj) if not one.startswith("_")]
+        hint = did_you_mean(error.name, known, f" It has {', '.join(map(repr, known)) or 'none'}.", most=3)
+        raise InputError(f"{who}: {place} has no {name!r}.{hint}") from error
 
 
-def call(who: str, function: Any, place: str, kind: type[LoweringError] = InputError) -> Any:
-    """Return what a function makes; an error of the kind if it raises, with the line of its file."""
+def call(who: str, function: Any, place: str) -> Any:
+    """Return what a function makes; InputError if it raises, with the line of its file."""
     if not callable(function):
         raise InputError(f"{who}: {function!r} cannot be called.")
     try:
         return function()
-    except LoweringError as error:
-        raise InputError(f"{who}: {error}") from error
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        name = getattr(function, "__qualname__", repr(function))
-        raise kind(f"{who}: calling {name} raised {exception_text(error, '.')}{line_of(error, place)}.") from error
+        what = f"calling {getattr(function, '__qualname__', repr(function))} raised {exception_text(error, '.')}"
+        raise InputError(f"{who}: {what}{line_of(error, place)}.") from error
 
 
 @contextlib.contextmanager
@@ -78,12 +75,11 @@ def importable(place: str) -> Iterator[None]:
 
 def _run_file(path: Path) -> ModuleType:
     known = sys.modules.get(path.stem)
-    if known is not None and (given := getattr(known, "__file__", None)) and Path(given).resolve() == path.resolve():
+    if known is not None and (given := getattr(known, "__file__", None)) and path.samefile(given):
         return known  # for another method, or a partitioner
     name = path.stem if known is None else f"{path.stem} of {path}"
     spec: Any = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -19,9 +19,9 @@ from exir_lowering.cli.output import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOS
 from exir_lowering.errors import InvariantError, LoweringError, did_you_mean
 
 _COMMANDS: Mapping[str, str] = {
-    "lower": "lower .pt2 files to one .pte file",
+    "lower": "lower models to one .pte file: a .pt2, a function, a folder of transformers",
     "plan": "show what lower would delegate, and why the rest stays on the host",
-    "quantize": "quantise a .pt2 file to int8, and measure the error of each layer",
+    "quantize": "quantise a model to int8, and measure the error of each layer",
     "run": "run a method of a .pte file, in the ExecuTorch runtime",
     "inspect": "show what is in a .pte or .ptd file",
     "check": "say whether shipped runtimes run a .pte file",

@@ -46,7 +46,7 @@ def _export_made(who: str, made: Any) -> ExportedProgram:
         inputs = [(inputs,)]
     elif not (len(inputs) > 1 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping | None)):
         inputs = [tuple(inputs)]
-    args, kwargs, shapes = *inputs, *[None] * (3 - len(inputs))
+    args, kwargs, shapes = [*inputs, None, None][:3]
     return export(who, model, tuple(args), dict(kwargs or {}), shapes)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli import importing
-from exir_lowering.errors import InputError, PluginLoadError
+from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
@@ -54,7 +54,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
                 "A function of a module returns a partitioner with options and rules."
             )
         if colon and not importing.is_there(place):
-            importing.import_module(f"-p {text!r}", place, PluginLoadError)  # says so, before anything slow
+            importing.import_module(f"-p {text!r}", place)  # says so, before anything slow
     if not any(":" in text for text in named):  # a module may register what others name
         check_names("exir_lowering.partitioners", named)
 
@@ -87,11 +87,8 @@ def _make(text: str) -> Partitioner:
     who = f"-p {text!r}"
     place, colon, function = text.rpartition(":")
     with importing.importable(place):
-        if colon:
-            factory = importing.find_object(who, place, function, PluginLoadError)
-        else:
-            factory = registry.load(registry.PARTITIONERS, text)
-        made = factory if isinstance(factory, Partitioner) else importing.call(who, factory, place, PluginLoadError)
+        found = importing.find_object(who, place, function) if colon else registry.load(registry.PARTITIONERS, text)
+        made = found if isinstance(found, Partitioner) else importing.call(who, found, place)
     if not isinstance(made, Partitioner):
         raise InputError(
             f"{who}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner class, "

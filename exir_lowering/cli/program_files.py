@@ -7,7 +7,6 @@ import logging
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -106,18 +105,18 @@ def add_models(command: argparse.ArgumentParser) -> None:
         help="what the model of a folder is for, such as text-classification, or its class",
     )
     command.add_argument(
+        "--trust",
+        action="store_true",
+        help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
+        "refused",
+    )
+    command.add_argument(
         "--import",
         action="append",
         default=[],
         metavar="MODULE",
         dest="imports",
         help="import this first, since it registers what a .pt2 file has, such as a class or an operator; repeatable",
-    )
-    command.add_argument(
-        "--trust",
-        action="store_true",
-        help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
-        "refused",
     )
 
 
@@ -149,17 +148,9 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a program comes from."""
-
-    place: str  # a file, a folder, or a module
-    function: str = ""  # of a Python file or a module, which makes it
-
-
-def find_programs(given: Sequence[str]) -> dict[str, Source]:
+def find_programs(given: Sequence[str]) -> dict[str, str]:
     """Return where each method of `[METHOD=]MODEL` arguments comes from; InputError if that is missing or unclear."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, str] = {}
     for text in given:
         method, equals, rest = text.partition("=")
         # A file may have an equals sign in its name or in that of a directory.
@@ -176,62 +167,59 @@ def find_programs(given: Sequence[str]) -> dict[str, Source]:
         method = method or "forward"
         if method in sources:
             raise InputError(f"{text!r}: the method {method!r} is given twice. Name each file differently.")
-        sources[method] = _find_source(rest)
+        sources[method] = rest
+        _check_source(rest)
     return sources
 
 
-def _find_source(text: str) -> Source:
-    place, colon, function = text.rpartition(":")
-    names = [*function.split("."), *([] if place.endswith(".py") else place.split("."))]
-    if colon and not Path(text).exists() and all(map(str.isidentifier, names)):
-        if place.endswith(".py"):
-            find_file(place)
-        elif not importing.is_there(place):
-            importing.import_module(repr(text), place)  # says so, before anything slow
-        return Source(place, function)
-    if Path(text, "config.json").is_file():
-        return Source(text)
-    if Path(text).is_dir():
-        raise InputError(
-            f"{text!r} is a directory, expected a file, or a folder with a transformers model's config.json."
-        )
-    if text.endswith(".py") and Path(text).is_file():
+def _check_source(text: str) -> None:
+    """Raise an InputError if there is no such file, folder or module; before anything slow is imported."""
+    if function := _split_function(text):
+        if function[0].endswith(".py"):
+            find_file(function[0])
+        elif not importing.is_there(function[0]):
+            importing.import_module(repr(text), function[0])
+    elif Path(text).is_dir() and not Path(text, "config.json").is_file():
+        raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
+    elif text.endswith(".py") and Path(text).is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
-    if not zipfile.is_zipfile(find_file(text)):  # before anything slow is imported
+    elif not Path(text).is_dir() and not zipfile.is_zipfile(find_file(text)):
         raise _refusal(Path(text), zipfile.BadZipFile("File is not a zip file"))
-    return Source(text)
 
 
-def read_programs(sources: Mapping[str, Source], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
+def _split_function(text: str) -> tuple[str, str] | None:
+    """Return the file or module of a function, and its name; None if the text is not of this form."""
+    place, _, function = text.rpartition(":")
+    names = [function, *([] if place.endswith(".py") else place.split("."))]
+    return None if Path(text).exists() or not all(map(str.isidentifier, names)) else (place, function)
+
+
+def read_programs(sources: Mapping[str, str], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
     """Read or make the programs; InputError if a file would run code when it is read, unless it is trusted."""
     with importing.importable(""):
         for module in arguments.imports:
             importing.import_module(f"--import {module!r}", module)
-    if arguments.task and not any(Path(source.place).is_dir() for source in sources.values()):
+    if arguments.task and not any(Path(text).is_dir() for text in sources.values()):
         raise InputError("--task: it is for the folder of a transformers model, and none is given.")
     found: dict[str, ExportedProgram] = {}
-    for method, source in sources.items():
-        if not source.function and Path(source.place).is_file():
-            found[method] = _read_program(Path(source.place), arguments.trust)
-            continue
-        made = _make_programs(source, arguments.task)
-        if method == "forward" and len(sources) == 1:
-            found |= made
-        elif len(made) == 1:
-            (found[method],) = made.values()
+    for method, text in sources.items():
+        made: Mapping[str, ExportedProgram]
+        if function := _split_function(text):
+            from exir_lowering.cli.models import make_programs
+
+            made = make_programs(*function)
+        elif Path(text).is_dir():
+            from exir_lowering.cli.transformers_folder import export_folder
+
+            made = export_folder(Path(text), arguments.task)
         else:
-            raise InputError(f"{source.place!r} has the methods {', '.join(made)}: give it alone, without a name.")
+            made = {"forward": _read_program(Path(text), arguments.trust)}
+        if len(sources) > 1 or method != "forward":
+            if len(made) > 1:
+                raise InputError(f"{text!r} has the methods {', '.join(made)}: give it alone, without a name.")
+            made = dict(zip([method], made.values(), strict=True))
+        found |= made
     return found
-
-
-def _make_programs(source: Source, task: str | None) -> Mapping[str, ExportedProgram]:
-    if source.function:
-        from exir_lowering.cli.models import make_programs
-
-        return make_programs(source.place, source.function)
-    from exir_lowering.cli.transformers_folder import export_folder
-
-    return export_folder(Path(source.place), task)
 
 
 def _read_program(path: Path, trust: bool) -> ExportedProgram:

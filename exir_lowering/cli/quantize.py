@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from pathlib import Path
 
 from exir_lowering.cli import method_inputs, program_files
 from exir_lowering.cli.output import (
@@ -61,10 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Quantise the program, write it and print the errors."""
     files = program_files.find_programs(arguments.models)
-    if len(files) > 1:
-        raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each with a separate command.")
     target = check_target(arguments.output, ".pt2")
-    if target.exists() and any(target.samefile(one.place) for one in files.values() if not one.function):
+    if target.exists() and any(target.samefile(text) for text in files.values() if Path(text).is_file()):
         raise InputError(f"-o {arguments.output!r}: this is the float program; give the int8 program another name.")
     if arguments.top < 0:
         raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
@@ -84,9 +83,11 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.quantization import quantize
 
         calls = {option: method_inputs.read_calls(option, path) for option, path in given.items()}
-        (program,) = program_files.read_programs(files, arguments).values()
+        programs = [*program_files.read_programs(files, arguments).values()]
+        if len(programs) > 1:
+            raise InputError(f"quantize: got {len(programs)} programs, expected one: quantise each by itself.")
         found = quantize(
-            program,
+            programs[0],
             calls.get("--calibration"),
             recipe=arguments.recipe,
             dynamic=arguments.dynamic,

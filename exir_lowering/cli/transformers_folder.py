@@ -95,9 +95,9 @@ def _draw(folder: Path, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
         inputs[main] = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions)
     elif main == "input_values":
         inputs[main] = torch.randn(1, _SOUND * prepared.get("sampling_rate", 16000))
+    ends = {name: "decoder_length" if "decoder" in name else "length" for name in texts}
     longest = _longest_text(model, _TEXT)
-    varying = {name: {1: Dim("decoder_length" if "decoder" in name else "length", max=longest)} for name in texts}
-    return inputs, {name: varying.get(name) for name in inputs}
+    return inputs, {name: {1: Dim(ends[name], min=2, max=longest)} if name in ends else None for name in inputs}
 
 
 def _longest_text(model: Any, most: int) -> int:
@@ -137,7 +137,7 @@ def _export_decoder(who: str, model: Any) -> dict[str, ExportedProgram]:
     say(f"Note: {who}: {about}, each with the position at which it begins.", error=True)
     tokens, start = torch.ones(1, 8, dtype=torch.long), torch.tensor([0])
     prompt, token = ({"input_ids": given, "cache_position": start} for given in (tokens, tokens[:, :1]))
-    shapes = {"input_ids": {1: Dim("length", max=longest - 1)}, "cache_position": None}
+    shapes = {"input_ids": {1: Dim("length", min=2, max=longest - 1)}, "cache_position": None}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
         return {

@@ -142,7 +142,7 @@ def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[st
     config = {"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 32, **sizes}
     path = folder / "bert"
     path.mkdir()
-    assert "is a directory, expected a file, or a folder with" in told("plan", "bert")
+    assert "is a directory, expected a file, or one with" in told("plan", "bert")
     (path / "config.json").write_text(json.dumps(config))
     assert "names no class" in (said := told("plan", "bert")) and "--task text-classification" in said
     assert "Did you mean 'text-classification'?" in told("plan", "bert", "--task", "text-clasification")

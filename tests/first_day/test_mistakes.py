@@ -45,6 +45,12 @@ def make():
 
 def broken():
     raise OSError("no weights here")
+
+def bare():
+    return torch.nn.Linear(4, 4)
+
+def wrong():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 5),)
 """
 
 
@@ -83,6 +89,10 @@ def trained() -> Any:
     return export(Tagger().train(), (IDS, MASK))
 
 
+def doubled() -> Any:
+    return export(torch.nn.Linear(4, 4).double().eval(), (torch.ones(1, 4).double(),))
+
+
 def unbounded() -> Any:
     n = Dim("n")
     return export(Tagger().eval(), (IDS, MASK), dynamic_shapes=({1: n}, {1: n}))
@@ -95,17 +105,22 @@ def run(*inputs: Any, **named: Any) -> Callable[[SimpleNamespace], Any]:
 IN_PYTHON: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
     "a float for an int": (run(IDS.float(), MASK), "'input_ids'.*float32.*expected .*int64.*Convert it with .to"),
     "numpy's float64": (run(IDS.numpy(), numpy.ones((1, 8))), "'attention_mask'.*float64.*expected .*float32"),
-    "too few inputs": (run(IDS), "attention_mask"),
+    "an array of texts": (run(numpy.array(["a"]), MASK), "PyTorch has no such type of elements"),
+    "too few inputs": (run(IDS), "There is none for 'attention_mask'"),
     "too many inputs": (run(IDS, MASK, MASK), "3 inputs, expected 2"),
-    "a wrong name": (run(input_idz=IDS, attention_mask=MASK), "input_idz.*input_ids"),
+    "a wrong name": (run(input_idz=IDS, attention_mask=MASK), "'input_idz' is none of them. Did you mean 'input_ids'"),
+    "in order and by name": (run(IDS, MASK, input_ids=IDS), "'input_ids' is given twice"),
+    "a tokenizer's dict in order": (run({"input_ids": IDS, "attention_mask": MASK}), r"or by name with \*\*"),
     "a list of numbers": (run([1, 2], MASK), "'input_ids'.*list.*expected a tensor"),
     "beyond the largest size": (run(IDS.repeat(1, 3), MASK.repeat(1, 3)), "'input_ids'.*24, more than 16"),
     "below the least size": (run(IDS[:, :1], MASK[:, :1]), "input_ids.*1.*2"),
-    "sizes of one Dim that differ": (run(IDS, MASK[:, :7]), "attention_mask.*7.*8|input_ids.*8.*7"),
+    "sizes of one Dim that differ": (run(IDS, MASK[:, :7]), "attention_mask.* is 7, expected length"),
+    "a size that would be broadcast": (run(IDS, MASK[:, :1]), "attention_mask.* is 1, expected length"),
     "a batch that was fixed": (run(IDS.repeat(2, 1), MASK.repeat(2, 1)), "'input_ids'.*dimension 0 is 2"),
     "no batch dimension": (run(IDS[0], MASK[0]), "'input_ids'.*1 dimensions, not 2"),
     "a misspelt method": (lambda at: at.loaded.run("forwrd", IDS, MASK), "Did you mean 'forward'"),
-    "an output that is not there": (lambda at: at.loaded.run("forward", IDS, MASK)["logit"], "logits"),
+    "an output that is not there": (lambda at: at.loaded.run("forward", IDS, MASK)["logit"], "Did you mean 'logits'"),
+    "an attribute that is not there": (lambda at: at.loaded(IDS, MASK).hidden, "no output 'hidden', only 'logits'"),
     "a file that is not there": (lambda at: exir_lowering.load("nothing.pte"), "there is no such file"),
     "a .pt2 for a .pte": (lambda at: exir_lowering.load("m.pt2"), "not lowered yet.*exir-lower lower"),
     "an artifact for a file": (lambda at: exir_lowering.load(at.artifact), r"Pass its \.buffer"),
@@ -124,6 +139,9 @@ IN_PYTHON: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
     ),
     "a folder that is not there": (lambda at: at.artifact.save("nowhere/m.pte"), "nowhere.*Create it first"),
     "no eval()": (lambda at: exir_lowering.plan(trained(), "xnnpack"), r"model\.eval\(\)"),
+    "no eval(), lowered": (lambda at: exir_lowering.lower(trained(), "xnnpack"), "dropout is active"),
+    "a model in float64": (lambda at: exir_lowering.plan(doubled(), "xnnpack"), r"after model\.float\(\)"),
+    "no partitioner": (lambda at: exir_lowering.plan(at.other), 'give a partitioner, "xnnpack"'),
     "no upper bound": (lambda at: exir_lowering.plan(unbounded(), "xnnpack"), "a Dim that has a max"),
     "the program of another file": (lambda at: exir_lowering.verify("m.pte", at.other), "made from another program"),
     "no calibration": (lambda at: exir_lowering.quantize(at.other), "or dynamic=True"),
@@ -142,16 +160,23 @@ ON_THE_COMMAND_LINE = {
     "lower m.pt2 -p nowhere:make -o x.pte": "No module named 'nowhere'",
     "lower m.pt2 -p xnnpack --rewrites saef -o x.pte": "Did you mean 'safe'",
     "lower m.pt2 -p ethos-u -o x.pte": "pip install",
-    "lower text.pt2 -p xnnpack -o x.pte": "text.pt2.*(another kind of file|no zip)",
-    "lower weights.pt -p xnnpack -o x.pte": "weights.pt.*torch.save",
+    "plan m.pt2 -p ethosu": "Did you mean 'ethos-u'",
+    "plan m.pt2 -p qnn": "QNN_SDK_ROOT",
+    "lower text.pt2 -p xnnpack -o x.pte": "it is another kind of file",
+    "lower weights.pt -p xnnpack -o x.pte": "what torch.save wrote, weights or a module, and no program",
     "lower nothing.pt2 -p xnnpack -o x.pte": "no file 'nothing.pt2'",
     "lower m.pt2 -p xnnpack -o nowhere/x.pte": "no directory 'nowhere'. Create it first",
     "lower m.pte -p xnnpack -o x.pte": "already lowered, for `exir-lower run`",
-    "lower net.py -p xnnpack -o x.pte": "net.py:",
-    "lower net.py:mak -p xnnpack -o x.pte": "make",
-    "lower net.py:make -p xnnpack -o x.pte": "NoneType|None",
+    "lower net.py -p xnnpack -o x.pte": "such as net.py:make",
+    "lower net.py:mak -p xnnpack -o x.pte": "'make'",
+    "lower net.py:make -p xnnpack -o x.pte": "returns a NoneType, expected a model and its inputs",
     "lower net.py:broken -p xnnpack -o x.pte": "no weights here",
-    "lower empty -p xnnpack -o x.pte": "config.json",
+    "lower net.py:bare -p xnnpack -o x.pte": r"a model without inputs, expected .*return model, \(x,\)",
+    "lower net.py:wrong -p xnnpack -o x.pte": "torch.export cannot export Linear.*same reduction dim",
+    "lower nowhere.py:make -p xnnpack -o x.pte": "no file 'nowhere.py'",
+    "lower empty -p xnnpack -o x.pte": "is a directory, expected a file, or .*config.json",
+    "plan m.pt2 -p xnnpack --task fill-mask": "--task: it is for the folder",
+    "plan m.pt2 -p xnnpack --import nowhere": "No module named 'nowhere'",
     "lower m.pt2 other.pt2 -p xnnpack -o x.pte": "METHOD=",
     "run m.pt2": "not lowered yet.*exir-lower lower",
     "run m.pte --method forwrd": "Did you mean 'forward'",
