@@ -281,7 +281,10 @@ def _describe_content(path: Path) -> str:
             return "damaged, or cut short: copy it again" if file.read(2) == b"PK" else "another kind of file"
     if damaged is not None:
         return f"damaged in {damaged[:200]!r}: copy it again"
-    return "what torch.save wrote, weights or a module, and no program" if "data.pkl" in names else _WHOLE
+    if "data.pkl" in names:
+        return "what torch.save wrote, weights or a module, and no program"
+    program = names & {"model.json", "serialized_exported_program.json"}
+    return _WHOLE if program else "without a program: torch.export.save was interrupted, or another tool wrote it"
 
 
 def _load(file: BinaryIO) -> ExportedProgram:
