@@ -23,10 +23,7 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     runtime = executorch_runtime()
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
     return load(
-        source,
-        enable_etdump=profiled,
-        program_verification=runtime.Verification.InternalConsistency,
-        data_path=data,
+        source, enable_etdump=profiled, program_verification=runtime.Verification.InternalConsistency, data_path=data
     )
 
 
@@ -37,12 +34,8 @@ def executorch_runtime() -> Any:
 
 
 _EXTENSION = "executorch.extension.pybindings._C"
-_USED = frozenset(
-    {
-        *("Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available"),
-        *("_load_program", "_load_program_from_buffer"),
-    }
-)
+_USED = {"Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available",
+         "_load_program", "_load_program_from_buffer"}  # fmt: skip
 
 
 def _extension() -> Any:

@@ -39,8 +39,8 @@ A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, whic
 which takes the parsed arguments, and returns the exit code or raises a LoweringError.
 """
 
-_MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench"}
-_MEANT |= dict.fromkeys(("convert", "compile", "export"), "lower")  # what other tools call them
+_MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench",
+          **dict.fromkeys(("convert", "compile", "export"), "lower")}  # fmt: skip
 
 _SELDOM = """
 trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
@@ -125,10 +125,9 @@ class _Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is not known here, where the options of the command are known."""
         self._given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(args, namespace)
-        if rest:
+        if rest:  # here, where the options of the command are known
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
 
@@ -139,7 +138,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = [word for word in words if not any(option.startswith(word) for option in known)]
         choice = re.search("invalid choice: '?(.*?)'? \\(choose from (.*)\\)", message)
         if choice is not None:
-            sure = [_MEANT[choice[1]]] if choice[1] in _MEANT else []
+            sure = [word for name, word in _MEANT.items() if name == choice[1]]
             hint = did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), sure=sure)
             message = f"there is no command {choice[1]!r}" if "argument COMMAND" in message else message
         elif unknown:  # which may be why another one is missing
@@ -163,7 +162,11 @@ class _Version(argparse.Action):
     """Finds out about versions when they are asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(_versions())
+        from importlib import metadata
+
+        named = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"exir-lower {metadata.version('exir-lowering')} ({named}, Python {python})")
         parser.exit(OK)
 
 
@@ -195,11 +198,3 @@ def _make_parser() -> _Parser:
         subparser.usage = re.sub(r"\[-([^][]|\[[^][]*\])*\] ?", "", f"{usage} ").rstrip() + " [options]"
         subparser.set_defaults(execute=command.execute)
     return parser
-
-
-def _versions() -> str:
-    from importlib import metadata
-
-    named = (f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
-    python = ".".join(map(str, sys.version_info[:3]))
-    return f"exir-lower {metadata.version('exir-lowering')} ({', '.join(named)}, Python {python})"

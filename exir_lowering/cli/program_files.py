@@ -181,6 +181,11 @@ def _check_source(text: str) -> None:
             importing.import_module(repr(text), function[0])
     elif Path(text).is_dir() and not Path(text, "config.json").is_file():
         raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
+    elif not Path(text).exists() and not text.endswith((".pt2", ".pt", ".pth", ".pte", ".py")):
+        raise InputError(
+            f"There is no file {text!r}, and no folder. A model of the Hugging Face Hub has to be in a folder: "
+            f"`hf download {text} --local-dir FOLDER`."
+        )
     elif text.endswith(".py") and Path(text).is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
     elif not Path(text).is_dir() and not zipfile.is_zipfile(find_file(text)):
@@ -276,7 +281,10 @@ def _describe_content(path: Path) -> str:
             return "damaged, or cut short: copy it again" if file.read(2) == b"PK" else "another kind of file"
     if damaged is not None:
         return f"damaged in {damaged[:200]!r}: copy it again"
-    return "what torch.save wrote, weights or a module, and no program" if "data.pkl" in names else _WHOLE
+    if "data.pkl" in names:
+        return "what torch.save wrote, weights or a module, and no program"
+    program = names & {"model.json", "serialized_exported_program.json"}
+    return _WHOLE if program else "without a program: torch.export.save was interrupted, or another tool wrote it"
 
 
 def _load(file: BinaryIO) -> ExportedProgram:

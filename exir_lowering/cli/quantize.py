@@ -7,16 +7,7 @@ import io
 from pathlib import Path
 
 from exir_lowering.cli import method_inputs, program_files
-from exir_lowering.cli.output import (
-    OK,
-    check_target,
-    describe_written,
-    find_file,
-    kept_from_stdout,
-    say,
-    show,
-    write_file,
-)
+from exir_lowering.cli.output import OK, check_target, find_file, kept_from_stdout, say, show, write_file
 from exir_lowering.errors import InputError
 
 EXAMPLES = """\
@@ -30,8 +21,7 @@ inputs.pt is a list of calls that torch.save wrote, such as [(x,), (y,)]: tuples
 kwargs). Activation ranges come from the calls of --calibration. Errors against float are measured on the calls of
 --check, or else on the same ones. The layers that are listed first lose most.
 
-A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
-in it is executed: quantise programs that you would run.
+The program is executed: quantise programs that you would run.
 """
 
 
@@ -72,11 +62,8 @@ def execute(arguments: argparse.Namespace) -> int:
             "--calibration: static quantisation takes the activation ranges from calls. Give --calibration "
             "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
         )
-    given = {
-        option: find_file(path)
-        for option, path in (("--calibration", arguments.calibration), ("--check", arguments.check))
-        if path is not None
-    }
+    options = {"--calibration": arguments.calibration, "--check": arguments.check}
+    given = {option: find_file(path) for option, path in options.items() if path is not None}
     with kept_from_stdout(arguments.json):
         import torch
 
@@ -97,7 +84,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         content = io.BytesIO()
         torch.export.save(found.program, content)
-        write_file(target, content.getbuffer())
+        written = write_file(target, content.getbuffer())
     show(found, arguments.json, top=arguments.top)
-    say(f"{describe_written(target)}.", error=arguments.json)
+    say(f"{written}.", error=arguments.json)
     return OK

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.errors import InputError, did_you_mean, few
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import printable
@@ -93,3 +94,6 @@ class Results(list[Any]):
         return found[""] if "" in found else Results(found.values(), found)
 
     __getattr__ = __getitem__
+
+
+pytree.register_pytree_node(Results, lambda results: ([*results], results.keys()), Results)

@@ -26,8 +26,7 @@ from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, lis
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators, element types, layouts and weights first, then whole programs."""
 
-SOMETHING_PASSES = "suite/something-passes"
-"""The name of the test that fails when the backend supports no case."""
+SOMETHING_PASSES = "suite/something-passes"  # the name of the test that fails when the backend supports no case
 
 
 _Given = ParamSpec("_Given")
@@ -243,10 +242,7 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         )
     chosen: dict[str, Case] = {}
     for wanted in listed:
-        if isinstance(wanted, Case):
-            found = [wanted]
-        else:
-            found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+        found = [wanted] if isinstance(wanted, Case) else [c for c in CASES if fnmatch.fnmatchcase(c.name, str(wanted))]
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
@@ -256,10 +252,8 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
             if chosen.setdefault(case.name, case) != case:
                 raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
             if case.check not in CHECKS:
-                raise InputError(
-                    f"check_backend: the case {case.name!r} has the check {case.check!r}, expected one of "
-                    f"{', '.join(CHECKS)}."
-                )
+                text = f"{case.name!r} has the check {case.check!r}, expected one of {', '.join(CHECKS)}"
+                raise InputError(f"check_backend: the case {text}.")
     return tuple(chosen.values())
 
 
@@ -272,11 +266,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     except MemoryError:
         raise
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
-        text = (
-            f"the case cannot be made: {exception_text(error)}. Its `build` has to return methods by name, "
-            "which run in eager PyTorch and can be exported."
-        )
-        return CaseResult(case.name, "failed", "build", text)
+        advice = "Its `build` has to return methods by name, which run in eager PyTorch and can be exported."
+        return CaseResult(case.name, "failed", "build", f"the case cannot be made: {exception_text(error)}. {advice}")
     try:
         lowered = lower_case(subject, case, ready)
         methods = lowered.report.methods
@@ -285,8 +276,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         mine = sum(partition.backend_id == subject.backend_id for partition in taken)
         if mine < case.partitions:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
-            why = f"the backend got {mine} partitions, the case needs {case.partitions}{''.join(reasons[:1])}"
-            raise Unsupported(why)
+            needed = f"{case.partitions}{''.join(reasons[:1])}"
+            raise Unsupported(f"the backend got {mine} partitions, the case needs {needed}")
         try:
             again = list_payloads(lower_case(subject, case, ready))
         except Unsupported as reason:
@@ -297,9 +288,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
                 what = "payload" if first[0] != second[0] else "named data"
                 raise Broken(
                     "determinism",
-                    f"the {what} of partition {number} differs when the same program is lowered twice. Equal programs "
-                    "have to give equal bytes, or files cannot be compared and cached: no time, id, counter, random "
-                    "number or order of a set may be in them.",
+                    f"the {what} of partition {number} differs when the same program is lowered twice: no time, id, "
+                    "counter, random number or order of a set may be in it, or files cannot be compared and cached.",
                 )
         # State that stays on the host has no initial value in a file unless its names are given.
         names = {name for method in case.build().values() for name in method.module} if case.stateful else set()

@@ -122,7 +122,7 @@ _EXACT: dict[str, Callable[[Call], Range]] = {
     **dict.fromkeys(
         (
             *MOVEMENTS, *_PIECES, "aten.index.Tensor", "aten.embedding.default", "aten.repeat.default",
-            "aten.flip.default",
+            "aten.flip.default", "aten.index_select.default", "aten.gather.default",
         ),
         lambda call: call.operand(0),
     ),
