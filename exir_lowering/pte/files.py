@@ -89,23 +89,18 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if not location.is_file():
         found = "a directory" if location.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {found}.")
-    content, identity = _map(name, location)
-    return MappedFile(name, path, content, identity)
+    try:
+        with location.open("rb") as file:
+            held = os.fstat(file.fileno())
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if held.st_size else b"")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} cannot be loaded: {error}.") from error
+    return MappedFile(name, path, content, _identity(held))
 
 
 def in_memory(name: str, content: bytes) -> MappedFile:
     """Return content that does not come from a file on the disk; messages call it by the name."""
     return MappedFile(name, content, memoryview(content), None)
-
-
-def _map(name: str, path: Path) -> tuple[memoryview, tuple[int, ...]]:
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if found.st_size else b"")
-            return content, _identity(found)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name} cannot be loaded: {error}.") from error
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from exir_lowering.errors import InputError
 
-PTE_MAGIC = b"ET12"
-PTD_MAGIC = b"FT01"
+PTE_MAGIC, PTD_MAGIC = b"ET12", b"FT01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ PT2 = Kind(
 )
 
 _MARKS: Mapping[bytes, Kind] = {PTE_MAGIC[:2]: PTE, PTD_MAGIC: PTD}
-"""What follows the first four bytes; of a `.pte` file of any version."""
+"""What follows the first four bytes, the identifiers of the flatbuffers; of a `.pte` file of any version."""
 
 
 def kind_of(source: str | Path | bytes) -> Kind | None:
