@@ -155,20 +155,16 @@ def find(place: str) -> Any:
     """Return upstream's own code, or a file's text, at a place; ImportError or AttributeError if it is not there."""
     module, _, path = place.partition(":")
     if module == "file":
-        return _read_file(path)
+        package, _, rest = path.partition("/")
+        try:
+            return Path(*sys.modules[package].__path__, rest).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ImportError(str(error)) from error
     value: Any = sys.modules.get(module) or import_module(module)
     for name in path.split("."):
         owner, value = value, inspect.getattr_static(value, name)
         value = original_of(owner, name, value)
     return value
-
-
-def _read_file(path: str) -> str:
-    package, _, rest = path.partition("/")
-    try:
-        return Path(*sys.modules[package].__path__, rest).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ImportError(str(error)) from error
 
 
 def digest_of(value: Any) -> str:

@@ -85,15 +85,11 @@ def make_suite(
             )
         registry.as_backend(backend_id, backend)
     if delegate is not None and backend_id in installed.own_backends():
-        raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
-            "the delegate out, or give the backend another id."
-        )
+        text = "itself, which no delegate can replace. Leave it out, or give the backend another id"
+        raise InputError(f"check_backend: the ExecuTorch runtime has {backend_id!r} {text}.")
     if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
-        raise InputError(
-            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
-        )
+        got = f"the delegate {delegate!r} has the id {delegate.delegate_id!r}"
+        raise InputError(f"check_backend: {got}, expected that of the backend, {backend_id!r}, as files name that.")
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     note = found.reason if isinstance(found, availability.Missing) else ""
     if delegate is not None and note:
@@ -131,9 +127,8 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads; it has to be available. None if
-            ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
-            executed, and cases are "lowered" rather than "passed".
+        delegate: The delegate that executes its payloads; it has to be available. None if ExecuTorch's runtime has it,
+            or it is installed; if there is none, nothing is executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
@@ -169,10 +164,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
-    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
-    with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
-    fails when the backend supports none of them.
-
+    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support, or that
+    nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none.
     The arguments are those of `check_backend`.
 
     Returns:
