@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from typing import Any
 
 import torch
@@ -58,13 +60,14 @@ def export(
         say(f"Note: {who}: the model was in training mode; it is exported after model.eval().", error=True)
         model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), redirect_stderr(io.StringIO()):  # where it prints graphs
             return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, **more)
     except MemoryError:
         raise
     except Exception as error:
         line = importing.line_of(error, who.partition(":")[0])
+        branch = " What depends on a tensor's values is torch.where, or torch.cond." * ("data-dependent" in str(error))
         raise InputError(
             f"{who}: torch.export cannot export {type(model).__name__}: {type(error).__name__}: "
-            f"{first_line(error)[:800]}{line}. --debug shows all that torch says."
+            f"{first_line(error)[:800]}{line}.{branch} --debug shows all that torch says."
         ) from error

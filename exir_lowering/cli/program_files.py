@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
-from exir_lowering.pte.kinds import PT2, kind_of_file
+from exir_lowering.pte.kinds import PT2, kind_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -181,6 +181,11 @@ def _check_source(text: str) -> None:
             importing.import_module(repr(text), function[0])
     elif Path(text).is_dir() and not Path(text, "config.json").is_file():
         raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
+    elif not Path(text).exists() and not text.endswith((".pt2", ".pt", ".pth", ".pte", ".py")):
+        raise InputError(
+            f"There is no file {text!r}, and no folder. A model of the Hugging Face Hub has to be in a folder: "
+            f"`hf download {text} --local-dir FOLDER`."
+        )
     elif text.endswith(".py") and Path(text).is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
     elif not Path(text).is_dir() and not zipfile.is_zipfile(find_file(text)):
@@ -234,7 +239,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
+        if isinstance(error, UnsafeFileError) and kind_of(path) in (None, PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
@@ -245,7 +250,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
 
 def _refusal(path: Path, error: Exception) -> InputError:
     """Describe why a file is not read; damaged is what has no table of contents, or another checksum than it says."""
-    kind = kind_of_file(path)
+    kind = kind_of(path)
     reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
     advice = (
         "Expected a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
@@ -276,7 +281,10 @@ def _describe_content(path: Path) -> str:
             return "damaged, or cut short: copy it again" if file.read(2) == b"PK" else "another kind of file"
     if damaged is not None:
         return f"damaged in {damaged[:200]!r}: copy it again"
-    return "what torch.save wrote, weights or a module, and no program" if "data.pkl" in names else _WHOLE
+    if "data.pkl" in names:
+        return "what torch.save wrote, weights or a module, and no program"
+    program = names & {"model.json", "serialized_exported_program.json"}
+    return _WHOLE if program else "without a program: torch.export.save was interrupted, or another tool wrote it"
 
 
 def _load(file: BinaryIO) -> ExportedProgram:

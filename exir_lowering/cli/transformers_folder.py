@@ -29,6 +29,7 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
+        json.loads((folder / "config.json").read_text(), object_hook=_check_kernels)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
         if model.can_generate() and not config.is_encoder_decoder and model.main_input_name == "input_ids":
@@ -41,6 +42,14 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
             f"{who}: transformers cannot load or export it: {type(error).__name__}: {first_line(error)[:800]}. A "
             "function of yours can make the model and its inputs instead: MODEL.py:FUNCTION."
         ) from error
+
+
+def _check_kernels(found: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a configuration that names a kernel, which transformers would download and import."""
+    for key, value in found.items():
+        if key.endswith("_implementation") and value not in (None, "eager", "sdpa", "batched_mm", "grouped_mm"):
+            raise InputError(f"config.json has {key} = {str(value)[:100]!r}, expected eager or sdpa: remove it.")
+    return found
 
 
 def _find_class(who: str, transformers: Any, config: Any, task: str | None) -> Any:

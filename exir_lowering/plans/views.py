@@ -220,18 +220,15 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
 
 
 def _sections(method: MethodPlan, room: int, width: int) -> list[str]:
-    """Return what most people ask for, if it fits: each section's first findings, before any has all of them."""
-    sections = list(itertools.takewhile(lambda section: section.part == "brief", find(method)))
-    blocks = [[_wrap(f"{section.title} ({len(section.findings):,})", width, 2)] for section in sections]
-    waiting = [[_wrap(_in_short(each), width, 4) for each in section.findings] for section in sections]
-    left = room
-    for turn in range(max(map(len, waiting), default=0)):
-        for block, findings in zip(blocks, waiting, strict=True):
-            cost = sum(map(len, findings[turn : turn + 1])) + (len(block[0]) if len(block) == 1 else 0)
-            if turn < len(findings) and len(block) == turn + 1 and cost <= left:
-                block.append(findings[turn])
-                left -= cost
-    return [line for block in blocks if len(block) > 1 for part in block for line in part]
+    """Return what most people ask for, as far as it fits; what to do, which is shown last, gets its room first."""
+    found = list[str]()
+    for section in reversed([*itertools.takewhile(lambda one: one.part == "brief", find(method))]):
+        block = _wrap(f"{section.title} ({len(section.findings):,})", width, 2)
+        shown_at_all = len(block)
+        for lines in (_wrap(_in_short(finding), width, 4) for finding in section.findings):
+            block += lines if len(found) + len(block) + len(lines) <= room else ()
+        found = [*block, *found] if len(block) > shown_at_all else found
+    return found
 
 
 def _in_short(finding: Finding) -> str:

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.fakes import FakeTensor, known_size, size_hint
 from exir_lowering._upstream.programs import pytree
+from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import LoweringError, few
 from exir_lowering.graphs import sources
 from exir_lowering.graphs.copies import private_copy
@@ -46,10 +48,11 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
         tried, now = attempt(changed, assume), (len(planned.host), len(planned.partitions))
         if (len(tried.host), len(tried.partitions)) >= now:
             return tried
-        left = {node.node for node in tried.host}
+        left = {node.node for node in tried.host} | {one.node for one in planned.host if "sym_size" in one.operator}
         lines = dict.fromkeys(place(one.source).short for one in planned.host if one.node not in left and one.source)
+        where = f" ({few(lines, 3)})" if lines else ""
         gain = f"{many(len(tried.host), 'operator')} on the host, {many(len(tried.partitions), 'partition')}"
-        found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,} ({few(lines, 3)})")
+        found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,}{where}")
         return None
 
     with suppress(LoweringError):
@@ -69,7 +72,7 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
 def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Callable[[EdgeMethod], EdgeMethod]]]:
     names = {one.node for one in planned.host} | {one.node for one in planned.legalized}
     host = [node for path, node in graphs.every_node(method.program.graph_module) if node.name in names and not path]
-    read = (pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host)
+    read = [pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host]
     dtypes = {value.dtype for values in read for value in values if isinstance(value, FakeTensor)}
     if not method.partitioners:
         yield 'give a partitioner, "xnnpack"', _with_xnnpack
@@ -77,6 +80,10 @@ def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Cal
         yield "export it in float32, after model.float()", _in_float32
     if torch.bfloat16 in dtypes and planned.partitioners == ("XnnpackPartitioner",):
         yield "give xnnpack(enable_bf16=True), for a runtime that has it", partial(_with_xnnpack, enable_bf16=True)
+    shapes = (value.shape for values in read for value in values if isinstance(value, FakeTensor))
+    dynamic = [known_size(size) for shape in shapes for size in shape if not isinstance(size, int)]
+    if method.partitioners and dynamic and None not in dynamic:  # which depends on data
+        yield "lower it for fixed sizes, with exir_lowering.buckets", _with_fixed_sizes
     if method.partitioners and (views := {node.name for node in host if _has_a_size(node)}):
         yield "write -1 for the dynamic size of a view", partial(_with_unknown_size, views=views)
 
@@ -91,6 +98,29 @@ def _with_unknown_size(method: EdgeMethod, views: Collection[str]) -> EdgeMethod
         shape: Any = node.args[1]
         node.update_arg(1, [-1 if isinstance(size, Node) else size for size in shape])
     return replace(method, program=program)
+
+
+def _with_fixed_sizes(method: EdgeMethod) -> EdgeMethod:
+    """Return a method as it is for the sizes of the example."""
+
+    def fixed(value: FakeTensor) -> torch.Tensor:
+        with value.fake_mode:
+            sizes, steps = map(size_hint, value.shape), map(size_hint, value.stride())
+            return torch.empty_strided([*sizes], [*steps], dtype=value.dtype, device=value.device)
+
+    program = private_copy(method.program)
+    for _, node in graphs.every_node(program.graph_module):
+        known = pytree.tree_map_only(FakeTensor, fixed, node.meta.get("val"))
+        node.meta["val"] = pytree.tree_map_only(SYMBOLS, size_hint, known)
+        if node.op == "call_function":
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), _number_of)
+    program.graph.eliminate_dead_code()
+    return replace(method, program=program)
+
+
+def _number_of(node: Node) -> Any:
+    value = node.meta.get("val")
+    return value if type(value) is int else node
 
 
 def _has_a_size(node: Node) -> bool:

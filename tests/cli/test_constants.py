@@ -37,7 +37,7 @@ def constants(file: Path) -> dict[str, Any]:
     loaded = exir_lowering.load(file)
     names = (name for name in loaded.method_names if name not in ("forward", "step"))
     found = {name: loaded.run(name) for name in names}
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+    return {name: values[0] if len(values) == 1 else list(values) for name, values in found.items()}
 
 
 GIVEN = {

@@ -51,6 +51,13 @@ def bare():
 
 def wrong():
     return torch.nn.Linear(4, 4), (torch.ones(1, 5),)
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+def branches():
+    return Branches(), (torch.ones(1, 4),)
 """
 
 
@@ -173,8 +180,10 @@ ON_THE_COMMAND_LINE = {
     "lower net.py:broken -p xnnpack -o x.pte": "no weights here",
     "lower net.py:bare -p xnnpack -o x.pte": r"a model without inputs, expected .*return model, \(x,\)",
     "lower net.py:wrong -p xnnpack -o x.pte": "torch.export cannot export Linear.*same reduction dim",
+    "lower net.py:branches -p xnnpack -o x.pte": "What depends on a tensor's values is torch.where",
     "lower nowhere.py:make -p xnnpack -o x.pte": "no file 'nowhere.py'",
     "lower empty -p xnnpack -o x.pte": "is a directory, expected a file, or .*config.json",
+    "lower somebody/bert-base -p xnnpack -o x.pte": "hf download somebody/bert-base --local-dir FOLDER",
     "plan m.pt2 -p xnnpack --task fill-mask": "--task: it is for the folder",
     "plan m.pt2 -p xnnpack --import nowhere": "No module named 'nowhere'",
     "lower m.pt2 other.pt2 -p xnnpack -o x.pte": "METHOD=",

@@ -30,11 +30,11 @@ class Net(nn.Module):
         return image, torch.relu(heads) + 1, scores
 
 
-def exported(model: nn.Module) -> ExportedProgram:
+def exported(model: nn.Module, dynamic: bool = True) -> ExportedProgram:
     dtype = next(model.parameters()).dtype
     inputs = (torch.ones(1, 3, 4, 4, dtype=dtype), torch.ones(1, 5, 8, dtype=dtype), torch.zeros(1, 128, dtype=dtype))
     shapes = (None, {1: Dim("length", min=2, max=16)}, None)
-    return export(model.eval(), inputs, dynamic_shapes=shapes)
+    return export(model.eval(), inputs, dynamic_shapes=shapes if dynamic else None)
 
 
 class Attends(nn.Module):
@@ -55,6 +55,9 @@ CASES: dict[str, tuple[Callable[[], Planned], Callable[[], Planned]]] = {
     "give xnnpack(enable_bf16=True)": (
         lambda: (exported(Net().bfloat16()), "xnnpack", {}),
         lambda: (exported(Net().bfloat16()), xnnpack(enable_bf16=True), {}),
+    ),
+    "lower it for fixed sizes": (
+        lambda: (exported(Net()), "xnnpack", {}), lambda: (exported(Net(), dynamic=False), "xnnpack", {}),
     ),
     "write -1 for the dynamic size": (
         lambda: (exported(Net()), "xnnpack", {}), lambda: (exported(Net(unknown=True)), "xnnpack", {}),
@@ -100,7 +103,8 @@ def test_what_a_partitioner_refuses_is_not_advised() -> None:
     planned = plan(export(Joins(), (torch.ones(3, 5, 8),), dynamic_shapes=(sizes,)), "xnnpack")
     (method,) = planned.methods
     assert any("view_copy" in host.operator for host in method.host)
-    assert method.advice == () and "What you can do" not in planned.to_text() and "-1" not in planned.to_text()
+    (advice,) = method.advice
+    assert advice.startswith("lower it for fixed sizes") and "-1" not in planned.to_text()
 
 
 def test_it_is_not_found_out_before_somebody_asks() -> None:
