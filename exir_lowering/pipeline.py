@@ -319,10 +319,7 @@ def _lower(
 
 
 def _partition_all(
-    methods: Sequence[EdgeMethod],
-    states: Sequence[State],
-    session: Session,
-    treatment: Treatment | None = None,
+    methods: Sequence[EdgeMethod], states: Sequence[State], session: Session, treatment: Treatment | None = None
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     legal, extracted, plans, refused = [], [], [], []

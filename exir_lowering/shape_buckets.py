@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind, SymIntArgument
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -17,7 +17,7 @@ from exir_lowering._upstream.fakes import expression, names_of_symbols, shape_en
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
 from exir_lowering.fast import accelerated
-from exir_lowering.graphs.copies import specialise
+from exir_lowering.graphs.copies import specialise_program
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
@@ -63,7 +63,10 @@ def buckets(
     for combination in itertools.product(*chosen.values()):
         tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
         numbers, name = dict(combination), f"{method}@{','.join(tags)}"
-        made[name] = _specialise(program, numbers, name)
+        try:
+            made[name] = specialise_program(program, numbers)
+        except RuntimeError as error:
+            raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
         made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
     return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
 
@@ -187,22 +190,3 @@ class _Dimensions:
                         "Leave out pad for methods that take inputs of exactly their sizes."
                     )
         return tuple(crops)
-
-
-def _specialise(program: ExportedProgram, numbers: Mapping[Any, Any], name: str) -> ExportedProgram:
-    """Return a copy of a program with numbers in the place of symbols."""
-    try:
-        module = specialise(program.graph_module, numbers, shape_env_of(_user_tensors(program)[0][1]))
-    except RuntimeError as error:
-        raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
-    results: Any = module.graph.output_node().args[0]
-    copied = graphs.copy_program(program, module)
-    copied.example_inputs = None  # they have other sizes
-    specs = copied.graph_signature.output_specs
-    for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
-        if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
-            specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
-    for each in program.range_constraints:
-        if each.free_symbols & set(numbers):
-            del copied.range_constraints[each]
-    return copied

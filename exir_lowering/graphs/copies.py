@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, SymIntArgument
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
@@ -97,6 +97,23 @@ def specialise(graph_module: GraphModule, numbers: Mapping[Any, Any], shape_env:
         return copy, left
 
     return copied(graph_module, nested=False)[0]
+
+
+def specialise_program(program: ExportedProgram, numbers: Mapping[Any, Any]) -> ExportedProgram:
+    """Return a copy of a program with numbers in the place of symbols; RuntimeError if a check refuses them."""
+    values = (shape_env_of(node.meta.get("val")) for node in user_inputs(program))
+    module = specialise(program.graph_module, numbers, next(filter(None, values), None))
+    results: Any = module.graph.output_node().args[0]
+    copied = copy_program(program, module)
+    copied.example_inputs = None  # they have other sizes
+    specs = copied.graph_signature.output_specs
+    for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+        if isinstance(spec.arg, SymIntArgument) and not isinstance(result, Node):
+            specs[index] = replace(spec, arg=ConstantArgument(name=spec.arg.name, value=result))
+    for each in program.range_constraints:
+        if each.free_symbols & set(numbers):
+            del copied.range_constraints[each]
+    return copied
 
 
 def copy_program(

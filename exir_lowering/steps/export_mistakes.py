@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch.fx import Node
 
@@ -16,8 +17,7 @@ from exir_lowering.steps.provenance import list_narrowed
 
 def list_mistakes(methods: Sequence[EdgeMethod]) -> tuple[str, ...]:
     """Return what to tell of methods that torch.export made: once of the variants of one."""
-    found = {id(one.converted_from): one for one in reversed(methods) if one.converted_from is not None}
-    given = [*reversed(found.values())]
+    given = [*reversed({id(one.converted_from): one for one in reversed(methods) if one.converted_from}.values())]
     training = (text for method in given for text in _in_training(method))
     return (*training, *(str(one) for one in list_narrowed(given) if one.given[1] is None))
 
@@ -31,11 +31,11 @@ def warn(mistakes: Sequence[str]) -> None:
 def _in_training(method: EdgeMethod) -> Iterator[str]:
     program, found = method.converted_from, dict[str, list[Node]]()
     for _, node in graphs.every_node(program.graph_module) if program is not None else ():
-        given = {name: graphs.argument(node, name) for name in _ARGUMENTS} if node.op == "call_function" else {}
-        active = True in (given.get("train"), given.get("training"))
-        if given.get("dropout_p") or (active and (given["p"] or given["dropout"])):
+        given = partial(graphs.argument, node) if node.op == "call_function" else {}.get
+        active = True in (given("train"), given("training"))
+        if given("dropout_p") or (active and (given("p") or given("dropout"))):
             found.setdefault("dropout is active", []).append(node)
-        elif active and given["running_mean"] is not None:  # without it, statistics are computed in any mode
+        elif active and given("running_mean") is not None:  # without it, statistics are computed in any mode
             found.setdefault("batch norm computes statistics", []).append(node)
     if found:
         kinds = " and ".join(f"{words} ({len(nodes):,} x)" for words, nodes in found.items())
@@ -44,6 +44,3 @@ def _in_training(method: EdgeMethod) -> Iterator[str]:
             f"Method {method.name!r} was exported in training mode: {kinds}. Call model.eval() before export; "
             f"functions such as F.dropout take training=self.training. {lines}"
         )
-
-
-_ARGUMENTS = ("train", "training", "p", "dropout", "dropout_p", "running_mean")

@@ -47,8 +47,7 @@ def preprocess_parallel(
 ) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, several partitions at once if options and backend allow it.
 
-    If they do not, it is lowered here, and the log says why. Errors are those of `preprocess`; a worker that ends twice
-    is a failure of the backend. `sharing` is the larger group with whose weights those of this one share pieces.
+    If they do not, it is lowered here, and the log says why. A worker that ends twice is a failure of the backend.
     """
     options, partitions = session.options, group.partitions
     # One alone is worth a worker where the backend may end its process, and that is no error.
@@ -143,15 +142,21 @@ class _Workers:
         """Begin to lower a partition."""
         if not self._address:
             return (self._given or self._own).submit(self.lower_here, partition)
-        try:
-            task = _make_task(partition, self._address, self._options)
-        except RefusedError as reason:
-            return _failed(reason)
-        future = _send(self._given or _pool(self._options.jobs), task)
+        future = self._send(self._given or _pool(self._options.jobs), partition)
         if self._given is None and future.done() and isinstance(future.exception(), BrokenExecutor):
             _forget(self._options.jobs)  # a process died before
-            future = _send(_pool(self._options.jobs), task)
+            future = self._send(_pool(self._options.jobs), partition)
         return future
+
+    def _send(self, executor: Executor, partition: Partition) -> Future[Any]:
+        try:
+            return executor.submit(work, _make_task(partition, self._address, self._options))
+        except MemoryError:
+            raise
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
 
     def finish(self, partition: Partition, future: Future[Any]) -> PreprocessResult:
         """Wait for a partition, once more if its process died; raise what `preprocess` raises, or RefusedError."""
@@ -175,7 +180,7 @@ class _Workers:
                     raise describe_failure(partition.backend_id, self._backend, [partition], twice) from error
             # The processes of a pool end together, whichever died: this one is tried alone.
             self._own = self._own or self._given or _make_pool(1)
-            future = _send(self._own, _make_task(partition, self._address, self._options))
+            future = self._send(self._own, partition)
         if isinstance(answer, str):
             raise RefusedError(answer)
         if isinstance(answer, dict):
@@ -193,25 +198,9 @@ class _Workers:
             _forget(self._options.jobs)
 
     def lower_here(self, partition: Partition) -> PreprocessResult:
-        """Lower a partition in this thread."""
-        # Nothing is shown, cached or passed on to others.
+        """Lower a partition in this thread: nothing is shown, cached or passed on to others."""
         session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
         return preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)[0].result
-
-
-def _send(executor: Executor, task: tuple[Any, ...]) -> Future[Any]:
-    try:
-        return executor.submit(work, task)
-    except MemoryError:
-        raise
-    except Exception as error:
-        return _failed(error)
-
-
-def _failed(error: Exception) -> Future[Any]:
-    failed: Future[Any] = Future()
-    failed.set_exception(error)
-    return failed
 
 
 _pools: dict[tuple[int, int], Any] = {}  # our processes, kept for later calls, by who has them and how many

@@ -16,14 +16,7 @@ from typing import Literal
 
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure
-from exir_lowering.model import (
-    BackendGroup,
-    EdgeMethod,
-    ExtractedMethod,
-    LoweredPartition,
-    Partition,
-    RefusedPartition,
-)
+from exir_lowering.model import BackendGroup, EdgeMethod, ExtractedMethod, LoweredPartition, Partition, RefusedPartition
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.steps.tag import Treatment

@@ -1,8 +1,4 @@
-"""What a plan advises: changes of the model or of the call, each of which was tried on the method.
-
-A trial changes a copy of the method as the model would change it, or asks other partitioners, and plans it again: what
-the partitioners refuse is not advised. No backend is called.
-"""
+"""What a plan advises: changes of the model or the call that were tried on a copy; no backend is called."""
 
 from __future__ import annotations
 
@@ -15,15 +11,13 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensor, known_size, size_hint
+from exir_lowering._upstream.fakes import FakeTensor, expression, known_size, size_hint
 from exir_lowering._upstream.programs import pytree
-from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import LoweringError, few
 from exir_lowering.graphs import sources
-from exir_lowering.graphs.copies import private_copy
+from exir_lowering.graphs.copies import private_copy, specialise_program
 from exir_lowering.model import EdgeMethod
 from exir_lowering.plans.formatting import many, place
 from exir_lowering.plans.planned import MethodPlan
@@ -37,10 +31,7 @@ _OTHERS = (torch.bfloat16, torch.float64)  # types that backends for float32 ref
 
 
 def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: Attempt) -> tuple[str, ...]:
-    """Return the changes with which less stays on the host, or as much in fewer partitions, and what the plan is then.
-
-    The method is taken before it was rewritten, and before what does not run on the host was replaced.
-    """
+    """Return the changes of a method, not yet rewritten, with which less is on the host, and what the plan is then."""
     found = list[str]()
 
     def attempted(what: str, changed: EdgeMethod, assume: Mapping[str, str]) -> MethodPlan | None:
@@ -72,16 +63,16 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
 def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Callable[[EdgeMethod], EdgeMethod]]]:
     names = {one.node for one in planned.host} | {one.node for one in planned.legalized}
     host = [node for path, node in graphs.every_node(method.program.graph_module) if node.name in names and not path]
-    read = [pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)]) for node in host]
-    dtypes = {value.dtype for values in read for value in values if isinstance(value, FakeTensor)}
+    read = pytree.tree_leaves([one.meta.get("val") for node in host for one in (node, *node.all_input_nodes)])
+    values = [value for value in read if isinstance(value, FakeTensor)]
+    dtypes = {value.dtype for value in values}
     if not method.partitioners:
         yield 'give a partitioner, "xnnpack"', _with_xnnpack
     elif not dtypes.isdisjoint(_OTHERS):
         yield "export it in float32, after model.float()", _in_float32
     if torch.bfloat16 in dtypes and planned.partitioners == ("XnnpackPartitioner",):
         yield "give xnnpack(enable_bf16=True), for a runtime that has it", partial(_with_xnnpack, enable_bf16=True)
-    shapes = (value.shape for values in read for value in values if isinstance(value, FakeTensor))
-    dynamic = [known_size(size) for shape in shapes for size in shape if not isinstance(size, int)]
+    dynamic = [known_size(size) for value in values for size in value.shape if not isinstance(size, int)]
     if method.partitioners and dynamic and None not in dynamic:  # which depends on data
         yield "lower it for fixed sizes, with exir_lowering.buckets", _with_fixed_sizes
     if method.partitioners and (views := {node.name for node in host if _has_a_size(node)}):
@@ -102,25 +93,10 @@ def _with_unknown_size(method: EdgeMethod, views: Collection[str]) -> EdgeMethod
 
 def _with_fixed_sizes(method: EdgeMethod) -> EdgeMethod:
     """Return a method as it is for the sizes of the example."""
-
-    def fixed(value: FakeTensor) -> torch.Tensor:
-        with value.fake_mode:
-            sizes, steps = map(size_hint, value.shape), map(size_hint, value.stride())
-            return torch.empty_strided([*sizes], [*steps], dtype=value.dtype, device=value.device)
-
-    program = private_copy(method.program)
-    for _, node in graphs.every_node(program.graph_module):
-        known = pytree.tree_map_only(FakeTensor, fixed, node.meta.get("val"))
-        node.meta["val"] = pytree.tree_map_only(SYMBOLS, size_hint, known)
-        if node.op == "call_function":
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), _number_of)
-    program.graph.eliminate_dead_code()
-    return replace(method, program=program)
-
-
-def _number_of(node: Node) -> Any:
-    value = node.meta.get("val")
-    return value if type(value) is int else node
+    given = [node.meta.get("val") for node in graphs.user_inputs(method.program)]
+    sizes = [size for one in given for size in (one.shape if isinstance(one, torch.Tensor) else ())]
+    numbers = {expression(size): size_hint(size) for size in sizes if not isinstance(size, int)}
+    return replace(method, program=specialise_program(method.program, numbers))
 
 
 def _has_a_size(node: Node) -> bool:

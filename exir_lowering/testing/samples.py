@@ -187,10 +187,8 @@ def _make_sample(case: Case) -> Sample:
         methods = case.build()
     for name, method in methods.items():
         module = _Module(method.function, method.module).eval()
-        given = []
-        for position in range(CALLS - 1):
-            sizes = {size: both[position] for size, both in method.sizes.items()}
-            given.append(tuple(one.make(generator, sizes) for one in method.inputs))
+        sizes = [{size: both[position] for size, both in method.sizes.items()} for position in range(CALLS - 1)]
+        given = [tuple(one.make(generator, some) for one in method.inputs) for some in sizes]
         given.append(given[0])
         eager = copy.deepcopy(module)
         # A layout of the caller's own is not seen by export.

@@ -144,8 +144,7 @@ class Trial:
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
-        delegates = {} if delegate is None else {self.subject.backend_id: delegate}
-        return load(self.content, delegates=delegates)
+        return load(self.content, delegates={} if delegate is None else {self.subject.backend_id: delegate})
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""

@@ -51,10 +51,7 @@ class ValueRanges:
     """
 
     def __init__(
-        self,
-        program: ExportedProgram,
-        assume: Mapping[str, str] = MappingProxyType({}),
-        volatile: Collection[str] = (),
+        self, program: ExportedProgram, assume: Mapping[str, str] = MappingProxyType({}), volatile: Collection[str] = ()
     ) -> None:
         self._program = program
         self._inputs = frozenset(name for name in program.graph_signature.user_inputs if isinstance(name, str))

@@ -13,11 +13,7 @@ from exir_lowering._upstream.operators import bind
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Form, Target, join_ranks
 
-_FUSED = (
-    "quantized_decomposed.",
-    "torchao.",
-    "quant.",
-)  # `emit` fuses these, computes them plainly, or says why not
+_FUSED = ("quantized_decomposed.", "torchao.", "quant.")  # `emit` fuses these, computes them plainly, or says why not
 
 
 def refuse(node: Node, target: Target) -> str | None:
