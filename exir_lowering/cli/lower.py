@@ -42,11 +42,7 @@ examples:
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of
-<<<<<<< HEAD
 model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is a folder of a transformers model.
-=======
-model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`; bert/ is a folder of transformers.
->>>>>>> main
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 

@@ -53,8 +53,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
                 f"-p {text!r}: expected the name of an installed partitioner, such as xnnpack, or MODULE:FUNCTION. "
                 "A function of a module returns a partitioner with options and rules."
             )
-        if colon and not importing.is_there(place):
-            importing.import_module(f"-p {text!r}", place)  # says so, before anything slow
+        if colon:
+            importing.check(f"-p {text!r}", place)
     if not any(":" in text for text in named):  # a module may register what others name
         check_names("exir_lowering.partitioners", named)
 
@@ -84,14 +84,13 @@ def _list(variant: str) -> tuple[str, list[str]]:
 def _make(text: str) -> Partitioner:
     from exir_lowering.plugins import Partitioner, registry
 
-    who = f"-p {text!r}"
     place, colon, function = text.rpartition(":")
-    with importing.importable(place):
-        found = importing.find_object(who, place, function) if colon else registry.load(registry.PARTITIONERS, text)
-        made = found if isinstance(found, Partitioner) else importing.call(who, found, place)
+    if not colon:
+        return registry.find_partitioner(text)
+    made = importing.make(f"-p {text!r}", place, function, Partitioner)
     if not isinstance(made, Partitioner):
         raise InputError(
-            f"{who}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner class, "
-            "or a function that returns one."
+            f"-p {text!r}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner "
+            "class, or a function that returns one."
         )
     return made
