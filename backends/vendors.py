@@ -1,8 +1,4 @@
-"""ExecuTorch's partitioners of other vendors under names, and what to install where a vendor's compiler is missing.
-
-They are as ExecuTorch has them, for the device that each says. For another one, or with options, name a function of
-your own that makes ExecuTorch's class.
-"""
+"""ExecuTorch's partitioners of other vendors under names, and what to install where a vendor's compiler is missing."""
 
 from __future__ import annotations
 

@@ -58,11 +58,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                 raise InputError(f"ChainedPartitioner: got {partitioner!r}, expected a Partitioner or a name.")
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Ask each partitioner in turn.
-
-        Raises:
-            PartitionerContractError: One of them broke its contract.
-        """
+        """Ask each partitioner in turn; PartitionerContractError if one of them breaks its contract."""
         tags: dict[Node, str] = {}
         destinations: dict[str, DelegationSpec] = {}
         rejections: dict[str, list[Rejection]] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from exir_lowering import InputError, Partitioner
 from exir_lowering.backends.xnnpack.constraints import mend
+from exir_lowering.partitioners.supports.support import suggest
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
@@ -81,11 +81,10 @@ def xnnpack(
             known.setdefault(f"{namespace}.{name}", []).append(config)
     for operator in operators or ():
         if not isinstance(operator, str) or operator not in known:
-            close = difflib.get_close_matches(str(operator), known, n=3)
-            end = f". Did you mean {' or '.join(map(repr, close))}?" if close else f": {', '.join(sorted(known))}."
+            hint = suggest(str(operator), known, f" They are {', '.join(sorted(known))}.")
             raise InputError(
                 f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
-                f"one of its operators{end}"
+                f"one of its operators.{hint}"
             )
     partitioner = XnnpackPartitioner(
         configs=None if operators is None else list(dict.fromkeys(one for name in operators for one in known[name])),

@@ -26,7 +26,9 @@ def check(who: str, place: str) -> None:
     elif (package := place.partition(".")[0]) not in sys.modules:
         with _importable(place):
             if importlib.util.find_spec(package) is None:
-                raise InputError(f"{who}: {place!r} cannot be imported: ModuleNotFoundError: No module named {package!r}.")
+                raise InputError(
+                    f"{who}: {place!r} cannot be imported: ModuleNotFoundError: No module named {package!r}."
+                )
 
 
 def import_module(who: str, place: str) -> ModuleType:

@@ -1,11 +1,4 @@
-"""The arguments that choose partitioners: an installed one by its name, or one that a module makes.
-
-    -p xnnpack              an installed partitioner
-    -p my_module:factory    what an importable module makes, also one in the current folder; or a Python file
-    --variant npu=mine,xnnpack
-
-Options and rules are Python: a function of a module returns the partitioner with them.
-"""
+"""The arguments that choose partitioners: an installed one by its name, or one that a module or a Python file makes."""
 
 from __future__ import annotations
 
@@ -18,20 +11,6 @@ from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the argument for partitioners."""
-    command.add_argument(
-        "-p",
-        "--partitioner",
-        action="append",
-        default=[],
-        metavar="NAME|MODULE:FUNCTION",
-        help="the partitioner, which chooses the operators that a backend takes: an installed one (`exir-lower "
-        "plugins` lists them), or what a function or class of a module makes; repeatable: each gets what the ones "
-        "before it left; without any, everything stays on the host",
-    )
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:

@@ -26,8 +26,6 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
   exir-lower plan model.pt2 --partitioner my_module:without_head
 
-A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
-
 Nothing is lowered, so no backend has to be installed. With --require-coverage the exit code is 2
 when less is delegated.
 """
@@ -37,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="print all operators, partitions and rewrites, not just 25 lines"
-    )
+    parser.add_argument("--all", action="store_true", help="print all operators, partitions and rewrites")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that `lower` and `plan` share."""
     add_models(command)
-    partitioning.add_arguments(command)
+    command.add_argument(
+        "-p",
+        "--partitioner",
+        action="append",
+        default=[],
+        metavar="NAME|MODULE:FUNCTION",
+        help="the partitioner, which chooses the operators that a backend takes: an installed one (`exir-lower "
+        "plugins` lists them), or what a function or class of a module makes; repeatable: each gets what the ones "
+        "before it left; without any, everything stays on the host",
+    )
     command.add_argument(
         "--require-coverage",
         type=float,
@@ -120,6 +129,9 @@ def add_models(command: argparse.ArgumentParser) -> None:
     )
 
 
+_OPTIONS = ("require_coverage", "require_memory", "memory_planner", "fast", "unsupported", "target")
+
+
 def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
     """Return how programs are lowered; InputError if an argument names what is not there, or has another form."""
     from exir_lowering.options import LoweringOptions
@@ -138,12 +150,7 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         progress=True,
         rewrites=rewrites,
         assume=assumed,
-        require_coverage=arguments.require_coverage,
-        require_memory=arguments.require_memory,
-        memory_planner=arguments.memory_planner,
-        fast=arguments.fast,
-        unsupported=arguments.unsupported,
-        target=arguments.target,
+        **{name: getattr(arguments, name) for name in _OPTIONS},
         **more,
     )
 

@@ -19,8 +19,7 @@ Without --inputs, inputs are generated, including those that random numbers do n
 and the limits of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote,
 each the arguments of a call, or a dict of such lists by method. The exit code is 2 when an output is wrong.
 
-A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
-in it is executed: verify programs that you would run.
+The program is executed: verify programs that you would run.
 """
 
 

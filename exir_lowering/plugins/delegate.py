@@ -57,14 +57,9 @@ class DelegateContext:
     def event(self, identifier: int | str) -> AbstractContextManager[None]:
         """Return a context that records how long it lasts, for `LoadedProgram.profile` and ExecuTorch's Inspector.
 
-        It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
+        The identifier is a key of the `debug_handle_map` that the backend returned for the payload; ValueError if it is
+        invalid. It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
         `execute`, or when nothing is profiled.
-
-        Args:
-            identifier: A key of the `debug_handle_map` that the backend returned for the payload.
-
-        Raises:
-            ValueError: The identifier is invalid; checked only while profiling.
         """
         recorder = self.recorder
         if recorder is None or not recorder.active:

@@ -44,14 +44,7 @@ class Scope(Protocol):
         """
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant; equal constants of up to 64 KB are stored once.
-
-        Args:
-            tensor: Its content, which must not change afterwards.
-
-        Returns:
-            The node.
-        """
+        """Add a lifted constant, whose tensor must not change afterwards; equal ones of up to 64 KB are stored once."""
 
     def exists(self, node: Node) -> bool:
         """Return whether a node that a rewrite remembers is still in the graph."""
@@ -97,15 +90,9 @@ class Rewrite(ABC):
 
 
 def register_rewrite(rewrite: _Class) -> _Class:
-    """Register a `Rewrite` class in this process, under its `name`; a class decorator.
+    """Return a `Rewrite` class, registered in this process under its `name`; a class decorator.
 
     It runs where `LoweringOptions(rewrites=[...])` names it.
-
-    Args:
-        rewrite: The class.
-
-    Returns:
-        The class.
 
     Raises:
         PluginLoadError: It is not a Rewrite class, has no name or no `rewrite`, or its name is already taken.

@@ -44,7 +44,7 @@ def propose_partitions(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose convex partitions of one graph; contracting all of them leaves it acyclic.
+    """Return convex partitions of one graph, in topological order; contracting all of them leaves it acyclic.
 
     For one backend there is no acyclic contraction with fewer partitions (as long as `keep_apart` is off); for several
     it is an approximation. Each partition has at least one computing operator; getitem follows its producer, and
@@ -58,9 +58,6 @@ def propose_partitions(
         groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
             that takes all of it; if none does, none of it is proposed. Groups of a support are that backend's only.
         keep_apart: Whether parts of a partition that share no edge become separate partitions.
-
-    Returns:
-        The partitions in topological order.
 
     Raises:
         InputError: A group cannot be convex (the path is shown), or has nodes that are not in the graph.
@@ -106,16 +103,13 @@ def contract(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose partitions of nodes whose backends are known; otherwise the same as `propose_partitions`.
+    """Return as few partitions as it can find of nodes whose backends are known; otherwise as `propose_partitions`.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
         label_of: The backend of each supported node; getitems need none.
         groups: Nodes that must stay together.
         keep_apart: Whether parts that share no edge are kept apart.
-
-    Returns:
-        The partitions, as few as it can find.
     """
     with collector.paused():
         label_of, sets = _join_groups(nodes, label_of, groups)

@@ -180,11 +180,7 @@ class PatternSupport(Support):
     """
 
     def __init__(self, *patterns: Pattern) -> None:
-        """Take patterns.
-
-        Raises:
-            InputError: No pattern is given, or an argument is not a pattern.
-        """
+        """Take patterns; InputError if there is none, or an argument is not a pattern."""
         for pattern in patterns:
             if not isinstance(pattern, Pattern):
                 raise InputError(f"A Pattern was expected, got {pattern!r}. Wrap a function: Pattern(function).")
