@@ -43,9 +43,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a backend supports them.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(
@@ -166,9 +163,6 @@ class PatternPartitioner(SupportPartitioner):
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a pattern matches them before; the pattern calls them, without example inputs.
-
-    Raises:
-        InputError: There is no pattern, or an argument is invalid.
     """
 
     def __init__(

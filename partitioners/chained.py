@@ -33,9 +33,6 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
     Args:
         partitioners: ExecuTorch Partitioners, or names of installed ones.
         backends: Backends by id that the call to `lower` will get in addition to the installed ones.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(self, *partitioners: Partitioner | str, backends: Mapping[str, Any] | None = None) -> None:

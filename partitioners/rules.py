@@ -167,9 +167,6 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
     Args:
         partitioner: The partitioner, which may be one of ExecuTorch's.
         rules: The rules.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(self, partitioner: Partitioner, *rules: Rule) -> None:

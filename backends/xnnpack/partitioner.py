@@ -65,13 +65,10 @@ def xnnpack(
         if not isinstance(value, bool):
             raise InputError(f"xnnpack({name}={value!r}): expected True or False.")
     wanted = (precisions,) if isinstance(precisions, str) else precisions
-    known_precisions = get_args(Precision)
-    if wanted is not None and (
-        not isinstance(wanted, Collection) or not wanted or not all(one in known_precisions for one in wanted)
-    ):
-        raise InputError(
-            f"xnnpack(precisions={precisions!r}): expected one or several of {', '.join(known_precisions)}."
-        )
+    named = isinstance(wanted, Collection) and wanted and all(one in get_args(Precision) for one in wanted)
+    if wanted is not None and not named:
+        allowed = ", ".join(get_args(Precision))
+        raise InputError(f"xnnpack(precisions={precisions!r}): expected one or several of {allowed}.")
     if operators is not None and (isinstance(operators, str) or not isinstance(operators, Collection) or not operators):
         raise InputError(f'xnnpack(operators={operators!r}): expected a list of names, such as ["aten.linear"].')
     known: dict[Any, list[Any]] = {}

@@ -67,11 +67,8 @@ def execute(arguments: argparse.Namespace) -> int:
             "--calibration: static quantisation takes the activation ranges from calls. Give --calibration "
             "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
         )
-    given = {
-        option: find_file(path)
-        for option, path in (("--calibration", arguments.calibration), ("--check", arguments.check))
-        if path is not None
-    }
+    paths = {"--calibration": arguments.calibration, "--check": arguments.check}
+    given = {option: find_file(path) for option, path in paths.items() if path is not None}
     with kept_from_stdout(arguments.json):
         import torch
 

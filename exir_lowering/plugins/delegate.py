@@ -96,15 +96,9 @@ class Delegate(ABC):
         return True
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
-        """Prepare a payload for execution; called once for each payload, when its file is loaded.
+        """Return what `execute` and `destroy` get as the handle of a payload: any object but None, by default itself.
 
-        Args:
-            processed: The payload, as the backend made it.
-            compile_specs: The partitioner's options for the backend.
-            context: The method, and named data of the file.
-
-        Returns:
-            The handle that `execute` and `destroy` get: any object but None. By default the payload.
+        It is called once for each payload, when its file is loaded, with the partitioner's options for the backend.
         """
         return processed
 

@@ -31,16 +31,13 @@ class Scope(Protocol):
         """A dictionary of this rewrite for this graph, empty at its first node."""
 
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
-        """Add a call of an operator of the Edge dialect.
+        """Return a new call of an Edge operator, with its value, and the debug handle and lines of what is rewritten.
 
         Args:
             operator: Its name, such as "aten.mul.Tensor".
             args: Its arguments: nodes, numbers, lists of these.
             like: A node whose value has the same shape, strides and dtype as the result, if there is one: saves time.
             kwargs: Its named arguments.
-
-        Returns:
-            The node, with its value, and with the debug handle and the source lines of the node that is rewritten.
         """
 
     def constant(self, tensor: torch.Tensor) -> Node:

@@ -174,10 +174,7 @@ def find_knots(nodes: Sequence[Node], sets: Any) -> list[list[Node]]:
 
 
 def order_units(nodes: Sequence[Node], sets: Any) -> tuple[list[list[Node]], list[list[int]]]:
-    """Return sets that are on no cycle in topological order, as in the graph where possible, and what each one reads.
-
-    What it reads are the numbers of other sets.
-    """
+    """Return sets on no cycle in topological order, as in the graph where possible, and what numbers each reads."""
     units, successors = quotient.contract(nodes, sets.__getitem__)
     order = topological(successors)
     number = {vertex: i for i, vertex in enumerate(order)}
@@ -191,11 +188,7 @@ def order_units(nodes: Sequence[Node], sets: Any) -> tuple[list[list[Node]], lis
 def _join_groups(
     nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
 ) -> tuple[Mapping[Node, str], Any]:
-    """Return the backends of nodes, and what stays together.
-
-    The nodes of a group that one backend takes whole are joined, and what is on a cycle of such groups; the nodes of
-    other groups are left to the host.
-    """
+    """Return the backends of nodes, without groups that none takes whole, and what stays together: groups, knots."""
     known, grouped, sets = frozenset(nodes), UnionFind(), join_results(nodes)
     for number, group in enumerate(groups):
         grouped.union(*list_group_operators(number, group, known))
