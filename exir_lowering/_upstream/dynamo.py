@@ -12,10 +12,7 @@ from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
 from torch._decomp import core_aten_decompositions as core_aten_decompositions, get_decompositions as get_decompositions
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo import (
-    lookup_backend as lookup_backend,
-    register_backend as register_backend,
-)
+from torch._dynamo import lookup_backend as lookup_backend, register_backend as register_backend
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
 from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
@@ -100,5 +97,4 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 def eager(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return the boxed function that runs a graph of AOTAutograd's in PyTorch."""
-    boxed: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
-    return boxed
+    return make_boxed_func(module.forward)  # type: ignore[no-any-return]

@@ -33,11 +33,8 @@ class Decisions:
 
     def __init__(self, original: Any, copied: Any) -> None:
         self._original = original
-        self._copies: list[tuple[Any, int]] = []  # with the number of guards that each had at first
-        vars(copied)[DECISIONS] = (
-            self._copies,
-        )  # copies of the copy have it too: it is in a tuple, which is not copied
-        self._copies.append((copied, len(copied.guards)))
+        self._copies = [(copied, len(copied.guards))]  # with the number of guards that each had at first
+        vars(copied)[DECISIONS] = (self._copies,)  # copies of the copy have it too: a tuple is not copied
 
     def repeat(self) -> str:
         """Decide the same in the original, so that it holds for these sizes only; return "", or a clause why not."""
@@ -151,11 +148,9 @@ class FakeCopies:
         copied: FakeTensorMode = copy.copy(mode)
         copied.enter_stack = []
         converter = mode.fake_tensor_converter
-        copied.fake_tensor_converter = FakeTensorConverter(
-            copy_data=converter.meta_converter.copy_data, export=converter.export
-        )
-        if mode.shape_env is not None:
-            copied.shape_env = self._of(mode.shape_env, _copy_shape_env)
+        copies_data = converter.meta_converter.copy_data
+        copied.fake_tensor_converter = FakeTensorConverter(copy_data=copies_data, export=converter.export)
+        copied.shape_env = self.copied_environment(mode.shape_env)
         return copied
 
     def _tensor(self, tensor: FakeTensor) -> FakeTensor:
@@ -177,8 +172,7 @@ class FakeCopies:
         return copied
 
 
-_VERSIONS = itertools.count(1 << 32, 1 << 32)
-"""The first version of each copy of a shape environment; torch counts up from there."""
+_VERSIONS = itertools.count(1 << 32, 1 << 32)  # the first version of each copy; torch counts up from there
 
 
 def _copy_shape_env(shape_env: Any) -> Any:
@@ -233,8 +227,7 @@ def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) ->
 
 def constant_of(tensor: FakeTensor) -> torch.Tensor | None:
     """Return the real tensor that a fake one stands for, None if it is not a constant."""
-    constant: torch.Tensor | None = tensor.constant
-    return constant
+    return tensor.constant  # type: ignore[no-any-return]
 
 
 def symbols_of(number: Any) -> dict[str, Any]:
@@ -294,9 +287,8 @@ def undecide(shape_env: Any, before: Any) -> bool:
         return False
     count, *tables = before
     del shape_env.guards[count:]
-    for current, table in zip(
-        (shape_env.replacements, shape_env.var_to_range, shape_env.divisible), tables, strict=True
-    ):
+    now = shape_env.replacements, shape_env.var_to_range, shape_env.divisible
+    for current, table in zip(now, tables, strict=True):
         current.clear()
         current.update(table)
     shape_env._version_counter = next(_VERSIONS)

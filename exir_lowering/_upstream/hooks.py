@@ -26,8 +26,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.locks import during, replacing
 
-Refusal = Callable[[torch.fx.Node, str, str], None]
-"""Takes a node, the reason why a partitioner left it, and the name of what refused it."""
+Refusal = Callable[[torch.fx.Node, str, str], None]  # of a node, the reason why it is left, and what refused it
 
 _listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
 

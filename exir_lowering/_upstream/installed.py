@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from exir_lowering._upstream.runtime import executorch_runtime
 
-bridged: set[str] = set()
-"""Ids under which Python delegates are registered in the runtime, which has no backends of its own for them."""
+bridged: set[str] = set()  # ids of Python delegates that are registered in the runtime, which are not its own backends
 
 
 def runtime_failure() -> str | None:

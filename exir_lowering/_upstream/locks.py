@@ -52,8 +52,7 @@ def epoch() -> int:
     return _locks.epoch
 
 
-Change: TypeAlias = Callable[[], object]
-"""Makes a global change, or undoes it; to undo it twice, or before it was made, does no harm."""
+Change: TypeAlias = Callable[[], object]  # changes, or undoes it; twice, or too early, does no harm
 
 
 class Shared:

@@ -87,19 +87,14 @@ def _with_empty_concatenations() -> tuple[Any, str, Any]:
 
     @wraps(pruning)
     def remove_empty_tensors_from_cat(self: Any, graph_module: Any, cat_node: Any) -> None:
-        if _mending.get() and _has_unknown_sizes(cat_node):
+        sizes = cat_node.meta["val"].shape
+        known = [size for size in sizes if isinstance(size, int)]
+        if _mending.get() and 0 in known and len(known) < len(sizes):
             _make_empty(cat_node)
         else:
             pruning(self, graph_module, cat_node)
 
     return PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat
-
-
-def _has_unknown_sizes(node: torch.fx.Node) -> bool:
-    """Return whether a result has no elements, and a size that is only known when the program runs."""
-    sizes = node.meta["val"].shape
-    known = [size for size in sizes if isinstance(size, int)]
-    return 0 in known and len(known) < len(sizes)
 
 
 def _make_empty(cat_node: torch.fx.Node) -> None:

@@ -28,8 +28,7 @@ from typing import Any
 
 from exir_lowering._upstream.locks import original_of
 
-PLAIN = "EXIR_LOWERING_PLAIN"
-"""The environment variable that turns off all features, unless it is empty or 0."""
+PLAIN = "EXIR_LOWERING_PLAIN"  # the environment variable that turns off all features, unless it is empty or 0
 
 _LOG = logging.getLogger(__name__)
 _VENDORS = "executorch.backends."  # what is in these modules counts only if something has imported them
@@ -59,8 +58,7 @@ class Feature:
 FEATURES: Mapping[str, Feature] = {
     name: Feature(**entry)
     for name, entry in json.loads(resources.files(__package__).joinpath("pins.json").read_bytes()).items()
-}
-"""Everything that is off where upstream's code is not known, by name: see tests/house/record_pins.py."""
+}  # everything that is off where upstream's code is not known, by name: see tests/house/record_pins.py
 
 
 def is_plain() -> bool:
@@ -157,20 +155,16 @@ def find(place: str) -> Any:
     """Return upstream's own code, or a file's text, at a place; ImportError or AttributeError if it is not there."""
     module, _, path = place.partition(":")
     if module == "file":
-        return _read_file(path)
+        package, _, rest = path.partition("/")
+        try:
+            return Path(*sys.modules[package].__path__, rest).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ImportError(str(error)) from error
     value: Any = sys.modules.get(module) or import_module(module)
     for name in path.split("."):
         owner, value = value, inspect.getattr_static(value, name)
         value = original_of(owner, name, value)
     return value
-
-
-def _read_file(path: str) -> str:
-    package, _, rest = path.partition("/")
-    try:
-        return Path(*sys.modules[package].__path__, rest).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ImportError(str(error)) from error
 
 
 def digest_of(value: Any) -> str:

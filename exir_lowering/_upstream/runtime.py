@@ -23,10 +23,7 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     runtime = executorch_runtime()
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
     return load(
-        source,
-        enable_etdump=profiled,
-        program_verification=runtime.Verification.InternalConsistency,
-        data_path=data,
+        source, enable_etdump=profiled, program_verification=runtime.Verification.InternalConsistency, data_path=data
     )
 
 
@@ -37,12 +34,8 @@ def executorch_runtime() -> Any:
 
 
 _EXTENSION = "executorch.extension.pybindings._C"
-_USED = frozenset(
-    {
-        *("Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available"),
-        *("_load_program", "_load_program_from_buffer"),
-    }
-)
+_USED = {"Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available",
+         "_load_program", "_load_program_from_buffer"}  # fmt: skip
 
 
 def _extension() -> Any:
@@ -72,12 +65,10 @@ def _wrapper() -> Any:
 
 def _find_openvino() -> None:
     """Tell the runtime's OpenVINO backend where the library of an installed `openvino` package is."""
-    spec = None
     with suppress(ImportError, ValueError):
-        spec = find_spec("openvino")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[:1]:
-            os.environ["OPENVINO_LIB_PATH"] = os.environ.get("OPENVINO_LIB_PATH") or str(library)
+        for folder in getattr(find_spec("openvino"), "submodule_search_locations", None) or ():
+            for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[:1]:
+                os.environ["OPENVINO_LIB_PATH"] = os.environ.get("OPENVINO_LIB_PATH") or str(library)
 
 
 @dataclass

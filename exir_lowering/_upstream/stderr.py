@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO, cast
+from typing import Any
 
 _LOGS = {
     "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
@@ -20,8 +20,7 @@ _LOGS = {
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
     "coremltools": ("Failed to load _ML", "scikit-learn version", "Torch version"),
-}
-"""The beginnings of messages, by logger."""
+}  # the beginnings of messages, by logger
 
 _NOISE = "[cpuinfo_utils.cpp:"  # how the lines begin about what it could not find out about the processor
 
@@ -33,22 +32,21 @@ def without_logs() -> Iterator[None]:
     def is_news(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(_LOGS[record.name])
 
-    for name in _LOGS:
-        logging.getLogger(name).addFilter(is_news)
-    try:
+    with contextlib.ExitStack() as stack:
+        for logger in map(logging.getLogger, _LOGS):
+            logger.addFilter(is_news)
+            stack.callback(logger.removeFilter, is_news)
         yield
-    finally:
-        for name in _LOGS:
-            logging.getLogger(name).removeFilter(is_news)
 
 
 def without_noise() -> contextlib.AbstractContextManager[Any]:
     """Leave out the runtime's lines while the context lasts; anything else passes at once."""
-    return contextlib.redirect_stderr(cast("TextIO", _Filter(sys.stderr)))
+    filtered: Any = _Filter(sys.stderr)
+    return contextlib.redirect_stderr(filtered)
 
 
 class _Filter:
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream, self._begun = stream, ""
 
     def write(self, text: str) -> int:

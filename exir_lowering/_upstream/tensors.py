@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # has no mem
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that may be symbolic
 
-KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""The classes of tensors whose memory is all that there is to them."""
+KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # whose memory is all that there is to them
 
 
 def is_readable(value: Any) -> bool:

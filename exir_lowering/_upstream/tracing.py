@@ -42,8 +42,7 @@ _SWITCHES: Sequence[tuple[Any, str]] = (
     (et_tracer, "TRACER"),
     (torch.nn.Module, "__call__"),
     (torch.nn.Module, "__getattr__"),
-)
-"""The global variables that tracing switches while it runs, and the methods that it patches."""
+)  # the global variables that tracing switches while it runs, and the methods that it patches
 
 
 class ConversionState:

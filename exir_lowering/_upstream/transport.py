@@ -37,8 +37,7 @@ _DIALECTS: dict[Any, str] = {EdgeOpOverload: "edge", BackendOpOverload: "backend
 _BY_REFERENCE = frozenset({"executorch", "exir_lowering", "sympy", "torch", *sys.stdlib_module_names})
 """The packages whose classes and functions travel as such; those of others travel as their names."""
 
-_ALIGNMENT = 64
-"""Where what is sent of a storage may begin: the elements of a tensor stay aligned."""
+_ALIGNMENT = 64  # where what is sent of a storage may begin: the elements of a tensor stay aligned
 
 
 def dumps(program: ExportedProgram, left_out: Collection[str]) -> tuple[bytes, bytes]:

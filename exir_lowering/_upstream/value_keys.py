@@ -38,8 +38,7 @@ from exir_lowering._upstream.operators import is_composite
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS
 
-PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""What arguments say about tensors."""
+PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)  # what arguments say about tensors
 
 _EXACT = frozenset({int, bool, str, NoneType, *PLAIN})
 _NUMBERS = (int, float, complex, str, NoneType, *PLAIN)
@@ -180,8 +179,7 @@ def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) ->
     return value
 
 
-_NO_PROGRAM = FakeTensorMode()
-"""The mode of what a process remembers: that of a program would keep its symbols alive, and all it knows of them."""
+_NO_PROGRAM = FakeTensorMode()  # of what a process remembers: the mode of a program would keep all of it alive
 
 
 def without_program(value: Any) -> Any:

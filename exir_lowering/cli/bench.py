@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import multiprocessing
-import re
 import resource
 import signal
 import statistics
@@ -23,11 +21,9 @@ from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, quieten, say
 from exir_lowering.errors import InputError
 
-VERSION = 3
-"""Incremented when a field of the JSON changes its meaning or is removed."""
+VERSION = 3  # incremented when a field of the JSON changes its meaning or is removed
 
-_SECONDS, _LEAST, _MOST = 5.0, 10, 1000
-"""How long the calls are repeated for unless --runs says how often, at least and at most how often."""
+_SECONDS, _LEAST, _MOST = 5.0, 10, 1000  # without --runs: how long, and how often at least and at most
 
 EXAMPLES = """\
 examples:
@@ -59,15 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
 
 
-_ready: list[tuple[Callable[[], object], int]] = []
-"""In the process of a file: what calls its method, and how much memory there was before the file."""
-
-
 def execute(arguments: argparse.Namespace) -> int:
     """Measure the file, or two in turns, and print the figures."""
-    given = [(find_file(arguments.model), [find_file(path) for path in arguments.data])]
+    given = [(find_file(arguments.model), [*map(find_file, arguments.data)])]
     if arguments.against is not None:
-        given.append((find_file(arguments.against), [find_file(path) for path in arguments.against_data]))
+        given.append((find_file(arguments.against), [*map(find_file, arguments.against_data)]))
     inputs = None if arguments.inputs is None else find_file(arguments.inputs)
     if arguments.warm_up < 0 or (arguments.runs is not None and arguments.runs < 2):
         raise InputError("bench: expected --warm-up of at least 0 and --runs of at least 2.")
@@ -80,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
             figures = [one.result() for one in opening]
             times = _measure(pools, arguments.warm_up, arguments.runs)
             for figure, pool, measured in zip(figures, pools, times, strict=True):
-                figure["bytes"]["grew"] = pool.submit(_grew).result()
+                figure["bytes"]["grew"] += pool.submit(_resident, "VmHWM").result()
                 figure |= {"runs": len(measured), "seconds": _summarize(measured)}
         except BrokenProcessPool:
             raise InputError("the process of a file ended: it crashed, or there was not enough memory.") from None
@@ -91,19 +83,12 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"version": VERSION, "files": figures, "ratio": ratio}, indent=2))
         return OK
-    _print(figures, ratio)
-    return OK
-
-
-def _print(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
-    rows = []
+    rows, shown = [], ("least", "p25", "median", "p75", "p90", "p99")
     for figure in figures:
         seconds = figure["seconds"]
-        ms = {name: f"{value * 1e3:.3f}" for name, value in seconds.items() if name != "all"}
         spread = f"{(seconds['p75'] - seconds['p25']) / seconds['median']:.0%}"
-        middle = (ms["median"], f"{ms['p25']} to {ms['p75']}", spread)
-        rows.append((figure["file"], str(figure["runs"]), *middle, ms["p90"], ms["p99"], ms["least"]))
-    right = ("calls", "median", "p25 to p75", "spread", "p90", "p99", "least")
+        rows.append((figure["file"], str(figure["runs"]), *(f"{seconds[name] * 1e3:.3f}" for name in shown), spread))
+    right = ("calls", *shown, "spread")
     print_table(f"Milliseconds per call of {figures[0]['method']}", ("file", *right), rows, right=right)
     for figure in figures:
         sizes = figure["bytes"]
@@ -118,6 +103,10 @@ def _print(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) ->
             f"{figures[0]['file']} takes {ratio['median']:.2f} times as long as {figures[1]['file']}: the median of "
             f"all rounds; half of them lie between {ratio['p25']:.2f} and {ratio['p75']:.2f}.{same}"
         )
+    return OK
+
+
+_ready: list[Callable[[], object]] = []  # in the process of a file: what calls its method
 
 
 def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | None, seed: int) -> dict[str, Any]:
@@ -139,27 +128,22 @@ def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | 
         inputs = method_inputs.make_inputs(given, seed, program, method)
         method = program.choose(method, *inputs).method
         program.run(method, *inputs)
-    _ready.append((lambda: program.run(method, *inputs), before))
-    sizes = {"file": source.stat().st_size, "planned": list(file.methods[method].arenas)}
+    _ready.append(lambda: program.run(method, *inputs))
+    sizes = {"file": source.stat().st_size, "planned": list(file.methods[method].arenas), "grew": -before}
     return {"file": str(source), "method": method, "bytes": sizes}
 
 
 def _call() -> float:
     start = time.perf_counter()
-    _ready[0][0]()
+    _ready[0]()
     return time.perf_counter() - start
-
-
-def _grew() -> int:
-    return max(0, _resident("VmHWM") - _ready[0][1])
 
 
 def _resident(name: str) -> int:
     """Return the memory that this process has, or had at its peak; where the system does not say it, the latter."""
     with contextlib.suppress(OSError):
-        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found is not None:
-            return int(found[1]) * 1024
+        found = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(found[name].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -169,9 +153,8 @@ def _measure(pools: Sequence[ProcessPoolExecutor], warm_up: int, runs: int | Non
         for _ in range(warm_up):
             pool.submit(_call).result()
     times, ends = [list[float]() for _ in pools], time.perf_counter() + _SECONDS * len(pools)
-    for number in itertools.count():
-        enough = number >= _LEAST and (number >= _MOST or time.perf_counter() > ends)
-        if enough if runs is None else number == runs:
+    for number in range(runs or _MOST):
+        if runs is None and number >= _LEAST and time.perf_counter() > ends:
             break
         for index in sorted(range(len(pools)), reverse=bool(number % 2)):
             times[index].append(pools[index].submit(_call).result())
@@ -180,6 +163,5 @@ def _measure(pools: Sequence[ProcessPoolExecutor], warm_up: int, runs: int | Non
 
 def _summarize(times: Sequence[float]) -> dict[str, Any]:
     cuts = statistics.quantiles(times, n=100, method="inclusive")
-    named = (("p25", 25), ("median", 50), ("p75", 75), ("p90", 90), ("p99", 99))
-    found = {"least": min(times)} | {name: cuts[at - 1] for name, at in named}
-    return {**found, "mean": statistics.fmean(times), "all": times}
+    named = {f"p{at}": cuts[at - 1] for at in (25, 75, 90, 99)} | {"median": cuts[49]}
+    return {"least": min(times), **named, "mean": statistics.fmean(times), "all": times}

@@ -17,7 +17,7 @@ The programs are lowered and verified, as `exir-lower verify` does. If the file 
 process, they are lowered again with fewer and fewer operators in backends. The exit code is 2 when a culprit was found.
 If lowering fails, bisect fails too; `exir-lower lower --on-backend-error split` finds the operators that cause it.
 
-The program is executed: bisect programs that you would run.
+The programs are executed: bisect programs that you would run.
 """
 
 

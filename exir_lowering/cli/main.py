@@ -33,26 +33,21 @@ _COMMANDS: Mapping[str, str] = {
     "doctor": "show what works here, what is off, and why",
     "demo": "lower a trained sentence-embedding model, run it, compare with PyTorch",
 }
-"""The commands, in the order of the help, each with a line for the list.
+"""The commands, in the order of the help: modules here with `add_arguments`, `EXAMPLES`, which their help ends with,
+and `execute`, which takes the parsed arguments, and returns the exit code or raises a LoweringError."""
 
-A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`,
-which takes the parsed arguments, and returns the exit code or raises a LoweringError.
-"""
-
-_MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench"}
-_MEANT |= dict.fromkeys(("convert", "compile", "export"), "lower")  # what other tools call them
+_MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench",
+          **dict.fromkeys(("convert", "compile", "export"), "lower")}  # fmt: skip
 
 _SELDOM = """
 trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
 keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
 unavailable against_data
-"""
-"""The options that a command's `--help` only names."""
+"""  # the options that a command's `--help` only names
 
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-_DESCRIPTION = "Lower torch.export programs to one ExecuTorch .pte file, run it and check it."
 _EXAMPLES = """\
 examples:
   exir-lower demo
@@ -102,8 +97,7 @@ def _execute(argv: Sequence[str] | None) -> int:
         arguments = _make_parser().parse_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else MISTAKE
-    # Given before or after the command's name; neither of the two may set what the other one found.
-    debug = getattr(arguments, "debug", False)
+    debug = getattr(arguments, "debug", False)  # given before or after the command's name
     try:
         with contextlib.nullcontext() if debug else quieten():
             code: int = arguments.execute(arguments)
@@ -125,10 +119,9 @@ class _Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is not known here, where the options of the command are known."""
         self._given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(args, namespace)
-        if rest:
+        if rest:  # here, where the options of the command are known
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
 
@@ -139,7 +132,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = [word for word in words if not any(option.startswith(word) for option in known)]
         choice = re.search("invalid choice: '?(.*?)'? \\(choose from (.*)\\)", message)
         if choice is not None:
-            sure = [_MEANT[choice[1]]] if choice[1] in _MEANT else []
+            sure = [word for name, word in _MEANT.items() if name == choice[1]]
             hint = did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), sure=sure)
             message = f"there is no command {choice[1]!r}" if "argument COMMAND" in message else message
         elif unknown:  # which may be why another one is missing
@@ -163,7 +156,11 @@ class _Version(argparse.Action):
     """Finds out about versions when they are asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(_versions())
+        from importlib import metadata
+
+        named = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"exir-lower {metadata.version('exir-lowering')} ({named}, Python {python})")
         parser.exit(OK)
 
 
@@ -176,30 +173,17 @@ def _make_parser() -> _Parser:
         help="show the traceback of an error, and all log lines of the underlying libraries",
     )
     debug.add_argument("--help-all", action="help", help="describe every option, and exit")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
+    raw, does = argparse.RawDescriptionHelpFormatter, "Lower models to one ExecuTorch .pte file, run it and check it."
+    parser = _Parser("exir-lower", description=does, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for name, summary in _COMMANDS.items():
         command: Any = importlib.import_module(f"exir_lowering.cli.{name}")
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=command.EXAMPLES,
-            formatter_class=raw,
-            parents=[debug],
-        )
+        more: Any = {"epilog": command.EXAMPLES, "formatter_class": raw, "parents": [debug]}
+        does = f"{summary[0].upper()}{summary[1:]}."
+        subparser = subparsers.add_parser(name, help=summary, description=does, **more)
         command.add_arguments(subparser)
         usage = " ".join(subparser.format_usage().split()[1:])
         subparser.usage = re.sub(r"\[-([^][]|\[[^][]*\])*\] ?", "", f"{usage} ").rstrip() + " [options]"
         subparser.set_defaults(execute=command.execute)
     return parser
-
-
-def _versions() -> str:
-    from importlib import metadata
-
-    named = (f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
-    python = ".".join(map(str, sys.version_info[:3]))
-    return f"exir-lower {metadata.version('exir-lowering')} ({', '.join(named)}, Python {python})"

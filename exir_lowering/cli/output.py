@@ -112,8 +112,8 @@ def check_targets(**paths: str | None) -> dict[str, Path]:
     return {suffix: check_target(path, f".{suffix}") for suffix, path in paths.items() if path is not None}
 
 
-def write_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file at once: a failure (InputError) leaves what was there. A pipe or device is not replaced."""
+def write_file(path: Path, content: bytes | memoryview) -> str:
+    """Write a file at once, and describe it: a failure (InputError) leaves what was there, as do pipes and devices."""
     from exir_lowering.pte.saving import replace_file
 
     try:
@@ -123,6 +123,7 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
             replace_file(path, lambda file: file.write(content))
     except OSError as error:
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. Nothing was changed.") from error
+    return describe_written(path)
 
 
 @contextlib.contextmanager

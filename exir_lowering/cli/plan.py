@@ -6,16 +6,7 @@ import argparse
 import warnings
 
 from exir_lowering.cli import partitioning, program_files
-from exir_lowering.cli.output import (
-    MISTAKE,
-    OK,
-    check_targets,
-    describe_written,
-    kept_from_stdout,
-    say,
-    show,
-    write_file,
-)
+from exir_lowering.cli.output import MISTAKE, OK, check_targets, kept_from_stdout, say, show, write_file
 from exir_lowering.errors import CoverageError, ExportWarning
 
 EXAMPLES = """\
@@ -26,8 +17,7 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
   exir-lower plan model.pt2 --partitioner my_module:without_head
 
-Nothing is lowered, so no backend has to be installed. With --require-coverage the exit code is 2
-when less is delegated.
+Nothing is lowered, so no backend has to be installed. With --require-coverage the exit code is 2 if less is delegated.
 """
 
 
@@ -58,11 +48,11 @@ def execute(arguments: argparse.Namespace) -> int:
             planned = plan(program_files.read_programs(files, arguments), **chosen, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
-    for suffix, path in pictures.items():
-        write_file(path, (planned.to_html() if suffix == "html" else planned.to_dot()).encode())
+    made = {"html": planned.to_html, "dot": planned.to_dot}
+    written = [write_file(path, made[suffix]().encode()) for suffix, path in pictures.items()]
     show(planned, arguments.json, narrowest=40, everything=arguments.all)
-    for path in pictures.values():
-        say(f"{describe_written(path)}.", error=arguments.json)
+    for text in written:
+        say(f"{text}.", error=arguments.json)
     if failure is not None:
         say(f"exir-lower plan: {failure}", error=True)
         return MISTAKE

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
-from exir_lowering.pte.kinds import PT2, kind_of_file
+from exir_lowering.pte.kinds import PT2, kind_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -243,7 +243,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
+        if isinstance(error, UnsafeFileError) and kind_of(path) in (None, PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
@@ -254,7 +254,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
 
 def _refusal(path: Path, error: Exception) -> InputError:
     """Describe why a file is not read."""
-    kind = kind_of_file(path)
+    kind = kind_of(path)
     reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
     advice = "a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
     content = _describe_damage(path) if kind in (None, PT2) else kind.name

@@ -7,16 +7,7 @@ import io
 from pathlib import Path
 
 from exir_lowering.cli import method_inputs, program_files
-from exir_lowering.cli.output import (
-    OK,
-    check_target,
-    describe_written,
-    find_file,
-    kept_from_stdout,
-    say,
-    show,
-    write_file,
-)
+from exir_lowering.cli.output import OK, check_target, find_file, kept_from_stdout, say, show, write_file
 from exir_lowering.errors import InputError
 
 EXAMPLES = """\
@@ -67,8 +58,8 @@ def execute(arguments: argparse.Namespace) -> int:
             "--calibration: static quantisation takes the activation ranges from calls. Give --calibration "
             "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
         )
-    paths = {"--calibration": arguments.calibration, "--check": arguments.check}
-    given = {option: find_file(path) for option, path in paths.items() if path is not None}
+    options = {"--calibration": arguments.calibration, "--check": arguments.check}
+    given = {option: find_file(path) for option, path in options.items() if path is not None}
     with kept_from_stdout(arguments.json):
         import torch
 
@@ -89,7 +80,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         content = io.BytesIO()
         torch.export.save(found.program, content)
-        write_file(target, content.getbuffer())
+        written = write_file(target, content.getbuffer())
     show(found, arguments.json, top=arguments.top)
-    say(f"{describe_written(target)}.", error=arguments.json)
+    say(f"{written}.", error=arguments.json)
     return OK

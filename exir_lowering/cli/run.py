@@ -8,17 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from exir_lowering.cli import method_inputs
-from exir_lowering.cli.output import (
-    OK,
-    check_target,
-    describe_written,
-    find_file,
-    kept_from_stdout,
-    make_console,
-    print_table,
-    say,
-    write_file,
-)
+from exir_lowering.cli.output import OK, check_target, find_file, kept_from_stdout, print_table, say, show, write_file
 from exir_lowering.errors import InputError
 
 # The values of --check-digests, and of the argument of `load`.
@@ -77,22 +67,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Load the file, run the method, print and save the outputs."""
     source = find_file(arguments.model)
-    data = [find_file(path) for path in arguments.data]
+    data = [*map(find_file, arguments.data)]
     save = None if arguments.save is None else check_target(arguments.save)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
-    _check_profiling(arguments)
+    for name in ("json", "top", "runs"):
+        value = getattr(arguments, name)
+        if value and not arguments.profile:
+            raise InputError(f"--{name} applies to the profile: give --profile too.")
+        if name != "json" and value is not None and value < 1:
+            raise InputError(f"--{name} {value}: expected a number of at least 1.")
     import torch
 
     from exir_lowering.runtime import Limits, load
 
-    limits = None if arguments.timeout is None else Limits(seconds=arguments.timeout)
     with kept_from_stdout(arguments.json):
         program = load(
             source,
             data=data or None,
             unavailable=arguments.unavailable,
             verify=_DIGESTS[arguments.check_digests],
-            limits=limits,
+            limits=None if arguments.timeout is None else Limits(seconds=arguments.timeout),
         )
         method = method_inputs.choose_method(arguments.method, program, source)
         values = method_inputs.make_inputs(given, arguments.seed, program, method)
@@ -100,8 +94,9 @@ def execute(arguments: argparse.Namespace) -> int:
         named, method = method, choice.method
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
-    if profile is not None and arguments.json:
-        print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
+    shown = profile.by_time(arguments.top) if profile is not None and (arguments.top or not arguments.json) else profile
+    if arguments.json:
+        show(shown, True)
     else:
         rows = [(str(index), *_summarize(value)) for index, value in enumerate(outputs)]
         numbers = ("min", "mean", "max")
@@ -109,26 +104,15 @@ def execute(arguments: argparse.Namespace) -> int:
         print_table(title, ("#", "dtype", "shape", *numbers), rows, right=("#", *numbers))
         if named != method:
             say(f"{named} is {choice}.")
-        if profile is not None:
-            shown = profile.by_time(arguments.top)
-            make_console().print(shown.table())
+        if profile is not None and shown is not None:
+            show(shown, False)
             if left := len(profile.rows) - len(shown.rows):
                 say(f"{left} more rows; leave out --top to see all.")
     if save is not None:
         content = io.BytesIO()
         torch.save(list(outputs), content)
-        write_file(save, content.getbuffer())
-        say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
+        say(f"{write_file(save, content.getbuffer())}: the list of outputs, for torch.load.", error=arguments.json)
     return OK
-
-
-def _check_profiling(arguments: argparse.Namespace) -> None:
-    for name, given in (("json", arguments.json), ("top", arguments.top), ("runs", arguments.runs)):
-        if given and not arguments.profile:
-            raise InputError(f"--{name} applies to the profile: give --profile too.")
-    for name, given in (("top", arguments.top), ("runs", arguments.runs)):
-        if given is not None and given < 1:
-            raise InputError(f"--{name} {given}: expected a number of at least 1.")
 
 
 def _summarize(value: Any) -> tuple[str, str, str, str, str]:

@@ -19,7 +19,7 @@ Without --inputs, inputs are generated, including those that random numbers do n
 and the limits of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote,
 each the arguments of a call, or a dict of such lists by method. The exit code is 2 when an output is wrong.
 
-The program is executed: verify programs that you would run.
+The programs are executed: verify programs that you would run.
 """
 
 
@@ -45,8 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
     """Verify the file and print what was found; return `MISTAKE` when something is off."""
     source = find_file(arguments.file)
     files = program_files.find_programs(arguments.models)
-    data = [find_file(path) for path in arguments.data]
     given = None if arguments.inputs is None else find_file(arguments.inputs)
+    data = [*map(find_file, arguments.data)]
     with kept_from_stdout(arguments.json):
         from exir_lowering.verification import verify
 

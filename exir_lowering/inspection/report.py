@@ -16,8 +16,7 @@ from exir_lowering.pte.printing import Shown
 from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 
-VERSION = 2
-"""Increased when a field of the JSON changes its meaning or is removed."""
+VERSION = 2  # increased when a field of the JSON changes its meaning or is removed
 
 Kind = Literal[
     "header", "tables", "padding", "constant", "state", "payload", "named data", "module", "provenance", "digests",
@@ -38,24 +37,14 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Content that a file has, or looks for in a data file.
-
-    Attributes:
-        kind: As in `ByteRange`.
-        key: The key of named data; for other content, where it starts, or its name in a data file.
-        name: What the model calls it, "" if that is not known.
-        bytes: Its size.
-        start: Where it is in the file, None if it is in a data file.
-        users: Who reads it: methods, and delegates as "method/number". The named data that a backend reads is known
-            only if its payloads can be read.
-    """
+    """Content that a file has, or looks for in a data file."""
 
     kind: Kind
-    key: str
-    name: str
+    key: str  # of named data; for other content, where it starts, or its name in a data file
+    name: str  # what the model calls it, "" if that is not known
     bytes: int
-    start: int | None
-    users: tuple[str, ...] = ()
+    start: int | None  # where it is in the file, None if it is in a data file
+    users: tuple[str, ...] = ()  # who is known to read it: methods, and delegates as "method/number"
 
     @property
     def title(self) -> str:
@@ -65,85 +54,49 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DelegateReport:
-    """A part of a method that a backend executes.
+    """A part of a method that a backend executes."""
 
-    Attributes:
-        number: Which of the method's delegates it is, from 0.
-        backend: The id of the backend.
-        payload_bytes: The size of its payload.
-        compile_specs: The partitioner's options for the backend.
-        operators: The operators in the payload; () if its backend is not XNNPACK.
-        weights: The keys of the named data that it reads, as far as that is known.
-    """
-
-    number: int
+    number: int  # which of the method's delegates it is, from 0
     backend: str
     payload_bytes: int
-    compile_specs: tuple[tuple[str, bytes], ...]
-    operators: tuple[PayloadOperator, ...] = ()
-    weights: tuple[str, ...] = ()
+    compile_specs: tuple[tuple[str, bytes], ...]  # the partitioner's options for the backend
+    operators: tuple[PayloadOperator, ...] = ()  # in the payload; () if its backend is not XNNPACK
+    weights: tuple[str, ...] = ()  # the keys of the named data that it is known to read
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor in planned memory.
+    """A tensor in planned memory."""
 
-    Attributes:
-        value: Its number in the method.
-        name: Its name: that of an input, an output or state, or of the instruction that makes it.
-        dtype: The type of its elements.
-        shape: Its shape; the largest one if it is dynamic.
-        arena: The number of its planned memory.
-        offset: The byte where it starts there.
-        bytes: Its size.
-        first: The instruction that first writes to it, or reads it.
-        last: The last instruction that uses it; the number of instructions if it lasts longer.
-    """
-
-    value: int
-    name: str
+    value: int  # its number in the method
+    name: str  # that of an input, an output or state, or of the instruction that makes it
     dtype: str
-    shape: tuple[int, ...]
-    arena: int
-    offset: int
+    shape: tuple[int, ...]  # the largest one if it is dynamic
+    arena: int  # the number of its planned memory
+    offset: int  # the byte where it starts there
     bytes: int
-    first: int
-    last: int
+    first: int  # the instruction that first writes to it, or reads it
+    last: int  # the last instruction that uses it; the number of instructions if it lasts longer
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One planned memory of a method.
-
-    Attributes:
-        number: Its number.
-        bytes: Its size.
-        peak: The most bytes in use at once.
-        at: The instruction at that time.
-        tensors: The values in use then, the largest first.
-    """
+    """One planned memory of a method."""
 
     number: int
     bytes: int
-    peak: int
-    at: int
-    tensors: tuple[int, ...]
+    peak: int  # the most bytes in use at once
+    at: int  # the instruction at that time
+    tensors: tuple[int, ...]  # the values in use then, the largest first
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that a method takes at run time.
-
-    Attributes:
-        arenas: Its planned memories.
-        tensors: The tensors in them, by value.
-        bytes: The size of all planned memory. What backends allocate is not counted, nor are weights, which are mapped
-            or read.
-    """
+    """The memory that a method takes at run time."""
 
     arenas: tuple[Arena, ...]
-    tensors: tuple[PlannedTensor, ...]
-    bytes: int
+    tensors: tuple[PlannedTensor, ...]  # in the arenas, by value
+    bytes: int  # of all arenas; neither what backends allocate nor weights, which are mapped or read
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +159,7 @@ class FileReport(Shown):
         return text.summary(self, width)
 
     def to_text(self, *, width: int = 120) -> str:
-        """Return it as plain text, the summary first.
-
-        Args:
-            width: The width of a line in characters.
-        """
+        """Return it as plain text, the summary first; `width` is that of a line, in characters."""
         return text.to_text(self, width)
 
     def to_json(self) -> str:
@@ -221,10 +170,9 @@ class FileReport(Shown):
         return json.dumps(as_data(self), indent=2)
 
     def kernels_yaml(self) -> str:
-        """Return the kernels as the file of operators that ExecuTorch's selective build takes.
+        """Return the kernels as the file that ExecuTorch's selective build takes, each with the number of its calls.
 
-        It is what `gen_selected_ops(OPS_SCHEMA_YAML ...)` of ExecuTorch's build takes, and `--ops_schema_yaml_path` of
-        its `gen_oplist`; behind each kernel is the number of calls.
+        Its `gen_selected_ops` has it as OPS_SCHEMA_YAML, its `gen_oplist` as `--ops_schema_yaml_path`.
         """
         counts = sum((Counter(method.kernels) for method in self.methods), Counter[str]())
         # JSON's strings are YAML's, whatever characters a file has in its names.

@@ -17,8 +17,7 @@ from exir_lowering.pte.printing import make_table, middle, printable, render
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport
 
-MOST = 30
-"""How many rows of a list are shown; the others are counted."""
+MOST = 30  # how many rows of a list are shown; the others are counted
 
 _FEW = 3
 _MADE_BY = ("exir-lowering", "torch", "executorch")

@@ -17,7 +17,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.kinds import PTD as PTD, PTE as PTE, Kind, kind_of_content as kind_of_content
+from exir_lowering.pte.kinds import PTD as PTD, PTE as PTE, Kind, kind_of as kind_of
 from exir_lowering.pte.saving import TemporaryFolder
 
 Result = TypeVar("Result")
@@ -44,10 +44,11 @@ class MappedFile:
         except CorruptError as error:
             # Without the cause, whose frames would keep the file mapped.
             message = str(error)
-        kind = kind_of_content(self.content)
+        kind = kind_of(self.source)
         if kind is not None and kind is not expected:
-            advice = kind.advice if expected is PTE else "Give the one that was saved with the program."
-            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {expected.short}. {advice}")
+            advice, short = kind.advice, expected.name.partition(",")[0]
+            advice = advice if expected is PTE else "Give the one that was saved with the program."
+            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {short}. {advice}")
         raise InputError(
             f"{self.name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it "
             "again."

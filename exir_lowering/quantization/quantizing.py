@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
+from exir_lowering._upstream.fakes import linear_in
 from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
@@ -66,9 +67,7 @@ def quantize(
         InputError: There is nothing to quantise, calls are not what the program takes, or a name is unknown.
     """
     if isinstance(recipe, str) and recipe != "xnnpack-int8":
-        raise InputError(
-            f"quantize: recipe: none is called {recipe!r}; did you mean 'xnnpack-int8'? Or pass a quantizer."
-        )
+        raise InputError(f"quantize: recipe: none is called {recipe!r}; did you mean 'xnnpack-int8'?")
     if not isinstance(program, ExportedProgram) or program.dialect not in ("TRAINING", "ATEN"):
         dialect = f" in the dialect {program.dialect}" if isinstance(program, ExportedProgram) else ""
         raise InputError(
@@ -78,9 +77,7 @@ def quantize(
     names = map(graphs.operator_name, filter(graphs.is_operator, program.graph.nodes))
     already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
     if already:
-        raise InputError(
-            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the float program."
-        )
+        raise InputError(f"quantize: program: it is quantised already, as it calls {already[0]}. Give the float one.")
     if calibration is None and not dynamic:
         raise InputError(
             "quantize: calibration: got None, but static quantisation takes the activation ranges from calls. Pass "
@@ -189,10 +186,8 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
     except MemoryError:
         raise
     except Exception as error:
-        raise InputError(
-            f"quantize: torchao's {name} fails on this program: {exception_text(error)}. Keep in float what "
-            "the message is about, or export the model without it."
-        ) from error
+        text = f"{exception_text(error)}. Keep in float what the message is about, or export the model without it"
+        raise InputError(f"quantize: torchao's {name} fails on this program: {text}.") from error
 
 
 def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
@@ -202,9 +197,7 @@ def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
 
     class Quantizer(xnnpack.XNNPACKQuantizer):  # type: ignore[misc]
         # Those for training match nothing here, and take seconds to build.
-        SUPPORTED_PATTERNS: ClassVar[Any] = [
-            each for each in xnnpack.XNNPACKQuantizer.SUPPORTED_PATTERNS if not each.is_qat
-        ]
+        SUPPORTED_PATTERNS: ClassVar[Any] = [p for p in xnnpack.XNNPACKQuantizer.SUPPORTED_PATTERNS if not p.is_qat]
 
         def transform_for_annotation(self, model: GraphModule) -> GraphModule:
             # ExecuTorch's makes float tensors of numbers, those too that integers such as indices are added to.
@@ -274,11 +267,9 @@ class _Run(Interpreter):
         self.extra_traceback, self._see = False, see
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass a value on as an observer does."""
         return args[0]
 
     def run_node(self, n: Node) -> Any:
-        """Run a node."""
         return self._see(n.name, super().run_node(n))
 
 
@@ -303,14 +294,11 @@ def _run(
                 except MemoryError:
                     raise
                 except Exception as error:
-                    raise InputError(
-                        f"quantize: PyTorch refuses call {number}: {exception_text(error)}. Give values that "
-                        "the model takes, in shapes that it was exported for."
-                    ) from error
+                    text = f"{exception_text(error)}. Give values that the model takes, in the shapes of its export"
+                    raise InputError(f"quantize: PyTorch refuses call {number}: {text}.") from error
                 results.append(copied(result))
         finally:
-            names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
-            for name in names & state.keys():
+            for name in {str(node.target) for node in module.graph.find_nodes(op="get_attr")} & state.keys():
                 graphs.attribute(module, name).copy_(state[name])
     return results
 
@@ -367,10 +355,8 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
     shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]
     symbols = sorted({symbol for size in shown for symbol in expression(size).free_symbols}, key=str)
-    dims: dict[Any, Any] = {}
-    for symbol in symbols:
-        low, high = bounds_of(program, symbol)
-        dims[symbol] = Dim(str(symbol), min=low, max=high)
+    bounds = {symbol: bounds_of(program, symbol) for symbol in symbols}
+    dims: dict[Any, Any] = {symbol: Dim(str(symbol), min=low, max=high) for symbol, (low, high) in bounds.items()}
     sizes = {symbol: min(max(dim.min, 2), dim.max) for symbol, dim in dims.items()}
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     leaves: list[Any] = []
@@ -386,17 +372,14 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        raise InputError(
-            f"quantize: the quantised program cannot be exported again: {exception_text(error)}. Export the "
-            "model with simpler sizes, or keep in float what the message is about."
-        ) from error
+        text = f"{exception_text(error)}. Export the model with simpler sizes, or keep in float what this is about"
+        raise InputError(f"quantize: the quantised program cannot be exported again: {text}.") from error
 
 
 def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
     """Return a dimension that is a symbol, or a number of times one and something; whatever export finds for others."""
-    rest, product = expression(size).as_coeff_Add()
-    factor, symbol = product.as_coeff_Mul()
-    if symbol not in dims or not (factor.is_Integer and rest.is_Integer):
+    symbol, factor, rest = linear_in(size) or (None, 0, 0)
+    if symbol not in dims:
         return Dim.AUTO
-    dim = dims[symbol] if factor == 1 else int(factor) * dims[symbol]
-    return dim + int(rest) if rest else dim
+    dim = dims[symbol] if factor == 1 else factor * dims[symbol]
+    return dim + rest if rest else dim

@@ -55,19 +55,12 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far a quantised program is from float.
+    """How far a quantised program is from float."""
 
-    Attributes:
-        calls: How many calls it was measured in.
-        on_calibration: Whether these are the calls that ranges were taken from.
-        outputs: The error of each output, in their order; () without calls.
-        layers: What each layer loses, the one that loses most first.
-    """
-
-    calls: int
-    on_calibration: bool
-    outputs: tuple[OutputError, ...]
-    layers: tuple[LayerError, ...]
+    calls: int  # how many it was measured in
+    on_calibration: bool  # whether these are the calls that ranges were taken from
+    outputs: tuple[OutputError, ...]  # in their order; () without calls
+    layers: tuple[LayerError, ...]  # the one that loses most first
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -87,12 +80,7 @@ class Quantized(Shown):
     kept: tuple[str, ...]
 
     def to_text(self, *, top: int = 10, width: int = 120) -> str:
-        """Return the errors of the outputs, and of the layers that cost most.
-
-        Args:
-            top: How many layers are shown.
-            width: How many characters a line may have.
-        """
+        """Return the errors of the outputs, and of the `top` layers that cost most, in lines of `width` characters."""
         return render(self._parts(top), width)
 
     def to_json(self) -> str:

@@ -64,17 +64,13 @@ def check_handles(trial: Trial) -> None:
     if delegate.destroyed != delegate.compiled:
         raise Broken(
             "destroy",
-            f"{delegate.compiled} handles were compiled and {delegate.destroyed} destroyed, after {_LOADS} programs "
-            "were loaded and dropped; expected each to be destroyed once. Keep no part of the program alive, such as "
-            "the exception, the frame or the program itself.",
+            f"{delegate.compiled} handles were compiled and {delegate.destroyed} destroyed when programs were dropped; "
+            "expected each to be, once. Keep no part of the program alive, such as an exception, a frame or itself.",
         )
     alive = delegate.count_alive()
     if alive >= _LOADS:
-        raise Broken(
-            "destroy",
-            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. "
-            "Release in `destroy` what `compile` returned: remove it from lists and caches.",
-        )
+        text = "are alive after as many programs were dropped; expected none. Release what `compile` returned: remove"
+        raise Broken("destroy", f"{alive} handles {text} it from lists and caches in `destroy`.")
 
 
 def check_threads(trial: Trial) -> None:
@@ -104,11 +100,8 @@ def check_profile(trial: Trial) -> None:
         maps = (module.meta.get("debug_handle_map") or {} for module in list_modules(trial.lowered))
         unknown = sorted(names - {key if isinstance(key, str) else f"event {key}" for found in maps for key in found})
         if unknown:
-            raise Broken(
-                "profile",
-                f"`execute` recorded {unknown[0]!r}, which is not in the debug_handle_map of any payload. Use the "
-                "map's keys as identifiers in `context.event(...)`.",
-            )
+            text = "is not in the debug_handle_map of any payload. Use its keys as identifiers in `context.event(...)`."
+            raise Broken("profile", f"`execute` recorded {unknown[0]!r}, which {text}")
     _check_seen(delegate)
 
 
@@ -175,8 +168,7 @@ CHECKS: Mapping[str, Callable[[Trial], None]] = {
         | {"a payload without its last byte": lambda payload: payload[:-1]},
     ),
     "changed-start": partial(check_damaged, {f"a payload with byte {i} changed": _flip(i) for i in range(8)}),
-}
-"""The checks, by the name that cases use."""
+}  # the checks, by the name that cases use
 
 
 def _first_of_each_method(calls: Iterable[Call]) -> Iterable[Call]:
@@ -194,12 +186,8 @@ def _check_seen(delegate: WatchedDelegate | None) -> None:
     if delegate is None:
         return
     if delegate.written:
-        raise Broken(
-            "inputs",
-            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's memory, which other operators read "
-            "too. Compute into new tensors.",
-        )
+        text = "inputs are the runtime's memory, which other operators read too. Compute into new tensors."
+        raise Broken("inputs", f"`execute` wrote to {delegate.written[0]}: {text}")
     if delegate.raised:
-        raise Broken(
-            "destroy", f"`destroy` raised {delegate.raised[0]}. It has to release one handle, once, and no other."
-        )
+        text = "It has to release one handle, once, and no other."
+        raise Broken("destroy", f"`destroy` raised {delegate.raised[0]}. {text}")

@@ -22,7 +22,7 @@ _IMAGE = tensor(1, 4, 6, 6)
 
 _Row = tuple[str, Callable[..., Any], tuple[CaseInput, ...]]
 
-_ELEMENTWISE: tuple[_Row, ...] = (
+_OPERATORS: tuple[_Row, ...] = (
     ("add", lambda m, x, y: x + y, (_MATRIX, _MATRIX)),
     ("add-broadcast", lambda m, x, y: x + y, (_MATRIX, tensor(3))),
     ("add-alpha", lambda m, x, y: torch.add(x, y, alpha=2), (_MATRIX, _MATRIX)),
@@ -43,9 +43,6 @@ _ELEMENTWISE: tuple[_Row, ...] = (
     ("where", lambda m, x, y: torch.where(x > y, x, -y), (_MATRIX, _MATRIX)),
     ("greater", lambda m, x, y: x > y, (_MATRIX, _MATRIX)),
     ("cast-to-int", lambda m, x: x.to(torch.int32), (_MATRIX,)),
-)
-
-_SHAPING: tuple[_Row, ...] = (
     ("view", lambda m, x: x.reshape(3, 4), (tensor(2, 6),)),
     ("permute", lambda m, x: x.permute(2, 0, 1).contiguous(), (tensor(2, 3, 4),)),
     ("expand", lambda m, x: x.expand(4, 3).clone(), (tensor(1, 3),)),
@@ -54,9 +51,6 @@ _SHAPING: tuple[_Row, ...] = (
     ("slice", lambda m, x: x[:, 1:4:2] * 1.0, (tensor(2, 6),)),
     ("index-select", lambda m, x, i: torch.index_select(x, 1, i), (_MATRIX, tensor(4, dtype=_INDEX, values="index"))),
     ("pad", lambda m, x: F.pad(x, (1, 2), value=0.5), (_MATRIX,)),
-)
-
-_REDUCING: tuple[_Row, ...] = (
     ("sum", lambda m, x: x.sum(1), (_MATRIX,)),
     ("mean-keepdim", lambda m, x: x.mean(-1, keepdim=True), (_MATRIX,)),
     ("argmax", lambda m, x: x.argmax(1), (tensor(3, 5),)),
@@ -82,9 +76,8 @@ _DTYPES = (
 
 
 def _operators() -> Iterator[Case]:
-    for table in (_ELEMENTWISE, _SHAPING, _REDUCING):
-        for name, function, inputs in table:
-            yield case(f"ops/{name}", "The operator matches PyTorch.", function, *inputs)
+    for name, function, inputs in _OPERATORS:
+        yield case(f"ops/{name}", "The operator matches PyTorch.", function, *inputs)
     for name, hold, function, given in _HOLDING:
         yield case(f"ops/{name}", "The operator matches PyTorch.", function, given, hold=hold)
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.programs import pytree
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
 
-CALLS = 3
-"""How often a method is called: the last call repeats the first one, so that what a call leaves behind is seen."""
+CALLS = 3  # of each method; the last one repeats the first one, so that what a call leaves behind is seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,7 @@ def methods(
 
     def build() -> Mapping[str, CaseMethod]:
         held = hold()
-        return {
-            method: CaseMethod(function, inputs, held.get(method, {}), {}) for method, function in functions.items()
-        }
+        return {name: CaseMethod(function, inputs, held.get(name, {}), {}) for name, function in functions.items()}
 
     return Case(name, demand, build, **rest)
 
@@ -196,28 +194,17 @@ def _make_sample(case: Case) -> Sample:
         given.append(given[0])
         eager = copy.deepcopy(module)
         # A layout of the caller's own is not seen by export.
-        layouts = [one.layout for one in method.inputs]
-        example = tuple(
-            value if layout == "channels_last" else value.contiguous()
-            for layout, value in zip(layouts, given[0], strict=True)
-        )
+        pairs = zip(method.inputs, given[0], strict=True)
+        example = tuple(value if one.layout == "channels_last" else value.contiguous() for one, value in pairs)
         dims = {size: Dim(size, min=method.least, max=8) for size in method.sizes}
         shapes = [{i: dims[size] for i, size in enumerate(one.shape) if isinstance(size, str)} for one in method.inputs]
         with torch.no_grad():
-            calls[name] = [
-                Call(name, inputs, tuple(copy.deepcopy(_flatten(eager(*copy.deepcopy(inputs)))))) for inputs in given
-            ]
+            expected = [copy.deepcopy(pytree.tree_leaves(eager(*copy.deepcopy(inputs)))) for inputs in given]
+            calls[name] = [Call(name, inputs, tuple(leaves)) for inputs, leaves in zip(given, expected, strict=True)]
             with locks.conversion():
                 aten[name] = export(module, example, dynamic_shapes=(tuple(shapes),) if dims else None)
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
     return Sample(aten, dict(lower(aten, options=LoweringOptions(rewrites="none"))), turns)
-
-
-def _flatten(results: Any) -> list[Any]:
-    """Return results as a file has them: flat."""
-    if isinstance(results, Mapping):
-        results = list(results.values())
-    return [leaf for item in results for leaf in _flatten(item)] if isinstance(results, (list, tuple)) else [results]
 
 
 class _Module(nn.Module):

@@ -26,8 +26,7 @@ from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, lis
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators, element types, layouts and weights first, then whole programs."""
 
-SOMETHING_PASSES = "suite/something-passes"
-"""The name of the test that fails when the backend supports no case."""
+SOMETHING_PASSES = "suite/something-passes"  # the name of the test that fails when the backend supports no case
 
 
 _Given = ParamSpec("_Given")
@@ -86,15 +85,11 @@ def make_suite(
             )
         registry.as_backend(backend_id, backend)
     if delegate is not None and backend_id in installed.own_backends():
-        raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
-            "the delegate out, or give the backend another id."
-        )
+        text = "itself, which no delegate can replace. Leave it out, or give the backend another id"
+        raise InputError(f"check_backend: the ExecuTorch runtime has {backend_id!r} {text}.")
     if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
-        raise InputError(
-            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
-        )
+        got = f"the delegate {delegate!r} has the id {delegate.delegate_id!r}"
+        raise InputError(f"check_backend: {got}, expected that of the backend, {backend_id!r}, as files name that.")
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     note = found.reason if isinstance(found, availability.Missing) else ""
     if delegate is not None and note:
@@ -132,9 +127,8 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads; it has to be available. None if
-            ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
-            executed, and cases are "lowered" rather than "passed".
+        delegate: The delegate that executes its payloads; it has to be available. None if ExecuTorch's runtime has it,
+            or it is installed; if there is none, nothing is executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
@@ -170,10 +164,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
-    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
-    with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
-    fails when the backend supports none of them.
-
+    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support, or that
+    nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none.
     The arguments are those of `check_backend`.
 
     Returns:
@@ -243,10 +235,7 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
         )
     chosen: dict[str, Case] = {}
     for wanted in listed:
-        if isinstance(wanted, Case):
-            found = [wanted]
-        else:
-            found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+        found = [wanted] if isinstance(wanted, Case) else [c for c in CASES if fnmatch.fnmatchcase(c.name, str(wanted))]
         if not found:
             raise InputError(
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
@@ -256,10 +245,8 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
             if chosen.setdefault(case.name, case) != case:
                 raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
             if case.check not in CHECKS:
-                raise InputError(
-                    f"check_backend: the case {case.name!r} has the check {case.check!r}, expected one of "
-                    f"{', '.join(CHECKS)}."
-                )
+                text = f"{case.name!r} has the check {case.check!r}, expected one of {', '.join(CHECKS)}"
+                raise InputError(f"check_backend: the case {text}.")
     return tuple(chosen.values())
 
 
@@ -272,11 +259,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     except MemoryError:
         raise
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
-        text = (
-            f"the case cannot be made: {exception_text(error)}. Its `build` has to return methods by name, "
-            "which run in eager PyTorch and can be exported."
-        )
-        return CaseResult(case.name, "failed", "build", text)
+        advice = "Its `build` has to return methods by name, which run in eager PyTorch and can be exported."
+        return CaseResult(case.name, "failed", "build", f"the case cannot be made: {exception_text(error)}. {advice}")
     try:
         lowered = lower_case(subject, case, ready)
         methods = lowered.report.methods
@@ -285,8 +269,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
         mine = sum(partition.backend_id == subject.backend_id for partition in taken)
         if mine < case.partitions:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
-            why = f"the backend got {mine} partitions, the case needs {case.partitions}{''.join(reasons[:1])}"
-            raise Unsupported(why)
+            needed = f"{case.partitions}{''.join(reasons[:1])}"
+            raise Unsupported(f"the backend got {mine} partitions, the case needs {needed}")
         try:
             again = list_payloads(lower_case(subject, case, ready))
         except Unsupported as reason:
@@ -297,9 +281,8 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
                 what = "payload" if first[0] != second[0] else "named data"
                 raise Broken(
                     "determinism",
-                    f"the {what} of partition {number} differs when the same program is lowered twice. Equal programs "
-                    "have to give equal bytes, or files cannot be compared and cached: no time, id, counter, random "
-                    "number or order of a set may be in them.",
+                    f"the {what} of partition {number} differs when the same program is lowered twice: no time, id, "
+                    "counter, random number or order of a set may be in it, or files cannot be compared and cached.",
                 )
         # State that stays on the host has no initial value in a file unless its names are given.
         names = {name for method in case.build().values() for name in method.module} if case.stateful else set()

@@ -103,11 +103,11 @@ class ConformanceReport:
                 text = result.text if status == "failed" else result.text.partition("\n")[0]
                 lines.append(f"  {result.name}{check}: " + text.replace("\n", "\n    "))
         if not self.passed and not self.lowered:
-            lines += [
-                "",
-                f"No case passed: backend {self.backend_id!r} was not tried. Give a partitioner= or supports= that "
-                "takes what the backend supports, or look above why it refuses.",
-            ]
+            why = f"No case passed: backend {self.backend_id!r} was not tried"
+            advice = (
+                "Give a partitioner= or supports= that takes what the backend supports, or look above why it refuses"
+            )
+            lines += ["", f"{why}. {advice}."]
         return "\n".join(lines)
 
     def __str__(self) -> str:

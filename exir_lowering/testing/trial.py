@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream.compiler import CompileSpec, Partitioner
-from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
@@ -144,8 +144,7 @@ class Trial:
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
-        delegates = {} if delegate is None else {self.subject.backend_id: delegate}
-        return load(self.content, delegates=delegates)
+        return load(self.content, delegates={} if delegate is None else {self.subject.backend_id: delegate})
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
@@ -215,16 +214,11 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             refusal = text if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names) else ""
         if refusal and subject.may_refuse(case):
             raise Unsupported(f"refused: {refusal}") from error
-        if refusal:
+        advice = "The partitioner gave it what it refuses: let it, or `supports=`, leave that on the host."
+        if not refusal:
             advice = (
-                "The partitioner gave it what it refuses: let the partitioner, or `supports=`, leave that on the host."
-            )
-        elif isinstance(error.__cause__, (NotImplementedError, LoweringError)):
-            advice = "If this is a refusal, name the operator in it, so that users know what to leave on the host."
-        else:
-            advice = (
-                f"A {type(error.__cause__).__name__} counts as a defect. If it is to say that something is not "
-                "supported, raise a NotImplementedError or an exir_lowering.InputError that names the operator."
+                "If it is to say that something is not supported, raise a NotImplementedError or an "
+                "exir_lowering.InputError that names the operator, so that users know what to leave on the host."
             )
         raise Broken("preprocess", f"{error}\n{advice}") from error
     except BackendContractError as error:
@@ -254,13 +248,7 @@ def _list_names(program: ExportedProgram) -> Iterator[str]:
 
 def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
-    found = []
-    for module in list_modules(lowered):
-        store = module.named_data_store_output
-        tables = [] if store is None else [store.pte_data, *getattr(store, "external_data", {}).values()]
-        data = {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
-        found.append((bytes(module.processed_bytes), data))
-    return found
+    return [(bytes(module.processed_bytes), named_data_contents(module)) for module in list_modules(lowered)]
 
 
 def list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:

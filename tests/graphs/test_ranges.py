@@ -208,6 +208,11 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "counted": lambda x: (x.sigmoid().sum() > 0) & (torch.arange(8) >= 0) & (torch.arange(-3, 5) >= 0),
     "integers": lambda x: (x > 0).int() * 2000000000 * 2 + torch.arange(8, dtype=torch.int32),
     "index": lambda x: x[:, torch.tensor([2, 0])],
+    "rolled": lambda x: x.roll(3, 1),
+    "pooled": lambda x: F.max_pool2d(x.reshape(1, 2, 3, 8), 2, padding=1),
+    "pooled with gaps": lambda x: F.max_pool2d(x.reshape(1, 2, 3, 8), 2, padding=1, dilation=4),
+    "enlarged": lambda x: F.interpolate(x.reshape(1, 2, 3, 8), scale_factor=2),
+    "gather": lambda x: x.gather(-1, torch.tensor([[7, 0], [2, 2]]).expand(*x.shape[:-2], 2, 2)),
     "slices": lambda x: x[:, 1:, ::2].permute(2, 0, 1).reshape(2, -1),
     "full": lambda x: x + torch.full((8,), 0.1) * torch.ones(3, 8),
 }

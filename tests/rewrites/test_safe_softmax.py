@@ -62,6 +62,27 @@ def test_rows_that_are_proven_have_a_plain_softmax(mask: Callable[..., dict[str,
         found.check(x, exact=True)
 
 
+class Shifted(nn.Module):
+    """What windows of Swin do: a layer norm whose results move before they are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).roll(2, 1).gather(1, torch.tensor([4, 0, 1, 3, 2]).view(1, 5, 1).expand(1, 5, 8))
+
+
+def test_what_is_moved_by_indices_stays_bounded() -> None:
+    model = Attention()
+    model.norm = Shifted()
+    found = versions(model, (X,), [SafeSoftmax])
+    assert "aten.index_select.default" in found.after and "aten.gather.default" in found.after
+    assert "aten.any.dim" in found.before and "aten.any.dim" not in found.after
+    for x in (X, *HOSTILE):
+        found.check(x, exact=True)
+
+
 def test_a_mask_of_unknown_content_is_a_factor_for_rows() -> None:
     """Also in rows that are fully masked, whose result is 0."""
     found = versions(Attention(lambda mask: {"attn_mask": mask}), (X, MASKED), [SafeSoftmax])

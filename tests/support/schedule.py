@@ -34,7 +34,7 @@ EVERY = """
 patched: executorchs_own_bytes/10
 on_and_off: files_are_the_same/8
 aliases: inputs_may_be_views/3 memory_is_shared_and_laid_out_as_in_eager/10
-backends: compiler_demo/5 reference/3 toy/5 xnnpack/3
+backends: compiler_demo/8 reference/6 toy/8 xnnpack/5
 bisect: one_operator_of_two_hundred_is_named/3 what_ends_the_process_hangs_or_fails/2
 both_ways: operators/3 programs_in_which_they_differed_once/8 random_programs/3
 by_support: nested_graphs/2
@@ -42,8 +42,8 @@ cache: a_cached_lowering_gives_the_same_bytes/8
 channels_last: images_that_are_pooled_to_one_pixel/4
 compilation: a_delegate_that_breaks_its_contract/6
 composition: lower_does_what_plan_says/2
-control_flow: conditions_on_sizes/2 random_models/4 results_of_conditions_live_as_long_as_they_are_read/3
-    tensors_made_in_branches_and_loops/5
+control_flow: conditions_on_sizes/2 random_models/6 results_of_conditions_live_as_long_as_they_are_read/5
+    tensors_made_in_branches_and_loops/8
 convex: on_random_graphs_never_more_than_torch_fx_and_acyclic/3
 damaged_files: tables/3 what_ends_a_process_is_an_error_with_limits/2
 data_dependent_sizes: a_failure_leaves_the_program_as_it_is/2 what_the_runtime_computes_is_what_the_model_computes/3
@@ -76,11 +76,11 @@ random_numbers: a_seed_gives_the_same_numbers/2
 random_programs: a_random_program_equals_eager/100
 random_state: no_number_is_wrong/6
 ranges: ranges_hold_for_operators/3 ranges_hold_in_random_attention/7
-    ranges_hold_in_random_programs_with_state_and_nested_graphs/4 the_scores_of_attention_are_bounded/6
+    ranges_hold_in_random_programs_with_state_and_nested_graphs/4 the_scores_of_attention_are_bounded/12
 recovery: random_programs_are_right_whatever_fails/8
 reductions: last_dimensions/3
 reports: weights_that_change_again_and_again_become_inputs/3
-reused_layers: in_float/40 in_int8/30
+reused_layers: in_float/80 in_int8/60
 settings: a_setting_of_the_caller_changes_no_byte/2
 shared_state: a_device_runs_the_same_file/3 functions_that_are_compiled_apart_share_state_too/3 modules_share_it/6
     what_is_shared_can_be_said/2 what_is_written_is_bounded_by_all_methods_together/6
@@ -145,6 +145,7 @@ house/examples: commands_print_what_is_shown(Chat?model?with?three?clients)
     commands_print_what_is_shown(LoRA?adapters) commands_print_what_is_shown(MobileNetV2?in?int8)
     commands_print_what_is_shown(Sentence?search) commands_print_what_is_shown(Whisper)
 house/packaging: the_wheel_works_outside_of_the_tree
+legalizing/rules: rules_do_what_the_operators_do(torch.float16) rules_do_what_the_operators_do(torch.bfloat16)
 parallel/farm: that_are_lost_twice_are_one_error
 parallel/jobs: a_backend_that_ends_its_process_does_not_end_this_one of_xnnpack_are_those_of_one_job
     workers_import_nothing_from_the_current_folder
