@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from exir_lowering._upstream.programs import pytree
+from exir_lowering._upstream.tensors import pytree
 from exir_lowering.errors import InputError, did_you_mean, few
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import printable

@@ -29,7 +29,8 @@ CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 SOMETHING_PASSES = "suite/something-passes"  # the name of the test that fails when the backend supports no case
 
 
-_Given, _Made = ParamSpec("_Given"), TypeVar("_Made")
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
