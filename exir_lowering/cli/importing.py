@@ -89,5 +89,9 @@ def _run_file(path: Path) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"{path.stem} of {path}"
     spec: Any = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
