@@ -42,7 +42,6 @@ def own_decomposition(target: Any) -> Callable[..., Any] | None:
 
 
 remove_effect_tokens = _remove_effect_tokens  # plain calls in the place of those with effects, in a program itself
-
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 

@@ -11,9 +11,7 @@ from exir_lowering.errors import LoweringError
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_modules
 
-_LOADS = 2
-_THREADS = 4
-_ROUNDS = 8
+_LOADS, _THREADS, _ROUNDS = 2, 4, 8
 _UNWATCHED = "cannot be watched"
 _FRAGILE = "are not given damaged payloads: they may end the process"
 

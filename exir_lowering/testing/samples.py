@@ -49,8 +49,7 @@ class CaseInput:
                 return torch.randint(low, 2 * low, shape, generator=generator, dtype=self.dtype)
             low = 0 if self.dtype == torch.uint8 else -20
             return torch.randint(low, 21, shape, generator=generator).to(self.dtype)
-        # Numbers of float64 have digits that float32 does not have.
-        drawn = torch.float64 if self.dtype == torch.float64 else torch.float32
+        drawn = torch.float64 if self.dtype == torch.float64 else torch.float32  # which lacks digits of float64
         numbers = torch.rand(shape, generator=generator, dtype=drawn) * 1.8 - 0.9
         if self.values == "positive":
             numbers = numbers.abs() + 0.1

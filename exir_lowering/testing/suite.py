@@ -228,10 +228,8 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     for wanted in listed:
         found = [wanted] if isinstance(wanted, Case) else [c for c in CASES if fnmatch.fnmatchcase(c.name, str(wanted))]
         if not found:
-            raise InputError(
-                f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
-                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.name.partition('/')[0] for case in CASES))}."
-            )
+            features = ", ".join(dict.fromkeys(f"{case.name.partition('/')[0]}/*" for case in CASES))
+            raise InputError(f"check_backend: no case is called {wanted!r}. Take one of CASES, or of {features}.")
         for case in found:
             if chosen.setdefault(case.name, case) != case:
                 raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
