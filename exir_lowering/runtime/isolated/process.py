@@ -24,6 +24,11 @@ _CHUNK = 1 << 20
 
 # With -P nothing is imported from the current folder, whatever lies there.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from exir_lowering.runtime.child import main; main(*sys.argv[1:3])"
+_FLAGS = {
+    **{"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"},
+    "dont_write_bytecode": "-B",
+}
+"""Options of Python that the process gets if this one has them, by the name in `sys.flags`."""
 
 
 class TooLateError(Exception):
@@ -59,7 +64,10 @@ class Process:
 
     @staticmethod
     def _popen(theirs: socket.socket, modules: Sequence[str]) -> subprocess.Popen[bytes]:
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        given = getattr(sys, "_xoptions", {})  # of CPython
+        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
+        flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
         return subprocess.Popen(
             command,
