@@ -25,10 +25,7 @@ _CHUNK = 1 << 20
 # With -P nothing is imported from the current folder, whatever lies there.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from exir_lowering.runtime.child import main; main(*sys.argv[1:3])"
 _FLAGS = {
-    "isolated": "-I",
-    "ignore_environment": "-E",
-    "no_user_site": "-s",
-    "no_site": "-S",
+    **{"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"},
     "dont_write_bytecode": "-B",
 }
 """Options of Python that the process gets if this one has them, by the name in `sys.flags`."""
