@@ -116,8 +116,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust",
         action="store_true",
-        help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
-        "refused",
+        help="load a file of somebody you trust as torch does, which runs the code in it; else such a file is refused",
     )
     command.add_argument(
         "--import",
@@ -257,7 +256,7 @@ def _refusal(path: Path, error: Exception) -> InputError:
     kind = kind_of(path)
     reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
     advice = "a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
-    content = _describe_damage(path) if kind in (None, PT2) else kind.name
+    content = _describe_damage(path) if kind is None or kind is PT2 else kind.name
     if content:
         advice = f"Expected {advice}"
     else:
