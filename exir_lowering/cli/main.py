@@ -40,7 +40,7 @@ _MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --pro
           **dict.fromkeys(("convert", "compile", "export"), "lower")}  # fmt: skip
 
 _SELDOM = """
-trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
+imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
 keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
 unavailable against_data
 """  # the options that a command's `--help` only names

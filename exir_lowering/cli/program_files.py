@@ -116,8 +116,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust",
         action="store_true",
-        help="load files as torch.export.load does, which runs code: only those of somebody you trust in them; without it, a file that would run code is "
-        "refused",
+        help="load a file of somebody you trust as torch does, which runs the code in it; else such a file is refused",
     )
     command.add_argument(
         "--import",
