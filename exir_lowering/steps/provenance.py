@@ -177,8 +177,10 @@ def _dimensions(program: ExportedProgram, declared: bool) -> Iterator[Dimension]
                 names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
     for symbol, found_at in places.items():
         least = int(bounds_of(symbol, program.range_constraints).lower)
-        # Export takes sizes without a Dim for at least 2, as does the conversion, and eager mode takes others too.
-        least = max(least, 0) if least > 2 or (declared and symbol in names) else 0
+        # Export takes sizes without a Dim, and those that others are computed from, for at least 2, as does the
+        # conversion, and eager mode takes others too.
+        itself = declared and symbol in names and any(place[2:] == (1, 0) for place in found_at)
+        least = max(least, 0) if least > 2 or itself else 0
         if least or len(found_at) > 1 or found_at[0][2:] != (1, 0):
             yield Dimension(names.get(symbol, ""), least, tuple(found_at))
 
