@@ -157,10 +157,7 @@ _POOL, _WITH_INDICES = torch.ops.aten.max_pool2d.default, torch.ops.aten.max_poo
 
 
 def _restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> None:
-    """Replace max poolings whose indices nobody reads by plain ones, if a partitioner wants these whole.
-
-    AOTAutograd always decomposes max pooling into one with indices.
-    """
+    """Replace max poolings, whose indices nobody reads, by plain ones if a partitioner wants these whole."""
     pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and node.users]
     pools = [pool for pool in pools if all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)]
     wanted = pools and any(_wants_pools(partitioner, program) for partitioner in partitioners)

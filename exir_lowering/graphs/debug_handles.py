@@ -38,11 +38,7 @@ def find_highest(graph_module: GraphModule) -> int:
 
 
 def fill(graph_module: GraphModule) -> None:
-    """Give a debug handle to each computing node that has none, in place, in nested graphs too.
-
-    A node gets the handle of what it was decomposed from, a getitem that of its operator; others get new handles, in
-    the graph's order.
-    """
+    """Give each computing node without a handle, in place, that of what it was decomposed from, or a new one."""
     missing = [node for _, node in every_node(graph_module) if node.op == "call_function" and handle(node) is None]
     if not missing:
         return

@@ -38,10 +38,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Return whether sizes, or strides, are equal whatever they are when the program runs.
-
-    Torch compares sizes that it does not know with `==` by their values at export, and makes that a condition.
-    """
+    """Return whether sizes, or strides, are equal whatever they are: `==` would make equality a condition."""
     return list(map(expression, one)) == list(map(expression, other))
 
 

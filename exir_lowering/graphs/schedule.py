@@ -20,16 +20,10 @@ def schedule(
     size: Callable[[int], int] = lambda vertex: 1,
     leaves: Callable[[int], bool] = lambda vertex: False,
 ) -> list[int]:
-    """Assign each claimed vertex to an epoch; no acyclic contraction has fewer.
+    """Return the number of each claimed vertex's epoch, from 1; 0 for the host. No acyclic contraction has fewer.
 
-    Args:
-        predecessors: The vertices before each vertex, each once; vertices are numbered in topological order.
-        claimed: Whether the backend takes each vertex; the others stay on the host.
-        size: Returns how many bytes a vertex hands over.
-        leaves: Returns whether the caller of the graph gets the result of a vertex.
-
-    Returns:
-        The number of each vertex's epoch, from 1 in topological order; 0 for the host.
+    Vertices are numbered in topological order, and list what is before them once; `size` is how many bytes one hands
+    over, and `leaves` whether the caller of the graph gets it.
     """
     count = len(claimed)
     successors: list[list[int]] = [[] for _ in claimed]

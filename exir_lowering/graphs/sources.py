@@ -104,10 +104,7 @@ def stack(node: Node) -> tuple[Frame, ...]:
 
 
 def source_line(node: Node) -> str:
-    """Return the innermost line of the model from which a node came, "" if it is not known.
-
-    Lines of torch itself are skipped if there are others, and lines of generated code always.
-    """
+    """Return the innermost line of the model, rather than of torch, from which a node came, "" if it is not known."""
     frames = stack(node)
     number = find_innermost(frames)
     return "" if number is None else str(frames[number])

@@ -69,10 +69,7 @@ def _members(program: ExportedProgram) -> list[_Member]:
 
 
 def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -> None:
-    """Refuse what `torch.export` has executed: operators on nothing but tensors that it does not know, if not strict.
-
-    Their results are not what the model begins with.
-    """
+    """Refuse what `torch.export` has executed if not strict: operators on nothing but tensors that it does not know."""
     lifted = graphs.lifted_inputs(method.program)
     known: dict[Node, bool] = {
         node: not str(spec.target).rpartition(".")[2].startswith("lifted_tensor_")

@@ -79,11 +79,7 @@ def find_owners(
 
 
 def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
-    """Return the pieces that read a constant (None: the host), each with the constant's name in it.
-
-    ExecuTorch copies a constant that is read outside of its tag once per reader, and numbers the copies. Here, a piece
-    has one placeholder, with the name of the first copy that the piece would get, since payloads may contain it.
-    """
+    """Return the pieces that read a constant (None: the host), each with the name of ExecuTorch's first copy of it."""
     first: dict[Piece | None, int] = {}
     for i, user in enumerate(constant.users):
         first.setdefault(piece_of.get(user), i)

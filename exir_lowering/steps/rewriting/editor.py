@@ -79,10 +79,7 @@ class Editor:
         return node
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant, see `Scope.constant`. By such a name, ExecuTorch keeps it out of data files.
-
-        There methods have tensors of one name in common.
-        """
+        """Add a lifted constant, see `Scope.constant`, with a name by which ExecuTorch keeps it out of data files."""
         key = _content(tensor)
         if key not in self._constants:
             table = self.program.constants

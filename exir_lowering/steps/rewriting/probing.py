@@ -51,8 +51,7 @@ def choose(
 ) -> set[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
-    Program and lifted inputs have what the candidates added. Those candidates with operands that are not tensors, such
-    as symbolic sizes, are not chosen. Partitioners are in priority order.
+    Those with operands that are not tensors, such as symbolic sizes, are not chosen.
     """
     equal: dict[Hashable, list[Candidate]] = {}  # which partitioners answer in the same way
     for one in candidates:
