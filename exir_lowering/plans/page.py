@@ -28,7 +28,14 @@ _COLOURS = 8
 
 
 def to_html(plan: LoweringPlan) -> str:
-    """Return a plan as a page; a content security policy lets the browser run and load nothing."""
+    """Return a plan as a page: what helps, the partitions as a picture, every operator with its reasons.
+
+    All names in the plan are shown as text: they are escaped, and a content security policy lets the browser run and
+    load nothing.
+
+    Args:
+        plan: The plan.
+    """
     loader = PackageLoader("exir_lowering.plans", "assets")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -29,8 +29,13 @@ VERSION = 1
 def to_json(plan: LoweringPlan) -> str:
     """Return a plan as JSON; equal plans give equal text.
 
-    It has `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, and for each method the
-    `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null if it has none.
+    Args:
+        plan: The plan.
+
+    Returns:
+        `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, under their names, and for
+        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null if it has none. A report
+        has additional fields.
     """
     return json.dumps(as_data(plan), indent=2)
 
@@ -73,7 +78,11 @@ _COLOURS = ("#cfe2ff", "#ffe0b8", "#cdeccf", "#f5cfe3", "#e0d6fa", "#c9ecee", "#
 
 
 def to_dot(plan: LoweringPlan) -> str:
-    """Return a plan in the DOT language: a cluster for each method, with partitions and host regions."""
+    """Return a plan in the DOT language: a cluster for each method, with partitions and host regions.
+
+    Args:
+        plan: The plan.
+    """
     return "\n".join(_lines(plan)) + "\n"
 
 
@@ -115,7 +124,14 @@ _MORE = "All of it: to_text(everything=True), or --all."
 
 
 def to_text(plan: LoweringPlan, width: int = 120, *, everything: bool = False, most: int = LINES) -> str:
-    """Return a plan as plain text: at most so many lines, or everything; only a long word makes a longer line."""
+    """Return a plan as plain text.
+
+    Args:
+        plan: The plan.
+        width: The width of a line in characters; only a word that is longer makes a longer line.
+        everything: Whether to list every operator and partition, not only what matters most.
+        most: How many lines there are at most, if that is not everything.
+    """
     lines = _all(plan, width) if everything else _summary(plan, width, most)
     return "\n".join(printable(line.rstrip()) for line in lines) + "\n"
 
