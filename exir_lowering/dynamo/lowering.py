@@ -38,8 +38,7 @@ def compile_graphs(
 ) -> tuple[Mapping[str, Boxed], Report | None, bool]:
     """Lower graphs together, whose first is of a kind; LoweringError as `lower`, or NotLowered if they change.
 
-    Return what computes each, by method; the report, None if nothing is computed; and whether the weights that were
-    baked in are constants in it, or something was proven from them.
+    Return what computes each; the report, if anything is computed; and whether anything rests on what was baked in.
     """
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):

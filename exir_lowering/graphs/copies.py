@@ -219,11 +219,9 @@ def memory_span(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
-    """Copy a program, with values of its own (`val` in its metadata) if it has symbolic sizes.
+    """Copy a program, with values of its own if it has symbolic sizes, and if they are plain fake tensors.
 
-    `handles` fills in debug handles where they are missing. Values stay shared if one is not a plain fake tensor (but
-    sparse, or of a tensor subclass) and cannot be copied. If `unbacked`, only sizes that depend on data count, which
-    are those that break a second conversion.
+    `handles` fills in missing debug handles. If `unbacked`, only sizes that depend on data count.
     """
     program = debug_handles.copy_with_handles(program) if handles else copy_program(program)
     if not has_symbols(program, unbacked=unbacked):

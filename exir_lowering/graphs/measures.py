@@ -68,11 +68,9 @@ def value_elements(node: Node) -> int:
 
 
 def flops(node: Node) -> int:
-    """Return the floating-point operations of a node.
+    """Return the floating-point operations of a node: those of `torch.utils.flop_counter`, where it knows the operator.
 
-    Matrix products, convolutions and attention are counted as `torch.utils.flop_counter` does (a multiply-add is two).
-    Operators that only move data count zero; all others count one operation per element read or made, whichever is
-    more.
+    Operators that only move data count zero; all others count one for each element read or made, whichever is more.
     """
     if node.op != "call_function" or is_getitem(node) or is_delegate_call(node):
         return 0

@@ -1,9 +1,4 @@
-"""The quotient graph: each partition contracted to one vertex, ordered, made acyclic.
-
-The nodes of a tag can only be contracted if no path leaves the tag and comes back, and if no two tags feed each other.
-The contracted graph is sorted in O(nodes + edges + units log units). What cannot be sorted lies on a cycle, and only
-these strongly connected components are split.
-"""
+"""The quotient graph: each partition contracted to one vertex, ordered; those that close a cycle are split."""
 
 from __future__ import annotations
 

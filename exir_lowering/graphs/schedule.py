@@ -1,12 +1,8 @@
 """The fewest convex partitions of one backend: to which epoch each claimed vertex of a directed acyclic graph goes.
 
-A schedule is a sequence of epochs; every claimed vertex goes to one, so that no edge leads to an earlier epoch, and the
-vertices of an epoch are one partition. Vertices of the host lie between epochs. As a single number: an epoch e has the
-stage 2e, the gap after it 2e + 1, and the stage must not decrease along an edge. Therefore the graph stays acyclic when
-the epochs are contracted.
-
-A path that alternates k times between host and backend needs k partitions, and no more than the most on a path are
-made: each vertex goes as late as possible, and then to where fewer bytes cross.
+No edge leads to an earlier epoch, and the vertices of an epoch are one partition; vertices of the host lie between. As
+a single number: an epoch e has the stage 2e, the gap after it 2e + 1, and no stage decreases along an edge. Each vertex
+goes as late as possible, and then to where fewer bytes cross.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The program of one partition: its placeholders in order, the constants that it owns, its nodes, its signature.
 
-A lifted input (parameter, buffer, lifted constant) that a partitioner tagged moves into every partition that reads it,
-without a copy, and stays on the host only when the host reads it too. State is different: it exists once. A
-mutated buffer moves only when one partition reads it, writes it and still has a result to return; otherwise the
-mutation stays an output of the host program.
+A lifted input that is tagged moves into every partition that reads it, without a copy. State exists once: it moves only
+when one partition reads it, writes it and still has a result to return; otherwise the host writes it.
 """
 
 from __future__ import annotations

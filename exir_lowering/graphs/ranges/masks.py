@@ -1,9 +1,7 @@
 """Whether rows of scores can be masked entirely.
 
-The question is asked in two forms. Of numbers: what is the largest number that every row reaches with one element, or
-holds a NaN? Of truth values: does every row hold a given one? A row along a dimension of a value that was broadcast,
-reshaped or permuted is a row along some dimension of its source, so the questions go from a value to its sources.
-Dimensions are counted from the last one (-1), as broadcasting does.
+Of numbers: what is the largest that every row reaches with one element, or holds a NaN? Of truth values: does every row
+hold a given one? The questions go from a value to its sources. Dimensions are counted from the last one (-1).
 """
 
 from __future__ import annotations

@@ -113,6 +113,13 @@ def _skipping_nan(a: Tensor, b: Tensor, extreme: Any) -> Tensor:
     return torch.where(a != a, b, torch.where(b != b, a, extreme(a, b)))
 
 
+def _addbmm(x: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if not x.is_floating_point():
+        beta, alpha = int(beta), int(alpha)
+    found = torch.bmm(one, other).sum(0) * alpha
+    return found if beta == 0 else found + x * beta
+
+
 def _trilinear(a: Tensor, b: Tensor, c: Tensor, *dims: Any) -> Any:
     """Return the product of three tensors with dimensions put in, summed over some."""
     product: Any = 1
@@ -155,13 +162,7 @@ rules(
         "empty_permuted": lambda size, order, *, dtype=None, **_: torch.zeros(size, dtype=dtype),
     }
 )
-rules(
-    {
-        "addbmm": lambda x, a, b, **given: torch.addmm(x, a.movedim(0, 1).flatten(1), b.flatten(0, 1), **given),
-        "_trilinear": _trilinear,
-    },
-    wide=torch.float32,
-)
+rules({"addbmm": _addbmm, "_trilinear": _trilinear}, wide=torch.float32)
 rules(
     {
         "exp2": lambda a: torch.pow(2.0, a),

@@ -132,11 +132,7 @@ class Editor:
         self.made = []
 
     def may_replace(self, node: Node, new: Node) -> bool:
-        """Return whether a node's value can be taken from another one.
-
-        What a method returns has to stay a separate value: neither an input or a weight, nor what it returns already.
-        And consumers rely on the order in which the elements lie in memory.
-        """
+        """Return whether a value can be taken from another node; results stay separate, in their memory order."""
         if self.is_returned(node) and new.op in ("placeholder", "get_attr"):
             return False
         return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _layout(node) == _layout(new)

@@ -1,8 +1,4 @@
-"""Ask a method's partitioners which of two forms of some operators they take, with a small program that has both.
-
-The probe has each distinct form once, however often it occurs in the method, and nothing else: so it is small, and a
-partitioner sees the operands that it will see in the method, parameters as parameters and values as inputs.
-"""
+"""Ask a method's partitioners which of two forms of some operators they take, with a small program that has both."""
 
 from __future__ import annotations
 
