@@ -27,14 +27,7 @@ from exir_lowering.partitioners.algorithms import limits as capacity
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
-from exir_lowering.partitioners.supports.support import (
-    Check,
-    GraphScope,
-    SupportLike,
-    as_support,
-    make_check,
-    scopes,
-)
+from exir_lowering.partitioners.supports.support import Check, GraphScope, SupportLike, as_support, make_check, scopes
 
 
 class SupportPartitioner(Partitioner):  # type: ignore[misc]
@@ -50,9 +43,6 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a backend supports them.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(
@@ -88,18 +78,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         self.own_state, self.keep_whole = own_state, list(keep_whole)
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag what the backends support.
-
-        Args:
-            exported_program: A program in Edge dialect; its nodes get tags.
-
-        Returns:
-            The tagged program with a rejection for each operator that is left.
-
-        Raises:
-            PartitionerContractError: A support raised.
-            InputError: A group of nodes that must stay together cannot be convex.
-        """
+        """Tag what the backends support; InputError if a group that must stay together cannot be convex."""
         destinations: dict[str, DelegationSpec] = {}
         rejections: dict[str, Rejection] = {}  # the first one of each operator
         adjustments: list[Adjustment] = []
@@ -184,9 +163,6 @@ class PatternPartitioner(SupportPartitioner):
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a pattern matches them before; the pattern calls them, without example inputs.
-
-    Raises:
-        InputError: There is no pattern, or an argument is invalid.
     """
 
     def __init__(
@@ -209,17 +185,7 @@ class PatternPartitioner(SupportPartitioner):
         self.backend_id = backend_id
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag the matches of a program, including its nested graphs.
-
-        Args:
-            exported_program: A program in Edge dialect; its nodes get tags.
-
-        Returns:
-            The tagged program with a rejection for each operator that is left.
-
-        Raises:
-            PartitionerContractError: The check of a pattern raised.
-        """
+        """Tag the matches of a program, including its nested graphs."""
         self._warn(list(scopes(exported_program)))
         return super().partition(exported_program)
 
@@ -259,11 +225,9 @@ def _nothing(
             )
             continue
         # Names are compared without namespaces and overloads, which most names share.
-        bare: dict[str, list[str]] = {}
-        for other in sorted(occurring):
-            bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)
-        wanted = name.split(".")[1] if name.count(".") > 1 else name
-        close = [other for key in difflib.get_close_matches(wanted, list(bare), n=2) for other in bare[key]]
+        bare = {other: other.partition(".")[2].partition(".")[0] for other in (name, *sorted(occurring))}
+        near_names = difflib.get_close_matches(bare.pop(name), bare.values(), n=2)
+        close = [other for key in dict.fromkeys(near_names) for other in bare if bare[other] == key]
         hint = f"; {' and '.join(close)} {'do' if len(close) > 1 else 'does'}" if close else ""
         text.append(f"{name} does not occur in it{hint}.")
     if near is not None:

@@ -33,9 +33,6 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
     Args:
         partitioners: ExecuTorch Partitioners, or names of installed ones.
         backends: Backends by id that the call to `lower` will get in addition to the installed ones.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(self, *partitioners: Partitioner | str, backends: Mapping[str, Any] | None = None) -> None:
@@ -58,11 +55,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                 raise InputError(f"ChainedPartitioner: got {partitioner!r}, expected a Partitioner or a name.")
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Ask each partitioner in turn.
-
-        Raises:
-            PartitionerContractError: One of them broke its contract.
-        """
+        """Ask each partitioner in turn; PartitionerContractError if one of them breaks its contract."""
         tags: dict[Node, str] = {}
         destinations: dict[str, DelegationSpec] = {}
         rejections: dict[str, list[Rejection]] = {}

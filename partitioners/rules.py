@@ -93,12 +93,7 @@ def allow(
 
 
 def deny(
-    *,
-    op: _Names = None,
-    name: _Names = None,
-    module: _Names = None,
-    module_class: Any = None,
-    required: bool = True,
+    *, op: _Names = None, name: _Names = None, module: _Names = None, module_class: Any = None, required: bool = True
 ) -> Rule:
     """Return a rule that keeps operators on the host.
 
@@ -172,9 +167,6 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
     Args:
         partitioner: The partitioner, which may be one of ExecuTorch's.
         rules: The rules.
-
-    Raises:
-        InputError: An argument is invalid.
     """
 
     def __init__(self, partitioner: Partitioner, *rules: Rule) -> None:
@@ -188,12 +180,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         self.rules = rules
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Run the partitioner under the rules.
-
-        Raises:
-            InputError: A rule names something that the program does not have, or does not say which backend it means.
-            PartitionerContractError: The partitioner broke its contract.
-        """
+        """Run the partitioner under the rules; InputError if one names what the program does not have."""
         operators = [each for each in graphs.every_node(exported_program.graph_module) if graphs.is_operator(each[1])]
         facts = {node: _facts(path, node) for path, node in operators}
         self._check(facts)

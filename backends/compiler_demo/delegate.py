@@ -121,10 +121,7 @@ class CompilerDemoDelegate(Delegate):
         return code, context
 
     def execute(self, handle: tuple[Code, DelegateContext], inputs: list[Any]) -> Sequence[torch.Tensor]:
-        """Run the instructions, each as one profile event.
-
-        InputError: The number of inputs is wrong. BackendFailure: An instruction failed, with its debug handle.
-        """
+        """Run the instructions, each as one profile event; BackendFailure, with its debug handle, if one fails."""
         code, context = handle
         if len(inputs) != code.inputs:
             raise InputError(f"A payload of backend 'compiler_demo' takes {code.inputs} inputs, got {len(inputs)}.")

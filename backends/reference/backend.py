@@ -165,11 +165,7 @@ def reference_partitioner(*, own_state: bool = True) -> Partitioner:
 
 
 def executable() -> Support:
-    """Support what the reference delegate can execute.
-
-    Returns:
-        The support, for a partitioner of your own.
-    """
+    """Return a support of what the reference delegate can execute, for a partitioner of your own."""
     return ReferenceSupport()
 
 

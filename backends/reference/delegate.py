@@ -283,10 +283,7 @@ class ReferenceDelegate(Delegate):
         return tensor
 
     def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[Any]:
-        """Run a payload; writes to its states take effect at the end.
-
-        InputError: The number of inputs is wrong. BackendFailure: An operator failed, with its debug handle.
-        """
+        """Run a payload; writes to its states take effect at the end, unless an operator fails (BackendFailure)."""
         program, outputs = handle.program, handle.outputs
         if len(inputs) != program.inputs:
             raise InputError(f"A reference payload takes {program.inputs} inputs, got {len(inputs)}.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from exir_lowering import InputError, Partitioner
 from exir_lowering.backends.xnnpack.constraints import mend
+from exir_lowering.partitioners.supports.support import suggest
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
@@ -65,13 +65,10 @@ def xnnpack(
         if not isinstance(value, bool):
             raise InputError(f"xnnpack({name}={value!r}): expected True or False.")
     wanted = (precisions,) if isinstance(precisions, str) else precisions
-    known_precisions = get_args(Precision)
-    if wanted is not None and (
-        not isinstance(wanted, Collection) or not wanted or not all(one in known_precisions for one in wanted)
-    ):
-        raise InputError(
-            f"xnnpack(precisions={precisions!r}): expected one or several of {', '.join(known_precisions)}."
-        )
+    named = isinstance(wanted, Collection) and wanted and all(one in get_args(Precision) for one in wanted)
+    if wanted is not None and not named:
+        allowed = ", ".join(get_args(Precision))
+        raise InputError(f"xnnpack(precisions={precisions!r}): expected one or several of {allowed}.")
     if operators is not None and (isinstance(operators, str) or not isinstance(operators, Collection) or not operators):
         raise InputError(f'xnnpack(operators={operators!r}): expected a list of names, such as ["aten.linear"].')
     known: dict[Any, list[Any]] = {}
@@ -81,11 +78,10 @@ def xnnpack(
             known.setdefault(f"{namespace}.{name}", []).append(config)
     for operator in operators or ():
         if not isinstance(operator, str) or operator not in known:
-            close = difflib.get_close_matches(str(operator), known, n=3)
-            end = f". Did you mean {' or '.join(map(repr, close))}?" if close else f": {', '.join(sorted(known))}."
+            hint = suggest(str(operator), known, f" They are {', '.join(sorted(known))}.")
             raise InputError(
                 f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
-                f"one of its operators{end}"
+                f"one of its operators.{hint}"
             )
     partitioner = XnnpackPartitioner(
         configs=None if operators is None else list(dict.fromkeys(one for name in operators for one in known[name])),

@@ -227,7 +227,7 @@ def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) ->
 
 def constant_of(tensor: FakeTensor) -> torch.Tensor | None:
     """Return the real tensor that a fake one stands for, None if it is not a constant."""
-    return tensor.constant  # type: ignore[no-any-return]
+    return tensor.constant
 
 
 def symbols_of(number: Any) -> dict[str, Any]:

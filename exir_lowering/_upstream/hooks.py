@@ -78,18 +78,15 @@ _REPORTING = replacing(lambda: _reporting() if pins.is_on("refusal reasons") els
 @cache  # the same context for the same function: the contexts of several threads end in any order
 def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Return a context in which all partitioners propose by a function, without their quadratic tables of nodes."""
-    classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
-    viewers = (fx_partitioner, group_partitioner)
-    return replacing(
-        lambda: (
-            [
-                *((kind, "propose_partitions", propose) for kind in classes),
-                *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
-            ]
-            if pins.is_on("linear-time proposals")
-            else []
-        )
-    )
+
+    def replacements() -> list[tuple[Any, str, Any]]:
+        if not pins.is_on("linear-time proposals"):
+            return []
+        kinds, viewers = (CapabilityBasedPartitioner, GroupBasedPartitioner), (fx_partitioner, group_partitioner)
+        tables = [(one, "_DependencyViewer", partial(_LazyTable, one._DependencyViewer)) for one in viewers]
+        return [*((kind, "propose_partitions", propose) for kind in kinds), *tables]
+
+    return replacing(replacements)
 
 
 class _LazyTable:

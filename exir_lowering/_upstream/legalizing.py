@@ -42,20 +42,14 @@ def own_decomposition(target: Any) -> Callable[..., Any] | None:
 
 
 remove_effect_tokens = _remove_effect_tokens  # plain calls in the place of those with effects, in a program itself
-
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @cache
 def _prims() -> Mapping[Any, Callable[..., Any]]:
     """Return what computes torch's primitives by ATen operators: decompositions are written in them."""
-    found: dict[Any, Callable[..., Any]] = {}
-    for name in dir(torch.ops.prims):
-        packet = getattr(torch.ops.prims, name)
-        operator = getattr(packet, "default", None)
-        if (computed := getattr(operator, "impl_aten", None)) is not None:
-            found[operator] = computed
-    return found
+    operators: Any = [getattr(getattr(torch.ops.prims, name), "default", None) for name in dir(torch.ops.prims)]
+    return {operator: operator.impl_aten for operator in operators if getattr(operator, "impl_aten", None) is not None}
 
 
 def trace(

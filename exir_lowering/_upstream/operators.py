@@ -47,8 +47,8 @@ def _operator(call: Any) -> Operator:
 
 
 def list_arguments(target: Any) -> tuple[Argument, ...]:
-    """Return the arguments of an operator of torch, in order."""
-    return _operator(target).arguments
+    """Return the arguments of an operator of torch, in order; none if it has no schema."""
+    return _operator(target).arguments if hasattr(target, "_schema") else ()
 
 
 def defining(namespace: str) -> Iterator[None]:
@@ -105,8 +105,7 @@ def operator_packet(target: Any) -> Any:
 
 def argument_names(target: Any) -> tuple[str, ...]:
     """Return the names of an operator's arguments by position; empty if it has no schema."""
-    op = wrapped_operator(target)
-    return tuple(one.name for one in list_arguments(op)) if hasattr(op, "_schema") else ()
+    return tuple(one.name for one in list_arguments(wrapped_operator(target)))
 
 
 def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -141,8 +140,7 @@ def known_operators() -> frozenset[str]:
 
 def written_arguments(target: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes to; empty if it has no schema."""
-    op = wrapped_operator(target)
-    return tuple(one.name for one in (list_arguments(op) if hasattr(op, "_schema") else ()) if one.written)
+    return tuple(one.name for one in list_arguments(wrapped_operator(target)) if one.written)
 
 
 def is_view(target: Any) -> bool:

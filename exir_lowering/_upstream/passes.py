@@ -1,12 +1,11 @@
 """Passes of ExecuTorch's conversion to Edge dialect that get something wrong, put right while this thread converts.
 
-Numbers: the pass makes tensors of Python numbers beside tensors. A number takes no part in what torch promotes, a
-tensor does: beside an int32 without dimensions, 1 becomes an int64 and makes the result one, and 0.1 beside a float64
-loses half of its digits. Such numbers become tensors of the dtype that the operator computes in.
+Numbers: the pass makes tensors of Python numbers, which take part in what torch promotes: beside an int32 without
+dimensions, 1 makes the result an int64, and 0.1 beside a float64 loses half of its digits. Such numbers become tensors
+of the dtype that the operator computes in.
 
 Empty tensors: where all that is concatenated is empty, the pass writes sizes that are not known into the graph as if
-they were numbers, and nothing computes them. (A concatenation that is left has another shape in ExecuTorch's kernel,
-which skips what is empty.) Operators compute such sizes.
+they were numbers. (ExecuTorch's kernel would skip what is empty.) Operators compute such sizes.
 
 Constants: they become inputs of the graph, of which there is a list; where there is no user input before which they
 could stand, the graph has them in reverse order.
@@ -87,19 +86,14 @@ def _with_empty_concatenations() -> tuple[Any, str, Any]:
 
     @wraps(pruning)
     def remove_empty_tensors_from_cat(self: Any, graph_module: Any, cat_node: Any) -> None:
-        if _mending.get() and _has_unknown_sizes(cat_node):
+        sizes = cat_node.meta["val"].shape
+        known = [size for size in sizes if isinstance(size, int)]
+        if _mending.get() and 0 in known and len(known) < len(sizes):
             _make_empty(cat_node)
         else:
             pruning(self, graph_module, cat_node)
 
     return PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat
-
-
-def _has_unknown_sizes(node: torch.fx.Node) -> bool:
-    """Return whether a result has no elements, and a size that is only known when the program runs."""
-    sizes = node.meta["val"].shape
-    known = [size for size in sizes if isinstance(size, int)]
-    return 0 in known and len(known) < len(sizes)
 
 
 def _make_empty(cat_node: torch.fx.Node) -> None:

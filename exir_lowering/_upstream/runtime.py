@@ -65,12 +65,10 @@ def _wrapper() -> Any:
 
 def _find_openvino() -> None:
     """Tell the runtime's OpenVINO backend where the library of an installed `openvino` package is."""
-    spec = None
     with suppress(ImportError, ValueError):
-        spec = find_spec("openvino")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[:1]:
-            os.environ["OPENVINO_LIB_PATH"] = os.environ.get("OPENVINO_LIB_PATH") or str(library)
+        for folder in getattr(find_spec("openvino"), "submodule_search_locations", None) or ():
+            for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[:1]:
+                os.environ["OPENVINO_LIB_PATH"] = os.environ.get("OPENVINO_LIB_PATH") or str(library)
 
 
 @dataclass

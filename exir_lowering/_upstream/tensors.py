@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # has no memory; `fakes` imports sympy
+from torch.utils import _pytree  # takes results apart; `programs` imports sympy
 
+pytree = _pytree
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that may be symbolic
 
 KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # whose memory is all that there is to them

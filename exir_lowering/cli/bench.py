@@ -72,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
             figures = [one.result() for one in opening]
             times = _measure(pools, arguments.warm_up, arguments.runs)
             for figure, pool, measured in zip(figures, pools, times, strict=True):
-                figure["bytes"]["grew"] = pool.submit(_grew).result()
+                figure["bytes"]["grew"] += pool.submit(_resident, "VmHWM").result()
                 figure |= {"runs": len(measured), "seconds": _summarize(measured)}
         except BrokenProcessPool:
             raise InputError("the process of a file ended: it crashed, or there was not enough memory.") from None
@@ -106,7 +106,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-_ready: list[tuple[Callable[[], object], int]] = []  # what calls the method, and the memory before
+_ready: list[Callable[[], object]] = []  # in the process of a file: what calls its method
 
 
 def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | None, seed: int) -> dict[str, Any]:
@@ -128,19 +128,15 @@ def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | 
         inputs = method_inputs.make_inputs(given, seed, program, method)
         method = program.choose(method, *inputs).method
         program.run(method, *inputs)
-    _ready.append((lambda: program.run(method, *inputs), before))
-    sizes = {"file": source.stat().st_size, "planned": list(file.methods[method].arenas)}
+    _ready.append(lambda: program.run(method, *inputs))
+    sizes = {"file": source.stat().st_size, "planned": list(file.methods[method].arenas), "grew": -before}
     return {"file": str(source), "method": method, "bytes": sizes}
 
 
 def _call() -> float:
     start = time.perf_counter()
-    _ready[0][0]()
+    _ready[0]()
     return time.perf_counter() - start
-
-
-def _grew() -> int:
-    return max(0, _resident("VmHWM") - _ready[0][1])
 
 
 def _resident(name: str) -> int:

@@ -43,10 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.action == "clear":
         say(f"Removed {format_size(removed)} from {folder}.")
     else:
-        rows = (
-            ("folder", str(folder)),
-            ("lowered partitions", str(len(files))),
-            ("size", f"{format_size(size)} of at most {format_size(store.limit)}"),
-        )
-        print_table("Cache", ("", ""), rows, show_header=False)
+        rows = {"folder": str(folder), "lowered partitions": str(len(files))}
+        rows["size"] = f"{format_size(size)} of at most {format_size(store.limit)}"
+        print_table("Cache", ("", ""), rows.items(), show_header=False)
     return OK

@@ -42,12 +42,7 @@ examples:
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of
-<<<<<<< HEAD
 model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`. bert/ is a folder of a transformers model.
-=======
-model.py returns `model, inputs`, or `model, (args, kwargs, dynamic_shapes)`; bert/ is a folder of transformers.
->>>>>>> main
-A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 
 
@@ -56,14 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
-    parser.add_argument(
-        "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
-    )
-    parser.add_argument(
-        "--keep-originals",
-        action="store_true",
-        help="keep the delegates' original graphs, for machines that lack a backend",
-    )
+    parser.add_argument("--external-weights", metavar="NAME", help="put weights into NAME.ptd beside the .pte file")
+    parser.add_argument("--keep-originals", action="store_true", help="keep the graphs for machines without a backend")
     parser.add_argument(
         "--fuse-quantized",
         action="store_true",
@@ -78,11 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "next partitioner or the host (fallback); or cut it until those that fail are isolated, and leave those "
         "(split)",
     )
-    parser.add_argument(
-        "--no-provenance",
-        action="store_true",
-        help="do not store in the file how it was made, nor the names of inputs, outputs and weights",
-    )
+    parser.add_argument("--no-provenance", action="store_true", help="store neither how the file was made nor names")
     parser.add_argument(
         "--constant",
         metavar="NAME=VALUE",
@@ -98,9 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     caching.add_argument("--cache", metavar="FOLDER", help="use the cache in this folder instead of the user's")
     caching.add_argument("--no-cache", action="store_true", help="do not use a cache")
     parser.add_argument(
-        "--html",
-        metavar="PLAN.html",
-        help="also write the page of `exir-lower plan`, from the same conversion",
+        "--html", metavar="PLAN.html", help="also write the page of `exir-lower plan`, from the same conversion"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 

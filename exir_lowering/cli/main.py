@@ -33,11 +33,8 @@ _COMMANDS: Mapping[str, str] = {
     "doctor": "show what works here, what is off, and why",
     "demo": "lower a trained sentence-embedding model, run it, compare with PyTorch",
 }
-"""The commands, in the order of the help, each with a line for the list.
-
-A command is a module of its name here: it has `add_arguments`, `EXAMPLES`, which its help ends with, and `execute`,
-which takes the parsed arguments, and returns the exit code or raises a LoweringError.
-"""
+"""The commands, in the order of the help: modules here with `add_arguments`, `EXAMPLES`, which their help ends with,
+and `execute`, which takes the parsed arguments, and returns the exit code or raises a LoweringError."""
 
 _MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --profile", "benchmark": "bench",
           **dict.fromkeys(("convert", "compile", "export"), "lower")}  # fmt: skip
@@ -46,13 +43,11 @@ _SELDOM = """
 trust imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
 keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
 unavailable against_data
-"""
-"""The options that a command's `--help` only names."""
+"""  # the options that a command's `--help` only names
 
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-_DESCRIPTION = "Lower torch.export programs to one ExecuTorch .pte file, run it and check it."
 _EXAMPLES = """\
 examples:
   exir-lower demo
@@ -102,8 +97,7 @@ def _execute(argv: Sequence[str] | None) -> int:
         arguments = _make_parser().parse_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else MISTAKE
-    # Given before or after the command's name; neither of the two may set what the other one found.
-    debug = getattr(arguments, "debug", False)
+    debug = getattr(arguments, "debug", False)  # given before or after the command's name
     try:
         with contextlib.nullcontext() if debug else quieten():
             code: int = arguments.execute(arguments)
@@ -179,20 +173,15 @@ def _make_parser() -> _Parser:
         help="show the traceback of an error, and all log lines of the underlying libraries",
     )
     debug.add_argument("--help-all", action="help", help="describe every option, and exit")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
+    raw, does = argparse.RawDescriptionHelpFormatter, "Lower models to one ExecuTorch .pte file, run it and check it."
+    parser = _Parser("exir-lower", description=does, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for name, summary in _COMMANDS.items():
         command: Any = importlib.import_module(f"exir_lowering.cli.{name}")
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=command.EXAMPLES,
-            formatter_class=raw,
-            parents=[debug],
-        )
+        more: Any = {"epilog": command.EXAMPLES, "formatter_class": raw, "parents": [debug]}
+        does = f"{summary[0].upper()}{summary[1:]}."
+        subparser = subparsers.add_parser(name, help=summary, description=does, **more)
         command.add_arguments(subparser)
         usage = " ".join(subparser.format_usage().split()[1:])
         subparser.usage = re.sub(r"\[-([^][]|\[[^][]*\])*\] ?", "", f"{usage} ").rstrip() + " [options]"

@@ -1,11 +1,4 @@
-"""The arguments that choose partitioners: an installed one by its name, or one that a module makes.
-
-    -p xnnpack              an installed partitioner
-    -p my_module:factory    what an importable module makes, also one in the current folder; or a Python file
-    --variant npu=mine,xnnpack
-
-Options and rules are Python: a function of a module returns the partitioner with them.
-"""
+"""The arguments that choose partitioners: an installed one by its name, or one that a module or a Python file makes."""
 
 from __future__ import annotations
 
@@ -18,20 +11,6 @@ from exir_lowering.errors import InputError
 
 if TYPE_CHECKING:
     from exir_lowering.plugins import Partitioner
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the argument for partitioners."""
-    command.add_argument(
-        "-p",
-        "--partitioner",
-        action="append",
-        default=[],
-        metavar="NAME|MODULE:FUNCTION",
-        help="the partitioner, which chooses the operators that a backend takes: an installed one (`exir-lower "
-        "plugins` lists them), or what a function or class of a module makes; repeatable: each gets what the ones "
-        "before it left; without any, everything stays on the host",
-    )
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
@@ -53,8 +32,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
                 f"-p {text!r}: expected the name of an installed partitioner, such as xnnpack, or MODULE:FUNCTION. "
                 "A function of a module returns a partitioner with options and rules."
             )
-        if colon and not importing.is_there(place):
-            importing.import_module(f"-p {text!r}", place)  # says so, before anything slow
+        if colon:
+            importing.check(f"-p {text!r}", place)
     if not any(":" in text for text in named):  # a module may register what others name
         check_names("exir_lowering.partitioners", named)
 
@@ -84,14 +63,13 @@ def _list(variant: str) -> tuple[str, list[str]]:
 def _make(text: str) -> Partitioner:
     from exir_lowering.plugins import Partitioner, registry
 
-    who = f"-p {text!r}"
     place, colon, function = text.rpartition(":")
-    with importing.importable(place):
-        found = importing.find_object(who, place, function) if colon else registry.load(registry.PARTITIONERS, text)
-        made = found if isinstance(found, Partitioner) else importing.call(who, found, place)
+    if not colon:
+        return registry.find_partitioner(text)
+    made = importing.make(f"-p {text!r}", place, function, Partitioner)
     if not isinstance(made, Partitioner):
         raise InputError(
-            f"{who}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner class, "
-            "or a function that returns one."
+            f"-p {text!r}: it makes a {type(made).__name__}, expected an ExecuTorch Partitioner. Name a Partitioner "
+            "class, or a function that returns one."
         )
     return made

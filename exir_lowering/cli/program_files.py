@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError
-from exir_lowering.pte.kinds import PT2, kind_of_file
+from exir_lowering.pte.kinds import PT2, kind_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that `lower` and `plan` share."""
     add_models(command)
-    partitioning.add_arguments(command)
+    command.add_argument(
+        "-p",
+        "--partitioner",
+        action="append",
+        default=[],
+        metavar="NAME|MODULE:FUNCTION",
+        help="the partitioner, which chooses the operators that a backend takes: an installed one (`exir-lower "
+        "plugins` lists them), or what a function or class of a module makes; repeatable: each gets what the ones "
+        "before it left; without any, everything stays on the host",
+    )
     command.add_argument(
         "--require-coverage",
         type=float,
@@ -107,7 +116,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust",
         action="store_true",
-        help="load files as torch.export.load does, which runs code in them; without it, a file that would run code is "
+        help="load files as torch.export.load does, which runs code: only those of somebody you trust in them; without it, a file that would run code is "
         "refused",
     )
     command.add_argument(
@@ -118,6 +127,9 @@ def add_models(command: argparse.ArgumentParser) -> None:
         dest="imports",
         help="import this first, since it registers what a .pt2 file has, such as a class or an operator; repeatable",
     )
+
+
+_OPTIONS = ("require_coverage", "require_memory", "memory_planner", "fast", "unsupported", "target")
 
 
 def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
@@ -138,12 +150,7 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         progress=True,
         rewrites=rewrites,
         assume=assumed,
-        require_coverage=arguments.require_coverage,
-        require_memory=arguments.require_memory,
-        memory_planner=arguments.memory_planner,
-        fast=arguments.fast,
-        unsupported=arguments.unsupported,
-        target=arguments.target,
+        **{name: getattr(arguments, name) for name in _OPTIONS},
         **more,
     )
 
@@ -174,22 +181,20 @@ def find_programs(given: Sequence[str]) -> dict[str, str]:
 
 def _check_source(text: str) -> None:
     """Raise an InputError if there is no such file, folder or module; before anything slow is imported."""
+    path = Path(text)
     if function := _split_function(text):
-        if function[0].endswith(".py"):
-            find_file(function[0])
-        elif not importing.is_there(function[0]):
-            importing.import_module(repr(text), function[0])
-    elif Path(text).is_dir() and not Path(text, "config.json").is_file():
+        importing.check(repr(text), function[0])
+    elif path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
-    elif not Path(text).exists() and not text.endswith((".pt2", ".pt", ".pth", ".pte", ".py")):
+    elif not path.exists() and path.suffix not in (".pt2", ".pt", ".pth", ".pte", ".py"):
         raise InputError(
             f"There is no file {text!r}, and no folder. A model of the Hugging Face Hub has to be in a folder: "
             f"`hf download {text} --local-dir FOLDER`."
         )
-    elif text.endswith(".py") and Path(text).is_file():
+    elif path.suffix == ".py" and path.is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
-    elif not Path(text).is_dir() and not zipfile.is_zipfile(find_file(text)):
-        raise _refusal(Path(text), zipfile.BadZipFile("File is not a zip file"))
+    elif not path.is_dir() and not zipfile.is_zipfile(find_file(text)):
+        raise _refusal(path, zipfile.BadZipFile("File is not a zip file"))
 
 
 def _split_function(text: str) -> tuple[str, str] | None:
@@ -201,9 +206,8 @@ def _split_function(text: str) -> tuple[str, str] | None:
 
 def read_programs(sources: Mapping[str, str], arguments: argparse.Namespace) -> dict[str, ExportedProgram]:
     """Read or make the programs; InputError if a file would run code when it is read, unless it is trusted."""
-    with importing.importable(""):
-        for module in arguments.imports:
-            importing.import_module(f"--import {module!r}", module)
+    for module in arguments.imports:
+        importing.import_module(f"--import {module!r}", module)
     if arguments.task and not any(Path(text).is_dir() for text in sources.values()):
         raise InputError("--task: it is for the folder of a transformers model, and none is given.")
     found: dict[str, ExportedProgram] = {}
@@ -239,7 +243,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, UnsafeFileError) and kind_of_file(path) in (None, PT2):
+        if isinstance(error, UnsafeFileError) and kind_of(path) in (None, PT2):
             raise InputError(
                 f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
@@ -249,17 +253,15 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
 
 
 def _refusal(path: Path, error: Exception) -> InputError:
-    """Describe why a file is not read; damaged is what has no table of contents, or another checksum than it says."""
-    kind = kind_of_file(path)
+    """Describe why a file is not read."""
+    kind = kind_of(path)
     reason = str(error).rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
-    advice = (
-        "Expected a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
-    )
-    content = kind.name if kind else "empty"
-    if kind in (None, PT2) and path.stat().st_size:
-        content = _describe_content(path)
-    if content == _WHOLE:
-        content += f" with torch {metadata.version('torch')}"
+    advice = "a .pt2 file, as torch.export.save makes it, MODEL.py:FUNCTION, or the folder of a transformers model"
+    content = _describe_damage(path) if kind is None or kind is PT2 else kind.name
+    if content:
+        advice = f"Expected {advice}"
+    else:
+        content = f"whole, but cannot be loaded here with torch {metadata.version('torch')}"
         advice = (
             "If it has classes or operators of a package, --import MODULE imports what registers them. If another "
             "version of torch made it, export the model again, with torch.export.save"
@@ -267,10 +269,8 @@ def _refusal(path: Path, error: Exception) -> InputError:
     return InputError(f"Cannot read {str(path)!r} as an exported program: it is {content} ({reason[:800]}). {advice}.")
 
 
-_WHOLE = "whole, but cannot be loaded here"
-
-
-def _describe_content(path: Path) -> str:
+def _describe_damage(path: Path) -> str:
+    """Return what a file is that has no program, or another checksum than it says; "" for a whole one."""
     try:
         with zipfile.ZipFile(path) as archive:
             names, damaged = {Path(name).name for name in archive.namelist()}, archive.testzip()
@@ -278,13 +278,14 @@ def _describe_content(path: Path) -> str:
         raise
     except Exception:  # whatever is wrong with it
         with path.open("rb") as file:
-            return "damaged, or cut short: copy it again" if file.read(2) == b"PK" else "another kind of file"
+            start = file.read(2)
+        return {b"": "empty", b"PK": "damaged, or cut short: copy it again"}.get(start, "another kind of file")
     if damaged is not None:
         return f"damaged in {damaged[:200]!r}: copy it again"
     if "data.pkl" in names:
         return "what torch.save wrote, weights or a module, and no program"
     program = names & {"model.json", "serialized_exported_program.json"}
-    return _WHOLE if program else "without a program: torch.export.save was interrupted, or another tool wrote it"
+    return "" if program else "without a program: torch.export.save was interrupted, or another tool wrote it"
 
 
 def _load(file: BinaryIO) -> ExportedProgram:

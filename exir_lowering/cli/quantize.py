@@ -30,12 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_files.add_models(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pt2", help="the file to write")
     parser.add_argument("--recipe", default="xnnpack-int8", metavar="NAME", help="the recipe (default: xnnpack-int8)")
-    parser.add_argument(
-        "--dynamic", action="store_true", help="only weights become int8; activation ranges are found in each call"
-    )
-    parser.add_argument(
-        "--per-tensor", action="store_true", help="one scale for a whole weight, not one for each output channel"
-    )
+    parser.add_argument("--dynamic", action="store_true", help="int8 weights; activation ranges are found in each call")
+    parser.add_argument("--per-tensor", action="store_true", help="one scale for a weight, not for each output channel")
     parser.add_argument("--calibration", metavar="INPUTS.pt", help="the calls that activation ranges are taken from")
     parser.add_argument("--check", metavar="INPUTS.pt", help="the calls that errors are measured on")
     parser.add_argument(

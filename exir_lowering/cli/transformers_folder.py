@@ -15,8 +15,8 @@ from exir_lowering.cli.models import export
 from exir_lowering.cli.output import first_line, say
 from exir_lowering.errors import InputError, LoweringError, did_you_mean, few
 
-_TEXT, _CACHE, _SOUND = 512, 1024, 10
-"""Memory is planned for the longest input. Where a model takes longer ones: tokens, a cache of them, seconds."""
+_TEXT, _CACHE, _SAMPLES = 512, 1024, 160_000
+"""Memory is planned for the longest input. Where a model takes longer ones: tokens, a cache of them, ten seconds."""
 
 
 def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
@@ -34,7 +34,7 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
         model = _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
         if model.can_generate() and not config.is_encoder_decoder and model.main_input_name == "input_ids":
             return _export_decoder(who, model)
-        return {"forward": _export(who, model, *_draw(folder, model))}
+        return {"forward": _export(who, model, *_draw(model))}
     except (LoweringError, MemoryError):
         raise
     except Exception as error:
@@ -86,60 +86,53 @@ def _load(who: str, folder: Path, config: Any, kind: Any) -> Any:
     return model
 
 
-def _draw(folder: Path, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _draw(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return inputs by the model's conventions, and which of their sizes vary."""
     config, main, taken = model.config, model.main_input_name, inspect.signature(model.forward).parameters
-    image, file = getattr(config, "vision_config", config), folder / "preprocessor_config.json"
-    prepared = json.loads(file.read_text()) if file.is_file() else {}
+    image = getattr(config, "vision_config", config)
     texts = [name for name in ("input_ids", "attention_mask") if main == "input_ids" and name in taken]
     texts += ["decoder_input_ids"] * bool(config.is_encoder_decoder)
     inputs = {name: torch.ones(1, 8, dtype=torch.long) for name in texts}
     if main == "pixel_values" or (image is not config and "pixel_values" in taken):
-        size = getattr(image, "image_size", None) or prepared.get("crop_size") or prepared.get("size") or 224
-        if isinstance(size, dict):
-            size = [size.get(side) or size["shortest_edge"] for side in ("height", "width")]
+        size = getattr(image, "image_size", None) or 224
         sides = [size, size] if isinstance(size, int) else size
         inputs["pixel_values"] = torch.randn(1, getattr(image, "num_channels", 3), *sides)
     elif main == "input_features":
         inputs[main] = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions)
     elif main == "input_values":
-        inputs[main] = torch.randn(1, _SOUND * prepared.get("sampling_rate", 16000))
+        inputs[main] = torch.randn(1, _SAMPLES)
     ends = {name: "decoder_length" if "decoder" in name else "length" for name in texts}
-    longest = _longest_text(model, _TEXT)
+    longest = _longest(model, _TEXT)
     return inputs, {name: {1: Dim(ends[name], min=2, max=longest)} if name in ends else None for name in inputs}
 
 
-def _longest_text(model: Any, most: int) -> int:
-    """Return how long a text may be; some models number positions after that of the padding."""
-    tables = [one for name, one in model.named_modules() if name.endswith("position_embeddings")]
-    before = max((one.padding_idx + 1 for one in tables if getattr(one, "padding_idx", None) is not None), default=0)
+def _longest(model: Any, most: int) -> int:
+    """Return how long a text may be."""
     text = model.config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", getattr(text, "max_target_positions", most))
-    return min(most, longest - before)
+    return min(most, getattr(text, "max_position_embeddings", getattr(text, "max_target_positions", most)))
 
 
 def _export(who: str, model: Any, inputs: dict[str, torch.Tensor], shapes: dict[str, Any]) -> ExportedProgram:
     """Export through transformers' exporter, where the installed version has one."""
     model.config.use_cache = False
     sizes = (f"{name} {[*value.shape] if shapes[name] is None else '[1, length]'}" for name, value in inputs.items())
-    longest = f", length at most {_longest_text(model, _TEXT)}" if any(shapes.values()) else ""
+    longest = f", length at most {_longest(model, _TEXT)}" if any(shapes.values()) else ""
     say(f"Note: {who}: {type(model).__name__} with {', '.join(sizes)}{longest}.", error=True)
     try:
         from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
 
-        exporter = DynamoExporter()
+        exporter: Any = DynamoExporter()
     except ImportError:
         return export(who, model, (), inputs, shapes)
     found = exporter.export(model, inputs, DynamoConfig(dynamic_shapes=shapes))
-    program: ExportedProgram = getattr(found, "program", found)
-    return program
+    return found if isinstance(found, ExportedProgram) else found.program  # by the version of transformers
 
 
 def _export_decoder(who: str, model: Any) -> dict[str, ExportedProgram]:
     """Return two programs that share a cache: `forward` takes a prompt of any length, `step` a token."""
     from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
-    longest = _longest_text(model, _CACHE)
+    longest = _longest(model, _CACHE)
     model.generation_config.update(cache_implementation="static")
     cached = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=longest).model.eval()
     about = f"{type(model).__name__} with a cache of {longest} tokens: forward takes a prompt, step one token"

@@ -165,13 +165,11 @@ class _Requirements:
     memory: int  # bytes of planned memory
 
 
-def check(
-    source: str | Path | bytes, targets: Sequence[Target], run: Callable[[str], bool] | None = None
-) -> list[RuntimeCompatibility]:
-    """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged.
+_Run = Callable[[str], bool]  # runs a method in the runtime that is installed, which is asked what is not known of it
 
-    `run` runs a method in the runtime that is installed: what is not known of that one is asked of itself.
-    """
+
+def check(source: str | Path | bytes, targets: Sequence[Target], run: _Run | None = None) -> list[RuntimeCompatibility]:
+    """Say whether runtimes run a `.pte` file; an InputError if it is something else, or damaged."""
     file = files.open_file(source, "check", "the path or the content of a .pte file", ".pte")
     debug = DebugFile(file).methods
 
@@ -190,10 +188,7 @@ def check(
 
 
 def _judge(
-    target: Target,
-    required: Mapping[str, _Requirements],
-    lines: Sequence[manifest.Line],
-    run: Callable[[str], bool] | None,
+    target: Target, required: Mapping[str, _Requirements], lines: Sequence[manifest.Line], run: _Run | None
 ) -> RuntimeCompatibility:
     found, ran = list[Finding](), list[str]()
     for name, one in required.items():
@@ -250,7 +245,5 @@ def _missing(target: Target, form: Form) -> tuple[str, str] | None:
         advice = f"ExecuTorch {', '.join(having)} have it" if target.kernels is None and having else "build it in"
         return f"{target.name} has no such kernel", f"{advice}; or delegate it"
     types = kernels.get(form.name)
-    other = set(re.findall(r"\w+", form.types)) - types if types is not None else set()
-    return (
-        (f"{target.name} has no kernel for {', '.join(sorted(other))}", "build that in, or convert") if other else None
-    )
+    other = sorted(set(re.findall(r"\w+", form.types)) - types) if types is not None else ()
+    return (f"{target.name} has no kernel for {', '.join(other)}", "build that in, or convert") if other else None

@@ -45,7 +45,7 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: files.Given = None)
     """
     file = files.open_file(source, "inspect", _EXPECTED, ".pte")
     given = files.read_data_files(data, "inspect")
-    if files.kind_of_content(file.content) is files.PTD:
+    if files.kind_of(file.source) is files.PTD:
         return _read_data(file, file.parse(container.read_data, files.PTD))
     name = file.source if isinstance(file.source, str) else file.name
     found = file.parse(partial(_read_program, name), files.PTE)

@@ -159,11 +159,7 @@ class FileReport(Shown):
         return text.summary(self, width)
 
     def to_text(self, *, width: int = 120) -> str:
-        """Return it as plain text, the summary first.
-
-        Args:
-            width: The width of a line in characters.
-        """
+        """Return it as plain text, the summary first; `width` is that of a line, in characters."""
         return text.to_text(self, width)
 
     def to_json(self) -> str:
@@ -174,10 +170,9 @@ class FileReport(Shown):
         return json.dumps(as_data(self), indent=2)
 
     def kernels_yaml(self) -> str:
-        """Return the kernels as the file of operators that ExecuTorch's selective build takes.
+        """Return the kernels as the file that ExecuTorch's selective build takes, each with the number of its calls.
 
-        It is what `gen_selected_ops(OPS_SCHEMA_YAML ...)` of ExecuTorch's build takes, and `--ops_schema_yaml_path` of
-        its `gen_oplist`; behind each kernel is the number of calls.
+        Its `gen_selected_ops` has it as OPS_SCHEMA_YAML, its `gen_oplist` as `--ops_schema_yaml_path`.
         """
         counts = sum((Counter(method.kernels) for method in self.methods), Counter[str]())
         # JSON's strings are YAML's, whatever characters a file has in its names.

@@ -12,12 +12,9 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases
 
 TOLERANCES: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-12,
-    torch.complex128: 1e-12,
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
+    **dict.fromkeys((torch.float64, torch.complex128), 1e-12),
+    **dict.fromkeys((torch.float32, torch.complex64), 1e-4),
+    **{torch.float16: 1e-2, torch.bfloat16: 5e-2},
 }
 """How far results may differ from those of eager PyTorch, absolutely and relatively; integers may not differ."""
 

@@ -50,9 +50,7 @@ class Convention:
         if not all(map(_is_name, names)) or len(set(names)) != len(names):
             raise InputError(f"Method {self.method!r}: its parameters {names} are not distinct Python identifiers.")
         if (len(self.inputs), len(self.outputs)) != (self.in_spec.num_leaves, self.out_spec.num_leaves):
-            raise InputError(
-                f"Method {self.method!r}: the number of its inputs or outputs differs from that in its structure."
-            )
+            raise InputError(f"Method {self.method!r}: its structure has another number of inputs or outputs.")
         parameters, labels, start = [], [], 0
         for number, (name, spec) in enumerate(self._parameters()):
             kind = Parameter.POSITIONAL_OR_KEYWORD if number < len(self.positional) else Parameter.KEYWORD_ONLY
@@ -66,9 +64,8 @@ class Convention:
         self.signature = inspect.Signature(parameters, __validate_parameters__=False)
         self.labels = tuple(labels)
         if not all(type(index) is int and 0 <= index < len(self.inputs) for index in self.written):
-            raise InputError(
-                f"Method {self.method!r}: it writes into inputs {self.written}, but has only {len(self.inputs)}."
-            )
+            who = f"Method {self.method!r}"
+            raise InputError(f"{who}: it writes into inputs {self.written}, but has only {len(self.inputs)}.")
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the values of a call, in the program's order; InputError if they are not as at export."""
@@ -82,9 +79,8 @@ class Convention:
             try:
                 leaves += spec.flatten_up_to(bound.arguments[name])
             except ValueError as error:
-                raise InputError(
-                    f"{self.method}(): argument {name!r} has a different structure than at export: {error}"
-                ) from None
+                what = f"{self.method}(): argument {name!r}"
+                raise InputError(f"{what} has a different structure than at export: {error}") from None
         for label, fixed, leaf in zip(self.labels, self.inputs, leaves, strict=True):
             if fixed is not None and not _same(fixed.value, leaf):
                 raise InputError(
@@ -148,14 +144,12 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     outputs: list[Any] = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     positions = {argument.name: index for index, argument in enumerate(inputs)}
     mutations = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
-    fixed_inputs, fixed_outputs = (
+    taken, returned = (
         tuple(Fixed(one.value) if isinstance(one, ConstantArgument) else None for one in arguments)
         for arguments in (inputs, outputs)
     )
     written = tuple(positions[str(spec.target)] for spec in mutations)
-    return Convention(
-        method, tuple(names), keywords, entry.in_spec, entry.out_spec, fixed_inputs, fixed_outputs, written
-    )
+    return Convention(method, tuple(names), keywords, entry.in_spec, entry.out_spec, taken, returned, written)
 
 
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:

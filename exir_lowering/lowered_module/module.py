@@ -191,10 +191,9 @@ class LoweredModule(nn.Module):
     @property
     def forward(self) -> LoweredMethod:  # type: ignore[override]
         """The method "forward", which calling the module calls."""
-        found = self._methods.get("forward")
-        if found is None:
+        if "forward" not in self._methods:
             raise AttributeError("forward")
-        return found
+        return self._methods["forward"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute the method "forward"; see `LoweredMethod`.
@@ -277,13 +276,12 @@ class LoweredModule(nn.Module):
         self._attributes[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            for table in (self._methods, self._attributes):
-                if name in table:
-                    return table[name]
-            known = ", ".join([*self._methods, *self._attributes])
-            raise AttributeError(f"The module has no method or attribute {name!r}; it has {known}.")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        table: dict[str, Any] = {**self._methods, **self._attributes}
+        if name not in table:
+            raise AttributeError(f"The module has no method or attribute {name!r}; it has {', '.join(table)}.")
+        return table[name]
 
     def __delattr__(self, name: str) -> None:
         if name in self._attributes:

@@ -45,7 +45,7 @@ def write(record: Record) -> list[bytes | memoryview]:
         "version": VERSION,
         "methods": [_write_convention(one) for one in record.conventions.values()],
         "attributes": {
-            name: encode(f"The attribute {name!r}", value, tensors) for name, value in record.attributes.items()
+            name: encode(f"The attribute {name!r}", one, tensors) for name, one in record.attributes.items()
         },
         "bundled": {
             name: [encode(f"A bundled input of {name!r}", case, tensors) for case in cases]
@@ -160,10 +160,8 @@ def _read_convention(stored: Mapping[str, Any]) -> Convention:
         tuple(None if leaf is None else Fixed(decode(leaf[0], ())) for leaf in stored[part])
         for part in ("inputs", "outputs")
     )
-    positional, keywords = tuple(stored["positional"]), tuple(stored["keywords"])
-    return Convention(
-        method, positional, keywords, specs[0], specs[1], inputs, outputs, tuple(stored.get("written", ()))
-    )
+    positional, keywords, written = (tuple(stored.get(part, ())) for part in ("positional", "keywords", "written"))
+    return Convention(method, positional, keywords, specs[0], specs[1], inputs, outputs, written)
 
 
 def _dump(method: str, what: str, spec: Any) -> str:
@@ -222,9 +220,8 @@ def _encode(where: str, value: Any, tensors: list[torch.Tensor], depth: int) -> 
     if kind is not torch.Tensor or isinstance(value, FakeTensor):
         raise InputError(f"{where} is a {name}; store its plain tensor: .detach().clone().")
     if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
-        raise InputError(
-            f"{where} is a {value.layout} tensor on {value.device}; only dense tensors on the CPU can be stored."
-        )
+        found = f"{where} is a {value.layout} tensor on {value.device}"
+        raise InputError(f"{found}; only dense tensors on the CPU can be stored.")
     if value.dtype not in CODES:
         raise InputError(f"{where} has the dtype {value.dtype}, which ExecuTorch does not know.")
     tensors.append(value.detach().resolve_conj().resolve_neg().contiguous())
@@ -238,12 +235,9 @@ def decode(stored: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if isinstance(stored, list):
         return [decode(item, tensors) for item in stored]
     ((kind, content),) = stored.items()
-    if kind == "float":
-        return float(content)
     if kind == "tuple":
         return tuple(decode(item, tensors) for item in content)
     if kind == "dict":
         return {decode(key, tensors): decode(item, tensors) for key, item in content}
-    if kind == "tensor":
-        return tensors[content]
-    raise ValueError(f"unknown kind {kind!r}")
+    readers: dict[str, Any] = {"float": float, "tensor": tensors.__getitem__}
+    return readers[kind](content)

@@ -106,11 +106,7 @@ class Answer:
 
 
 def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
-    """Run a partitioner, which errors call `who`.
-
-    Raises InputError if it refuses its user's arguments, PartitionerContractError if it raised, or returned something
-    other than a PartitionResult.
-    """
+    """Run a partitioner, which errors call `who`; PartitionerContractError if it raises, or returns something else."""
     try:
         with listen() as reported:
             result: Any = partitioner(program)

@@ -133,7 +133,7 @@ class Backend(ABC):
         *,
         context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """Lower every partition of every method that goes to this backend; by default one by one.
+        """Return the results for every partition of every method, in the same shape; by default one by one.
 
         An override that does not use the context may omit the parameter. If it calls this method for a `preprocess`
         with a context, it passes it on: `super().preprocess_all(programs, specs, context=context)`.
@@ -142,9 +142,6 @@ class Backend(ABC):
             edge_programs: The partitions of each method, in call order.
             compile_specs: The compile specs of each partition, in the same shape.
             context: What `preprocess` gets, if it has a parameter of that name.
-
-        Returns:
-            The results of each method, in the same shape.
 
         Raises:
             BackendContractError: `preprocess` needs a context, and none was passed.
@@ -169,15 +166,7 @@ class Backend(ABC):
         return self.parallel != "none"
 
     def copy_program(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
-        """Make the backend's own copy of a partition, which `preprocess` may change.
-
-        Args:
-            program: The partition. It is not changed.
-            compile_specs: The partitioner's options for the backend.
-
-        Returns:
-            The copy, or None (the default) for one that shares the weights.
-        """
+        """Return a copy of a partition that `preprocess` may change; None, the default, for one that shares weights."""
         return None
 
 
@@ -221,11 +210,7 @@ class ExecutorchBackend(Backend):
         return own
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Change a partition that the class would lower wrong into an equal one that it lowers right.
-
-        Args:
-            program: A copy of the partition in Edge dialect, to be changed in place. Its tensors are read-only.
-        """
+        """Change a copy of a partition, in place, that the class would lower wrong; its tensors are read-only."""
         return  # as it is
 
 

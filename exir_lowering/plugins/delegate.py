@@ -57,14 +57,9 @@ class DelegateContext:
     def event(self, identifier: int | str) -> AbstractContextManager[None]:
         """Return a context that records how long it lasts, for `LoadedProgram.profile` and ExecuTorch's Inspector.
 
-        It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
+        The identifier is a key of the `debug_handle_map` that the backend returned for the payload; ValueError if it is
+        invalid. It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
         `execute`, or when nothing is profiled.
-
-        Args:
-            identifier: A key of the `debug_handle_map` that the backend returned for the payload.
-
-        Raises:
-            ValueError: The identifier is invalid; checked only while profiling.
         """
         recorder = self.recorder
         if recorder is None or not recorder.active:
@@ -101,15 +96,9 @@ class Delegate(ABC):
         return True
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
-        """Prepare a payload for execution; called once for each payload, when its file is loaded.
+        """Return what `execute` and `destroy` get as the handle of a payload: any object but None, by default itself.
 
-        Args:
-            processed: The payload, as the backend made it.
-            compile_specs: The partitioner's options for the backend.
-            context: The method, and named data of the file.
-
-        Returns:
-            The handle that `execute` and `destroy` get: any object but None. By default the payload.
+        It is called once for each payload, when its file is loaded, with the partitioner's options for the backend.
         """
         return processed
 

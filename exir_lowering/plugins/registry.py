@@ -44,13 +44,7 @@ _registered: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 
 
 def register_backend(backend: _Class) -> _Class:
-    """Register a `Backend` class in this process, under its `backend_id`; a class decorator.
-
-    Args:
-        backend: The class.
-
-    Returns:
-        The class.
+    """Return a `Backend` class, registered in this process under its `backend_id`; a class decorator.
 
     Raises:
         PluginLoadError: It is not a Backend class, has no id or no `preprocess`, or its id is already taken.
@@ -62,13 +56,7 @@ def register_backend(backend: _Class) -> _Class:
 
 
 def register_delegate(delegate: _Class) -> _Class:
-    """Register a `Delegate` class in this process, under its `delegate_id`; a class decorator.
-
-    Args:
-        delegate: The class.
-
-    Returns:
-        The class.
+    """Return a `Delegate` class, registered in this process under its `delegate_id`; a class decorator.
 
     Raises:
         PluginLoadError: It is not a Delegate class, has no id or no `execute`, or its id is already taken.
@@ -78,13 +66,7 @@ def register_delegate(delegate: _Class) -> _Class:
 
 
 def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
-    """Return a decorator that registers a `Partitioner` class, or a function that makes one, in this process.
-
-    Args:
-        plugin_id: The name under which `lower` finds it.
-
-    Returns:
-        The decorator, which returns its argument.
+    """Return a decorator that registers a `Partitioner` class, or a function that makes one, under a name for `lower`.
 
     Raises:
         PluginLoadError: The name is invalid or already taken, or what is decorated cannot be called.

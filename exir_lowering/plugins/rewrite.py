@@ -31,27 +31,17 @@ class Scope(Protocol):
         """A dictionary of this rewrite for this graph, empty at its first node."""
 
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
-        """Add a call of an operator of the Edge dialect.
+        """Return a new call of an Edge operator, with its value, and the debug handle and lines of what is rewritten.
 
         Args:
             operator: Its name, such as "aten.mul.Tensor".
             args: Its arguments: nodes, numbers, lists of these.
             like: A node whose value has the same shape, strides and dtype as the result, if there is one: saves time.
             kwargs: Its named arguments.
-
-        Returns:
-            The node, with its value, and with the debug handle and the source lines of the node that is rewritten.
         """
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant; equal constants of up to 64 KB are stored once.
-
-        Args:
-            tensor: Its content, which must not change afterwards.
-
-        Returns:
-            The node.
-        """
+        """Add a lifted constant, whose tensor must not change afterwards; equal ones of up to 64 KB are stored once."""
 
     def exists(self, node: Node) -> bool:
         """Return whether a node that a rewrite remembers is still in the graph."""
@@ -97,15 +87,9 @@ class Rewrite(ABC):
 
 
 def register_rewrite(rewrite: _Class) -> _Class:
-    """Register a `Rewrite` class in this process, under its `name`; a class decorator.
+    """Return a `Rewrite` class, registered in this process under its `name`; a class decorator.
 
     It runs where `LoweringOptions(rewrites=[...])` names it.
-
-    Args:
-        rewrite: The class.
-
-    Returns:
-        The class.
 
     Raises:
         PluginLoadError: It is not a Rewrite class, has no name or no `rewrite`, or its name is already taken.

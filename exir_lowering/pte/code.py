@@ -153,15 +153,10 @@ def _tensor(table: Table, arenas: Sequence[int], data: Data) -> Tensor:
 
 _Made = TypeVar("_Made")
 
-_NEEDED: Mapping[int, str] = {
-    ExecutionPlan.VALUES: "values",
-    ExecutionPlan.INPUTS: "inputs",
-    ExecutionPlan.OUTPUTS: "outputs",
-    ExecutionPlan.CHAINS: "chains",
-    ExecutionPlan.OPERATORS: "operators",
-    ExecutionPlan.DELEGATES: "delegates",
-    ExecutionPlan.NON_CONST_BUFFER_SIZES: "memory sizes",
-}
+_NEEDED = (
+    *(ExecutionPlan.VALUES, ExecutionPlan.INPUTS, ExecutionPlan.OUTPUTS, ExecutionPlan.CHAINS),
+    *(ExecutionPlan.OPERATORS, ExecutionPlan.DELEGATES, ExecutionPlan.NON_CONST_BUFFER_SIZES),
+)
 """The fields of a method that the runtime reads without checking that they are present."""
 
 
@@ -229,7 +224,7 @@ def read_methods(file: memoryview, make: Callable[[Code, Data], _Made]) -> tuple
 
 
 def _read(name: str, plan: Table, data: Data) -> Code:
-    missing = [what for field, what in _NEEDED.items() if not plan.has(field)]
+    missing = [field.name.lower() for field in _NEEDED if not plan.has(field)]
     if missing:
         raise CorruptError(f"it has no list of {' or '.join(missing)}")
     arenas = plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, "q")
@@ -260,8 +255,7 @@ def _read(name: str, plan: Table, data: Data) -> Code:
     for table in plan.tables(ExecutionPlan.CHAINS):
         if not table.has(slots.Chain.INSTRUCTIONS):
             raise CorruptError("a chain has no list of instructions")
-        made = (read_instruction(one, len(values)) for one in table.tables(slots.Chain.INSTRUCTIONS))
-        chains.append(tuple(made))
+        chains.append(tuple(read_instruction(one, len(values)) for one in table.tables(slots.Chain.INSTRUCTIONS)))
     return Code(name, values, inputs, outputs, tuple(chains), tuple(operators), payloads, arenas, external)
 
 

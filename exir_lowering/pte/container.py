@@ -15,8 +15,6 @@ from exir_lowering.pte.flatbuffer import CorruptError, Table, root
 from exir_lowering.pte.kinds import PTD_MAGIC, PTE_MAGIC
 from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
-"""The identifiers of the flatbuffers, in bytes 4 to 8; `.pte` files of other versions start with "ET" too."""
-
 _PTE_HEADER_MAGIC = b"eh00"
 _PTD_HEADER_MAGIC = b"FH01"
 _AT = 8

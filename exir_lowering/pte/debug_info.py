@@ -101,14 +101,9 @@ class DebugInfo:
 
         methods = {}
         for name, method in sorted(self.methods.items()):
-            delegates = [
-                [one.backend_id, one.instruction, one.handles, list(one.handle_map.items())] for one in method.delegates
-            ]
-            methods[name] = {
-                "nodes": [[handle, *node(one)] for handle in sorted(method.nodes) for one in method.nodes[handle]],
-                "delegates": delegates,
-                "kernels": sorted(method.kernels.items()),
-            }
+            nodes = [[handle, *node(one)] for handle in sorted(method.nodes) for one in method.nodes[handle]]
+            calls = [[d.backend_id, d.instruction, d.handles, [*d.handle_map.items()]] for d in method.delegates]
+            methods[name] = {"nodes": nodes, "delegates": calls, "kernels": sorted(method.kernels.items())}
         tree = {"version": self.version, "digest": self.digest, "methods": methods}
         return json.dumps(
             {**tree, **{name: list(found) for name, found in tables.items()}}, separators=(",", ":"), sort_keys=True
@@ -141,9 +136,7 @@ _TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "fr
 
 
 def _read(tree: Any) -> DebugInfo:
-    operators, modules, files, functions = (
-        _all(str, tree[name]) for name in ("operators", "modules", "files", "functions")
-    )
+    operators, modules, files, functions = (_all(str, tree[name]) for name in _TABLES[:4])
     frames = [Frame(files[file], line, functions[function], code) for file, line, function, code in tree["frames"]]
     stacks = [tuple(modules[number] for number in stack) for stack in tree["stacks"]]
     traces: list[tuple[int | None, tuple[Frame, ...]]] = []
@@ -153,20 +146,19 @@ def _read(tree: Any) -> DebugInfo:
             found[line]  # which has to be there
         traces.append((None if line == -1 else line, found))
 
+    def whole(entries: Any) -> dict[Any, tuple[int, ...]]:
+        return {key: tuple(_all(int, handles)) for key, handles in entries}
+
     def method(part: Any) -> MethodDebug:
         nodes: dict[int, list[DebugNode]] = {}
         for handle, name, operator, stack, trace in part["nodes"]:
             line, lines = traces[trace]
             nodes.setdefault(handle, []).append(DebugNode(name, operators[operator], stacks[stack], lines, line))
         delegates = tuple(
-            DebugDelegate(
-                *(backend, instruction, tuple(_all(int, handles))),
-                {key: tuple(_all(int, values)) for key, values in entries},
-            )
+            DebugDelegate(backend, instruction, tuple(_all(int, handles)), whole(entries))
             for backend, instruction, handles, entries, *_ in part["delegates"]
         )
-        kernels = {instruction: tuple(_all(int, handles)) for instruction, handles in part["kernels"]}
-        return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
+        return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, whole(part["kernels"]))
 
     (digest,) = _all(str, [tree["digest"]])
     return DebugInfo(VERSION, digest, {name: method(part) for name, part in tree["methods"].items()})

@@ -32,7 +32,6 @@ from exir_lowering.pte.slots import FlatTensor, Program
 KEY = "exir_lowering.digests"
 """The key of the seal among a `.pte` file's named data: a part of the file format, not the name of a module."""
 
-
 END = b"EXLSEAL2"
 """What digests, and so a sealed file, end with: it reveals damage that hides them from the tables."""
 

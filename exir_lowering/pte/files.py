@@ -17,7 +17,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.pte import container
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.kinds import PTD as PTD, PTE as PTE, Kind, kind_of_content as kind_of_content
+from exir_lowering.pte.kinds import PTD as PTD, PTE as PTE, Kind, kind_of as kind_of
 from exir_lowering.pte.saving import TemporaryFolder
 
 Result = TypeVar("Result")
@@ -44,10 +44,11 @@ class MappedFile:
         except CorruptError as error:
             # Without the cause, whose frames would keep the file mapped.
             message = str(error)
-        kind = kind_of_content(self.content)
+        kind = kind_of(self.source)
         if kind is not None and kind is not expected:
-            advice = kind.advice if expected is PTE else "Give the one that was saved with the program."
-            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {expected.short}. {advice}")
+            advice, short = kind.advice, expected.name.partition(",")[0]
+            advice = advice if expected is PTE else "Give the one that was saved with the program."
+            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {short}. {advice}")
         raise InputError(
             f"{self.name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it "
             "again."
@@ -88,23 +89,18 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if not location.is_file():
         found = "a directory" if location.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {found}.")
-    content, identity = _map(name, location)
-    return MappedFile(name, path, content, identity)
+    try:
+        with location.open("rb") as file:
+            held = os.fstat(file.fileno())
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if held.st_size else b"")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} cannot be loaded: {error}.") from error
+    return MappedFile(name, path, content, _identity(held))
 
 
 def in_memory(name: str, content: bytes) -> MappedFile:
     """Return content that does not come from a file on the disk; messages call it by the name."""
     return MappedFile(name, content, memoryview(content), None)
-
-
-def _map(name: str, path: Path) -> tuple[memoryview, tuple[int, ...]]:
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if found.st_size else b"")
-            return content, _identity(found)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name} cannot be loaded: {error}.") from error
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

@@ -160,11 +160,11 @@ def _check_calls(code: Code) -> tuple[set[int], set[int]]:
     """Check instructions, or raise a CorruptError; return the values that they return, and the None that they read."""
     if not code.chains:
         raise CorruptError("it has no chain of instructions")
+    counts: Mapping[int, int] = {KERNEL: len(code.operators), DELEGATE: len(code.payloads)}
     for chain in code.chains:
         for kind, target, _ in chain:
             if kind in _TARGETS:
-                count = {KERNEL: len(code.operators), DELEGATE: len(code.payloads), JUMP: len(chain) + 1}[kind]
-                check_index(target, count, *_TARGETS[kind])
+                check_index(target, counts.get(kind, len(chain) + 1), *_TARGETS[kind])
     kernels = [signature(*operator) for operator in code.operators]
     calls = [(*one, kernels[one[1]] if one[0] == KERNEL else None) for one in code.instructions()]
     made: set[int] = set()
@@ -188,7 +188,7 @@ def _check_calls(code: Code) -> tuple[set[int], set[int]]:
     return made, read.intersection(code.inputs)
 
 
-_TARGETS = {
+_TARGETS: Mapping[int, tuple[str, str]] = {
     KERNEL: ("a kernel call", "operators"),
     DELEGATE: ("a delegate call", "delegates"),
     JUMP: ("a jump", "instructions"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import mmap
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exir_lowering.errors import InputError
 
-PTE_MAGIC = b"ET12"
-PTD_MAGIC = b"FT01"
+PTE_MAGIC, PTD_MAGIC = b"ET12", b"FT01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +19,6 @@ class Kind:
 
     name: str  # what it is, with an article
     advice: str  # what to do with it, as a sentence
-
-    @property
-    def short(self) -> str:
-        """The name without its explanation."""
-        return self.name.partition(",")[0]
 
 
 PTE = Kind("a .pte file, already lowered, for `exir-lower run`", "Load it with exir_lowering.load.")
@@ -38,35 +30,23 @@ PT2 = Kind(
 )
 
 _MARKS: Mapping[bytes, Kind] = {PTE_MAGIC[:2]: PTE, PTD_MAGIC: PTD}
-"""What follows the first four bytes; of a `.pte` file of any version."""
+"""What follows the first four bytes, the identifiers of the flatbuffers; of a `.pte` file of any version."""
 
 
-def kind_of_content(content: memoryview) -> Kind | None:
-    """Return the kind of a file's content; None for one of another program. The content is not read as a whole."""
-    held = content.obj
-    return _kind(bytes(content[:8]), held if isinstance(held, mmap.mmap) else io.BytesIO(content))
-
-
-def kind_of_file(path: Path) -> Kind | None:
-    """Return the kind of a file; None for one of another program."""
+def kind_of(source: str | Path | bytes) -> Kind | None:
+    """Return the kind of a file, from its path or content; None for one of another program. It is not read whole."""
     try:
-        with path.open("rb") as file:
-            return _kind(file.read(8), file)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            start = file.read(8)
+            if start[:4] != b"PK\x03\x04":
+                return next((kind for mark, kind in _MARKS.items() if start[4:].startswith(mark)), None)
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    parts = {name.rpartition("/")[2] for name in archive.namelist()}
+            except MemoryError:
+                raise
+            except Exception:  # whatever is wrong with the archive
+                return None
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be loaded: {error}.") from error
-
-
-def _kind(start: bytes, source: Any) -> Kind | None:
-    for mark, kind in _MARKS.items():
-        if start[4:].startswith(mark):
-            return kind
-    if start[:4] != b"PK\x03\x04":
-        return None
-    try:
-        with zipfile.ZipFile(source) as archive:
-            parts = {name.rpartition("/")[2] for name in archive.namelist()}
-    except MemoryError:
-        raise
-    except Exception:  # whatever is wrong with the archive
-        return None
+        raise InputError(f"{str(source)!r} cannot be loaded: {error}.") from error
     return PT2 if parts & {"archive_format", "serialized_exported_program.json"} else None

@@ -171,6 +171,4 @@ def _check(line: Line, methods: Mapping[str, MethodSpec]) -> None:
 
 
 def _sizes(value: ValueSpec) -> tuple[int, ...]:
-    if not isinstance(value.content, Tensor):
-        return ()
-    return value.content.sizes
+    return value.content.sizes if isinstance(value.content, Tensor) else ()

@@ -66,11 +66,9 @@ XNNTensorValue = IntEnum(
 )
 XNNDatatype = IntEnum(
     "XNNDatatype",
-    """
-    XNN_DATATYPE_INVALID XNN_DATATYPE_FP32 XNN_DATATYPE_FP16 XNN_DATATYPE_QINT8 XNN_DATATYPE_QUINT8 XNN_DATATYPE_QINT32
-    XNN_DATATYPE_QCINT8 XNN_DATATYPE_QCINT32 XNN_DATATYPE_QCINT4 XNN_DATATYPE_QDINT8 XNN_DATATYPE_QBINT4
-    XNN_DATATYPE_QPINT8 XNN_DATATYPE_INT32 XNN_DATATYPE_PFP32 XNN_DATATYPE_BF16
-    """,
+    "XNN_DATATYPE_INVALID XNN_DATATYPE_FP32 XNN_DATATYPE_FP16 XNN_DATATYPE_QINT8 XNN_DATATYPE_QUINT8 "
+    "XNN_DATATYPE_QINT32 XNN_DATATYPE_QCINT8 XNN_DATATYPE_QCINT32 XNN_DATATYPE_QCINT4 XNN_DATATYPE_QDINT8 "
+    "XNN_DATATYPE_QBINT4 XNN_DATATYPE_QPINT8 XNN_DATATYPE_INT32 XNN_DATATYPE_PFP32 XNN_DATATYPE_BF16",
     start=0,
 )
 XNNQuantizedTensorValue = IntEnum("XNNQuantizedTensorValue", "TENSOR_VALUE QUANT_PARAMS_TYPE QUANT_PARAMS", start=0)
@@ -92,12 +90,6 @@ _WINDOW = ("",) * 10
 _CONVOLUTION = (*_WINDOW, *("",) * 5, "input1", "filter", "bias", "output")
 _CAT = ("", "input1", "input2", "input3", "input4", "output", "", "input5")
 
-
-def _cat(count: int) -> tuple[str, ...]:
-    # The fields for inputs that it does not have exist, but are not read.
-    return tuple("" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
-
-
 FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum", "PReLU", "BatchMatrixMultiply"),
@@ -106,15 +98,13 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d"), _CONVOLUTION),
     **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), (*_WINDOW, "input", "output")),
     **dict.fromkeys(("LeakyReLU", "ELU"), ("", "input", "output")),
-    **{f"Concatenate{count}": _cat(count) for count in range(2, 6)},
+    # The fields for inputs that it does not have exist, but are not read.
+    **{f"Concatenate{n}": tuple("" if one[-1:] in "345"[n - 2 :] else one for one in _CAT) for n in range(2, 6)},
     "ArgMaxPooling2d": (*("",) * 6, "input", "output_value", "output_index"),
     "FullyConnected": ("input1", "filter", "bias", "output"),
     "ScaledDotProductAttention": (),
-    "StaticConstantPad": ("", "", "", "input", "output"),
-    "StaticReshape": ("", "", "input", "output"),
-    "StaticResizeBilinear2D": ("", "", "input", "output"),
-    "StaticSlice": ("", "", "", "input", "output"),
-    "StaticTranspose": ("", "", "input", "output"),
+    **dict.fromkeys(("StaticReshape", "StaticResizeBilinear2D", "StaticTranspose"), ("", "", "input", "output")),
+    **dict.fromkeys(("StaticConstantPad", "StaticSlice"), ("", "", "", "input", "output")),
 }
 """The fields of nodes that are values, with "" for others; nodes that are not listed have an input and an output."""
 
@@ -146,12 +136,10 @@ def read_payload(backend: str, payload: memoryview) -> PayloadContent | None:
 def find_weights(backend: str, payload: PayloadContent, data: Data, external: dict[str, MemoryLayout | int]) -> None:
     """Check the sizes of a payload's weights that are in the file, and add those that are not to `external`."""
     for name, size in payload.weights.items():
-        found = data.named.get(name)
-        need = external.get(name, 0)
-        if found is not None:
-            if len(found) < size:
-                raise CorruptError(f"a payload of {backend!r} reads {size} bytes of {name!r}, which has {len(found)}")
-        elif isinstance(need, int):
+        found, need = data.named.get(name), external.get(name, 0)
+        if found is not None and len(found) < size:
+            raise CorruptError(f"a payload of {backend!r} reads {size} bytes of {name!r}, which has {len(found)}")
+        if found is None and isinstance(need, int):
             external[name] = max(need, size)
 
 

@@ -36,10 +36,7 @@ class NamedValue:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A size of which a program knows that several dimensions of inputs have it, or that it is not below some number.
-
-    It is what a `torch.export.Dim` says.
-    """
+    """What a `torch.export.Dim` says: which dimensions of inputs have one size, and how small it may be."""
 
     name: str  # of the Dim, "" if that is not known
     least: int
@@ -88,23 +85,20 @@ def read(named: Mapping[str, memoryview]) -> Provenance | None:
         tree = json.loads(str(content, "utf-8"))
         if int(tree["version"]) != VERSION:
             return None
-        versions, options, backends, weights = (tree[name] for name in ("versions", "options", "backends", "weights"))
-        if not all(isinstance(one, dict) for one in (versions, options, backends, weights)):
+        parts = {name: tree[name] for name in ("versions", "options", "backends", "weights")}
+        if not all(isinstance(one, dict) for one in parts.values()):
             raise TypeError("got something else where names and their values are")
-        methods = {name: _method(part) for name, part in tree["methods"].items()}
-        return Provenance(versions, options, backends, weights, methods)
+        return Provenance(**parts, methods={name: _method(part) for name, part in tree["methods"].items()})
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CorruptError(f"its provenance is damaged: {type(error).__name__}: {error}") from None
 
 
 def _method(tree: Any) -> MethodProvenance:
     inputs, outputs = (tuple(map(_named, tree[name])) for name in ("inputs", "outputs"))
-    values, results = (
-        {int(number): name for number, name in tree["values"].items()},
-        tuple(map(int, tree.get("results", ()))),
-    )
-    dimensions = tuple(map(_dimension, tree.get("dimensions", ())))
-    return MethodProvenance(tuple(tree["partitioners"]), tree["rewrites"], inputs, outputs, values, results, dimensions)
+    values = {int(number): name for number, name in tree["values"].items()}
+    results, dimensions = map(int, tree.get("results", ())), map(_dimension, tree.get("dimensions", ()))
+    made = tuple(tree["partitioners"]), tree["rewrites"]
+    return MethodProvenance(*made, inputs, outputs, values, tuple(results), tuple(dimensions))
 
 
 def _dimension(tree: Any) -> Dimension:

@@ -117,7 +117,7 @@ def pte_path(path: str | os.PathLike[str]) -> Path:
     if target.suffix != ".pte" or "\0" in str(target):
         null = ", without a null character" if "\0" in str(target) else ""
         raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte{null}.")
-    if not os.path.isdir(target.parent):
+    if not target.parent.is_dir():
         missing = f"there is no directory {str(target.parent)!r}. Create it first."
         raise InputError(f"Cannot save to {str(target)!r}: {missing}")
     return target

@@ -164,16 +164,12 @@ def of_method(
     written = {index for instruction in code.instructions() for index in code.written(instruction)}
     names = {index: named.name for index, named in zip(code.inputs, inputs, strict=True) if index in written}
     names.update({index: one.name for index, one in zip(state, kept, strict=True)})
+    taken = [_value(code, made, index, named) for index, named in zip(code.inputs, inputs, strict=True)]
+    returned = ((index, _value(code, made, index, named)) for index, named in zip(code.outputs, outputs, strict=True))
     return MethodSignature(
         code.name,
-        tuple(
-            replace(_value(code, made, index, named), possible=place not in lost)
-            for place, (index, named) in enumerate(zip(code.inputs, inputs, strict=True))
-        ),
-        tuple(
-            replace(_value(code, made, index, named), of=names.get(index, ""))
-            for index, named in zip(code.outputs, outputs, strict=True)
-        ),
+        tuple(replace(one, possible=place not in lost) for place, one in enumerate(taken)),
+        tuple(replace(one, of=names.get(index, "")) for index, one in returned),
         tuple(kept),
         tuple(sorted({payload.backend for payload in code.payloads})),
     )

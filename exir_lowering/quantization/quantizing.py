@@ -319,10 +319,8 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
         except MemoryError:
             raise
         except Exception as error:
-            raise InputError(
-                "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
-                f"{exception_text(error)}. Change the model so that it makes new tensors there."
-            ) from error
+            text = f"PyTorch cannot make copies of that: {exception_text(error)}. Make new tensors there in the model"
+            raise InputError(f"quantize: the program writes into parts of tensors, and {text}.") from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
     state: dict[str, torch.Tensor] = {}
@@ -335,10 +333,8 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
             state[node.target] = value
     for address, names in memories.items():
         if address and len(names) > 1 and any(names.values()):
-            raise InputError(
-                f"quantize: the buffers {', '.join(names)} share memory that the program writes: in int8 each would "
-                "get separate memory. Register one buffer, and take views of it in forward."
-            )
+            text = "share memory that the program writes. Register one buffer, and take views of it in forward"
+            raise InputError(f"quantize: the buffers {', '.join(names)} {text}.")
     for name, value in state.items():
         path, _, last = name.rpartition(".")
         setattr(module.get_submodule(path), last, value.clone())

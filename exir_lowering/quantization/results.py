@@ -80,12 +80,7 @@ class Quantized(Shown):
     kept: tuple[str, ...]
 
     def to_text(self, *, top: int = 10, width: int = 120) -> str:
-        """Return the errors of the outputs, and of the layers that cost most.
-
-        Args:
-            top: How many layers are shown.
-            width: How many characters a line may have.
-        """
+        """Return the errors of the outputs, and of the `top` layers that cost most, in lines of `width` characters."""
         return render(self._parts(top), width)
 
     def to_json(self) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from exir_lowering._upstream.programs import pytree
+from exir_lowering._upstream.tensors import pytree
 from exir_lowering.errors import InputError, did_you_mean, few
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.printing import printable
@@ -40,8 +40,8 @@ def _match(where: str, method: MethodSpec, given: Sequence[Any], named: Mapping[
     found = {place: one.value for place, one in plain if one.shape is None and one.possible}
     found.update(bound)
     if len(dict(bound)) < len(bound) or found.keys() != set(range(len(names))):
-        pairs = zip(names, map(describe, method.inputs), strict=True)
-        listed, given_at = few((f"{printable(name)}: {what}" for name, what in pairs), 8), [place for place, _ in bound]
+        shown, given_at = map(describe, method.inputs), [place for place, _ in bound]
+        listed = few((f"{printable(name)}: {what}" for name, what in zip(names, shown, strict=True)), 8)
         hints = [f" {names[place]!r} is given twice." for place in places.values() if given_at.count(place) > 1]
         hints += (f" {key!r} is none of them.{did_you_mean(key, names)}" for key in found if isinstance(key, str))
         hints += (f" There is none for {name!r}." for place, name in enumerate(names) if place not in found)

@@ -121,23 +121,18 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
     after = versions(passed)
     if after != before:
         tensors = [(index, value) for index, value in enumerate(passed) if type(value) is torch.Tensor]
-        written = (tensor for tensor, old, new in zip(tensors, before, after, strict=True) if old != new)
-        index, value = next(written)
+        index, value = next(one for one, old, new in zip(tensors, before, after, strict=True) if old != new)
         raise BackendContractError(
             f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's memory, "
             "which other operators read too, so this run's results may be wrong. Compute into a new tensor, or clone "
             "the input first; in-place operators write into views of an input as well."
         )
-    expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
+    expected, who = handle.plan.outputs[len(handle.plan.outputs) - count :], f"{handle.who}: execute returned"
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-        raise BackendContractError(
-            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {count} outputs."
-        )
+        raise BackendContractError(f"{who} {show(returned)}, expected a list or tuple of {count} outputs.")
     if len(returned) != count:
-        raise BackendContractError(
-            f"{handle.who}: execute returned {len(returned)} outputs, expected {count} "
-            f"({', '.join(map(describe_output, expected)) or 'none'})."
-        )
+        listed = ", ".join(map(describe_output, expected)) or "none"
+        raise BackendContractError(f"{who} {len(returned)} outputs, expected {count} ({listed}).")
     # All are checked before any is written, as one may be a view of an input.
     for index, (wanted, output) in enumerate(zip(expected, returned, strict=True)):
         problem = _problem(wanted, output)

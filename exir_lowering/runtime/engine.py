@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import torch
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
@@ -16,7 +17,6 @@ from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.saving import TemporaryFolder
-from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.native.bridge import bridge
 from exir_lowering.runtime.profiling import TraceEvent, read_etdump
 from exir_lowering.runtime.source import ProgramFile, Unavailable, find_delegates, rename_backends
@@ -56,25 +56,16 @@ class Engine:
         if method.name in running or shared:
             raise InputError(
                 f"run: {self.file.where(method.name)} is running: a delegate that it calls cannot run it again"
-                f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
-                "more for that."
+                f"{', nor a method that shares its memory' if shared else ''}. Load the file once more for that."
             )
         try:  # what comes first in it: an interrupt may come anywhere
             self.running.add(entry)
             ready = self.prepare(method)
-            quiet: Any = contextlib.nullcontext() if method.name in self.ran else without_noise()
+            quiet: Any = nullcontext() if method.name in self.ran else without_noise()
             self.ran.add(method.name)
-            listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
-            with (
-                explaining(
-                    lambda error: (
-                        f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own "
-                        f"lines above this one, on stderr, say where. {look_at(inputs)}"
-                    )
-                ),
-                listening,
-                quiet,
-            ):
+            listening = bridge().listening() if self.calls_delegates(method) else nullcontext()
+            what = f"{self.file.where(method.name)} failed in the ExecuTorch runtime"
+            with explaining(what, f"{_STDERR} say where.", inputs), listening, quiet:
                 return list(ready(inputs, clone_outputs=True))
         finally:
             self.running.discard(entry)
@@ -91,16 +82,13 @@ class Engine:
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that often in a separate program, and return what it does; no other run sees its state."""
         where = f"{self.file.where(method.name)} cannot be profiled"
-        with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
+        with explaining(f"{where}: the ExecuTorch runtime refuses its file"):
             program = self.file.open(profiled=True)
         others = dict.fromkeys(self.file.methods.keys() - {method.name})  # not to be set up, as what shares state is
         engine = Engine(self.file, self.delegates, {method.name: program}, ready=others, missing=self.missing)
         for _ in range(runs):
             engine.run(method, inputs)
-        with (
-            explaining(lambda error: f"{where}: what the runtime recorded cannot be read: {error}."),
-            TemporaryFolder() as folder,
-        ):
+        with explaining(f"{where}: what the runtime recorded cannot be read"), TemporaryFolder() as folder:
             path = folder / "profile.etdp"
             program.write_etdump_result_to_file(str(path))
             return read_etdump(path.read_bytes())
@@ -143,20 +131,15 @@ class Engine:
         """Make a method ready to run, in its initial state."""
         where, program = self.file.where(method.name), self.programs[method.name]
         needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
-        serving: Any = contextlib.nullcontext()
+        serving: Any = nullcontext()
         if self.calls_delegates(method):
             serving = bridge().setting_up(where, method.delegations, self.delegates, self.file.debug.lines(method.name))
-        with (
-            explaining(
-                lambda error: (
-                    f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines "
-                    "above this one, on stderr, say why: the file may be damaged, be made for another version of a "
-                    "backend, or keep weights in a .ptd data file that was not given as data=."
-                )
-            ),
-            serving,
-            without_noise(),
-        ):
+        hint = (
+            f"{needs}{_STDERR} say why: the file may be damaged, be made for another version of a backend, or keep "
+            "weights in a .ptd data file that was not given as data=."
+        )
+        what = f"{where} cannot be set up by the ExecuTorch runtime"
+        with explaining(what, hint), serving, without_noise():
             return program.load_method(method.name)
 
 
@@ -166,15 +149,25 @@ def missing_kernels(method: MethodSpec) -> list[str]:
     return [] if kernels is None else sorted(set(method.operators) - kernels)
 
 
+_STDERR = " The runtime's own lines above this one, on stderr,"
+
+
 @contextmanager
-def explaining(describe: Callable[[Exception], str]) -> Iterator[None]:
-    """Make an InputError of what is raised, with what `describe` makes of it; errors of ours pass as they are."""
+def explaining(what: str, hint: str = "", inputs: Sequence[Any] | None = None) -> Iterator[None]:
+    """Make an InputError that says what failed of what is raised; errors of ours pass as they are."""
     try:
         yield
     except (LoweringError, MemoryError):
         raise
     except Exception as error:
-        raise InputError(describe(error)) from error
+        if inputs is not None:
+            shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
+            hint += (
+                f" The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at "
+                "their values, and at sizes that were fixed when the model was exported: a file says only how large a "
+                "dynamic shape may be."
+            )
+        raise InputError(f"{what}: {error}.{hint}") from error
 
 
 def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]) -> Engine:
@@ -202,12 +195,8 @@ def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
                 if unavailable != "later" and file.needed(missing):
                     raise
                 found = {}
-        with explaining(
-            lambda error: (
-                f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines "
-                "above this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
-            )
-        ):
+        hint = f"{_STDERR} say why: most likely the file is damaged. Make or copy it again."
+        with explaining(f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it", hint):
             shared = file.open() if file.sharing else None
             programs = {method: shared if method in file.sharing else file.open() for method in file.methods}
         engine = Engine(file, found, programs, missing=missing)

@@ -25,67 +25,45 @@ def label(method: MethodSpec, place: int) -> str:
     return name if name == f"input {place}" else f"argument {name!r}"
 
 
-def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
+def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
     """Return flat inputs as the runtime takes them; messages begin with `where`, and may call them by other names."""
-    prepared = []
+    prepared, names = [], names or [label(method, place) for place in range(len(inputs))]
     for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
-        called = names[index] if names is not None else label(method, index)
         if index in method.lost:
             raise InputError(
-                f"{where}: {called} cannot be given. It was an integer of any value when the model was exported, "
+                f"{where}: {names[index]} cannot be given. It was an integer of any value when the model was exported, "
                 "which ExecuTorch's .pte files cannot represent: they store None instead, and the runtime accepts only "
                 "that. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
         if problem is not None:
-            raise InputError(f"{where}: {called} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
+            name = names[index]
+            raise InputError(f"{where}: {name} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
-    check_dimensions(where, method, prepared, names)
-    return prepared
-
-
-def check_dimensions(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> None:
-    """Check the sizes that inputs have in common, and their least ones, as far as the file says them.
-
-    The runtime does not: it stops with a bare number, or broadcasts what is 1, so that results are wrong.
-    """
+    # The runtime does not check what sizes have in common: it stops with a bare number, or broadcasts what is 1.
     for one in method.dimensions:
-        (index, at, factor, more), *others = one.places
-        size, rest = divmod(inputs[index].size(at) - more, factor)
-        same = (inputs[i].size(at) == factor * size + more for i, at, factor, more in others)
-        if not rest and size >= one.least and all(same):
-            continue
-        name, given = one.name or "n", []
-        for index, at, factor, more in one.places:
-            term = f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
-            called = names[index] if names is not None else label(method, index)
-            given.append(f"dimension {at} of {called} is {inputs[index].size(at)}, expected {term}")
-        least = f" of at least {one.least}" if one.least else ""
-        raise InputError(
-            f"{where}: {'; '.join(given)}. The model was exported for one size {name!r}{least}: pass inputs of such "
-            "sizes, or export it with other Dims."
-        )
-
-
-def look_at(inputs: Sequence[Any]) -> str:
-    """Say what may be wrong with inputs that have the right types."""
-    shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
-    return (
-        f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
-        "values, and at sizes that were fixed when the model was exported: a file says only how large a dynamic shape "
-        "may be."
-    )
+        sizes = [prepared[index].size(at) for index, at, _, _ in one.places]
+        found = {divmod(size - more, factor) for size, (*_, factor, more) in zip(sizes, one.places, strict=True)}
+        if len(found) > 1 or any(rest or size < one.least for size, rest in found):
+            name, given = one.name or "n", []
+            for size, (index, at, factor, more) in zip(sizes, one.places, strict=True):
+                term = f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
+                given.append(f"dimension {at} of {names[index]} is {size}, expected {term}")
+            least = f" of at least {one.least}" if one.least else ""
+            raise InputError(
+                f"{where}: {'; '.join(given)}. The model was exported for one size {name!r}{least}: pass inputs of "
+                "such sizes, or export it with other Dims."
+            )
+    return prepared
 
 
 def describe(value: ValueSpec) -> str:
     """Describe what an input has to be."""
     if isinstance(value.content, Tensor):
         tensor = value.content
-        if tensor.unbound:
-            return f"a tensor of {_name(tensor.dtype)} with {len(tensor.sizes)} dimensions"
-        if tensor.dynamic:
-            return f"a tensor of {_name(tensor.dtype)} of shape at most {list(tensor.sizes)}"
-        return f"a tensor of {_name(tensor.dtype)} of shape {list(tensor.sizes)}"
+        shape = f"of shape {'at most ' * tensor.dynamic}{list(tensor.sizes)}"
+        shape = f"with {len(tensor.sizes)} dimensions" if tensor.unbound else shape
+        return f"a tensor of {_name(tensor.dtype)} {shape}"
     if value.kind == NULL:
         return "None"
     if value.kind in (INT, BOOL, DOUBLE):
@@ -113,11 +91,10 @@ def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
         return _check_tensor(value.content, given)
     if value.kind == NULL:
         return (None, None) if given is None else ("A str or None at export is None in a .pte file.", given)
-    taken: Mapping[int, Any] = {BOOL: bool, INT: int, DOUBLE: (int, float)}
-    types = taken.get(value.kind)
-    if types is None:
+    if value.kind not in (BOOL, INT, DOUBLE):
         return "The runtime cannot be given such inputs from Python; export the model without it.", given
     expected: Any = value.content
+    types = (int, float) if value.kind == DOUBLE else int
     number = isinstance(given, types) and isinstance(given, bool) == (value.kind == BOOL)
     if number and (given == expected or (math.isnan(given) and math.isnan(expected))):
         return None, expected  # it is of the very type that the runtime compares with
@@ -127,17 +104,16 @@ def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
 def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
     given = as_tensor(given)
     if not isinstance(given, torch.Tensor):
-        return _hint_of_tensor(given), given
+        array = "PyTorch has no such type of elements." * (type(given).__module__.partition(".")[0] == "numpy")
+        number = "Pass torch.tensor(...) of that dtype and shape." * isinstance(given, (bool, int, float))
+        return FLAT if isinstance(given, NESTED) else array or number, given
     if given.device.type != "cpu" or given.layout != torch.strided:
         return "Pass a dense tensor on the CPU.", given
     name = _name(expected.dtype)
     hint = f'Convert it with .to(torch.{name}), an array with .astype("{name}").'
-    problems = [] if given.dtype == expected.dtype else [hint]
-    misfit = expected.misfit(given.shape)
-    if misfit is not None:
-        problems.append(misfit)
-    if problems:
-        return " ".join(problems), given
+    problems = (None if given.dtype == expected.dtype else hint), expected.misfit(given.shape)
+    if any(problems):
+        return " ".join(filter(None, problems)), given
     if isinstance(given, FakeTensor):
         return "It is a fake tensor, which has no values.", given
     try:
@@ -168,16 +144,6 @@ def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     if tensor.stride() == wanted:
         return tensor
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
-
-
-def _hint_of_tensor(given: Any) -> str:
-    if isinstance(given, (bool, int, float)):
-        return "Pass torch.tensor(...) of that dtype and shape."
-    if isinstance(given, NESTED):
-        return FLAT
-    if type(given).__module__.partition(".")[0] == "numpy":
-        return "PyTorch has no such type of elements."
-    return ""
 
 
 def _name(value: object) -> str:

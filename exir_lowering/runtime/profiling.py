@@ -125,16 +125,12 @@ class Profile(Shown):
         """Return the table for a terminal."""
         rows, inside = [], -1
         for row in self.rows:
+            inside = inside if row.kind == "instruction" else row.instruction
             # By time, instructions stand below rows that are not their delegates.
-            inside = inside if row.kind == "instruction" else row.instruction if row.kind == "delegate" else -1
-            indent, backend = _INDENT[row.kind], f" ({row.backend})" if row.kind == "delegate" else ""
-            if row.kind == "instruction" and row.instruction != inside:
-                indent, backend = _INDENT["delegate"], f" ({row.backend})"
-            lines = [*row.sources[:_LINES]]
-            if len(row.sources) > _LINES:
-                lines.append(f"and {len(row.sources) - _LINES} more")
-            what = f"{indent}{printable(row.name + backend)}"
-            where = "\n".join(map(printable, lines))
+            kind = "delegate" if row.kind == "instruction" and row.instruction != inside else row.kind
+            what = _INDENT[kind] + printable(row.name + f" ({row.backend})" * (kind == "delegate"))
+            more = [f"and {len(row.sources) - _LINES} more"] * (len(row.sources) > _LINES)
+            where = "\n".join(map(printable, [*row.sources[:_LINES], *more]))
             rows.append((what, str(row.calls), f"{row.milliseconds:.3f}", f"{row.share:.1%}", where))
         numbers, title = ("calls", "ms", "share"), f"Profile of {printable(self.method)}, {self._runs}"
         return make_table(("what", *numbers, "source"), rows, numbers, title, whole=True)

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.errors import (
-    BackendUnavailableError,
-    BackendUnavailableWarning,
-    InputError,
-    LoweringError,
-    few,
-)
+from exir_lowering.errors import BackendUnavailableError, BackendUnavailableWarning, InputError, LoweringError, few
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
@@ -127,12 +121,10 @@ def _check_weights(
             f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
     if missing:
-        many = len(data.files) > 1
         raise InputError(
-            f"{file.name} cannot be loaded: the data file{'s' if many else ''} {data} {'lack' if many else 'lacks'} "
-            f"{len(missing)} of the {len(needed)} weights that should be in {'them' if many else 'it'} "
-            f"({few(missing, 3)}); {'they have' if many else 'it has'} "
-            f"{few(data.weights, 3) or 'none'}. Pass all data files that were saved with this program."
+            f"{file.name} cannot be loaded: {len(missing)} of its {len(needed)} weights are not in {data}: "
+            f"{few(missing, 3)}. There is {few(data.weights, 3) or 'none'}. Pass all data files that were saved with "
+            "this program."
         )
     for method in methods.values():
         for weight, need in method.external.items():

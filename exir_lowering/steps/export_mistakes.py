@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from torch.fx import Node
 
@@ -30,9 +31,8 @@ def warn(mistakes: Sequence[str]) -> None:
 
 def _in_training(method: EdgeMethod) -> Iterator[str]:
     program, found = method.converted_from, dict[str, list[Node]]()
-    every = graphs.every_node(program.graph_module) if program is not None else ()
-    for node in (node for _, node in every if node.op == "call_function"):
-        given = partial(graphs.argument, node)
+    for _, node in graphs.every_node(program.graph_module) if program is not None else ():
+        given: Any = partial(graphs.argument, node) if node.op == "call_function" else {}.get
         active = True in (given("train"), given("training"))
         if given("dropout_p") or (active and (given("p") or given("dropout"))):
             found.setdefault("dropout is active", []).append(node)

@@ -11,9 +11,7 @@ from exir_lowering.errors import LoweringError
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_modules
 
-_LOADS = 2
-_THREADS = 4
-_ROUNDS = 8
+_LOADS, _THREADS, _ROUNDS = 2, 4, 8
 _UNWATCHED = "cannot be watched"
 _FRAGILE = "are not given damaged payloads: they may end the process"
 
@@ -112,11 +110,8 @@ def check_wrong_number_of_inputs(trial: Trial) -> None:
     for call in trial.sample.calls:
         trial.run(program, call, "a call after `execute` was given a wrong number of inputs")
     if delegate.accepted:
-        raise Broken(
-            "inputs",
-            f"`execute` accepted {delegate.accepted[0]} without raising. A file does not say where the inputs of a "
-            "call end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
-        )
+        text = "A file does not say where the inputs of a call end: write their number into the payload and compare."
+        raise Broken("inputs", f"`execute` accepted {delegate.accepted[0]} without raising. {text}")
     _check_seen(delegate)
 
 
@@ -132,11 +127,8 @@ def check_damaged(changes: Mapping[str, Change], trial: Trial) -> None:
             continue
         problems = [problem for call, outputs in results if (problem := trial.describe_difference(outputs, call))]
         if problems:
-            raise Broken(
-                "payload",
-                f"the delegate accepted {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a "
-                "magic number, a version and the length, or a checksum, into the payload, and compare.",
-            )
+            text = "Raise in `compile`: write a magic number, version and length, or a checksum, into the payload."
+            raise Broken("payload", f"the delegate accepted {what} and gave wrong numbers ({problems[0]}) {text}")
     good = trial.load(trial.watch())
     for call in trial.sample.calls:
         trial.run(good, call, "a call after damaged payloads were refused")

@@ -49,8 +49,7 @@ class CaseInput:
                 return torch.randint(low, 2 * low, shape, generator=generator, dtype=self.dtype)
             low = 0 if self.dtype == torch.uint8 else -20
             return torch.randint(low, 21, shape, generator=generator).to(self.dtype)
-        # Numbers of float64 have digits that float32 does not have.
-        drawn = torch.float64 if self.dtype == torch.float64 else torch.float32
+        drawn = torch.float64 if self.dtype == torch.float64 else torch.float32  # which lacks digits of float64
         numbers = torch.rand(shape, generator=generator, dtype=drawn) * 1.8 - 0.9
         if self.values == "positive":
             numbers = numbers.abs() + 0.1
@@ -187,10 +186,8 @@ def _make_sample(case: Case) -> Sample:
         methods = case.build()
     for name, method in methods.items():
         module = _Module(method.function, method.module).eval()
-        given = []
-        for position in range(CALLS - 1):
-            sizes = {size: both[position] for size, both in method.sizes.items()}
-            given.append(tuple(one.make(generator, sizes) for one in method.inputs))
+        sizes = [{size: both[position] for size, both in method.sizes.items()} for position in range(CALLS - 1)]
+        given = [tuple(one.make(generator, some) for one in method.inputs) for some in sizes]
         given.append(given[0])
         eager = copy.deepcopy(module)
         # A layout of the caller's own is not seen by export.

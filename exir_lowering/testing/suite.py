@@ -85,22 +85,16 @@ def make_suite(
             )
         registry.as_backend(backend_id, backend)
     if delegate is not None and backend_id in installed.own_backends():
-        raise InputError(
-            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, which a delegate cannot replace. Leave "
-            "the delegate out, or give the backend another id."
-        )
+        text = "itself, which no delegate can replace. Leave it out, or give the backend another id"
+        raise InputError(f"check_backend: the ExecuTorch runtime has {backend_id!r} {text}.")
     if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
-        raise InputError(
-            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
-            f"backend, {backend_id!r}: a file names the backend, and its delegate is found by that name."
-        )
+        got = f"the delegate {delegate!r} has the id {delegate.delegate_id!r}"
+        raise InputError(f"check_backend: {got}, expected that of the backend, {backend_id!r}, as files name that.")
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     note = found.reason if isinstance(found, availability.Missing) else ""
     if delegate is not None and note:
-        raise InputError(
-            f"check_backend: nothing would be executed with {delegate!r}: {note}. Run the suite where `is_available` "
-            "returns True, or leave the delegate out to try what the backend makes ahead of time only."
-        )
+        text = "Run this where it is available, or leave it out to try only what the backend makes ahead of time"
+        raise InputError(f"check_backend: nothing would be executed with {delegate!r}: {note}. {text}.")
     executor: Any = None if note else found if delegate is None else delegate
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
@@ -111,9 +105,8 @@ def _with_arguments_of(other: Callable[_Given, Any]) -> Callable[[Callable[..., 
     """Give a function that hands all that it is given to another one the signature of that."""
 
     def decorate(function: Callable[..., _Made]) -> Callable[_Given, _Made]:
-        returned = inspect.signature(function).return_annotation
-        signature = inspect.signature(other).replace(return_annotation=returned)
-        function.__signature__ = signature  # type: ignore[attr-defined]
+        made = inspect.signature(function).return_annotation
+        function.__signature__ = inspect.signature(other).replace(return_annotation=made)  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -131,9 +124,8 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads; it has to be available. None if
-            ExecuTorch's runtime has the delegate, or it is installed; if there is none, payloads are made but not
-            executed, and cases are "lowered" rather than "passed".
+        delegate: The delegate that executes its payloads; it has to be available. None if ExecuTorch's runtime has it,
+            or it is installed; if there is none, nothing is executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
@@ -169,10 +161,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
-    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
-    with the reason, and so is one that is lowered but that nothing here executes. The test "suite/something-passes"
-    fails when the backend supports none of them.
-
+    `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support, or that
+    nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none.
     The arguments are those of `check_backend`.
 
     Returns:
@@ -216,10 +206,7 @@ def _find_partitioner(
     if isinstance(partitioner, str):
         partitioner = registry.find_partitioner(partitioner)
     if supports is None and not isinstance(partitioner, Partitioner):
-        raise InputError(
-            f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
-            "installed one."
-        )
+        raise InputError(f"check_backend: got {partitioner=}, expected an ExecuTorch Partitioner or the name of one.")
 
     def make(case: Case) -> Partitioner:
         made = partitioner
@@ -236,18 +223,13 @@ def _find_partitioner(
 def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     listed = CASES if cases is None else [cases] if isinstance(cases, (str, Case)) else cases
     if not isinstance(listed, Iterable):
-        raise InputError(
-            f"check_backend: got cases={cases!r}, expected names such as 'ops/add', patterns such as 'ops/*', or cases "
-            "of your own, in a list."
-        )
+        raise InputError(f"check_backend: got {cases=}, expected names such as 'ops/add', or cases, in a list.")
     chosen: dict[str, Case] = {}
     for wanted in listed:
         found = [wanted] if isinstance(wanted, Case) else [c for c in CASES if fnmatch.fnmatchcase(c.name, str(wanted))]
         if not found:
-            raise InputError(
-                f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
-                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.name.partition('/')[0] for case in CASES))}."
-            )
+            features = ", ".join(dict.fromkeys(f"{case.name.partition('/')[0]}/*" for case in CASES))
+            raise InputError(f"check_backend: no case is called {wanted!r}. Take one of CASES, or of {features}.")
         for case in found:
             if chosen.setdefault(case.name, case) != case:
                 raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")

@@ -144,8 +144,7 @@ class Trial:
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
-        delegates = {} if delegate is None else {self.subject.backend_id: delegate}
-        return load(self.content, delegates=delegates)
+        return load(self.content, delegates={} if delegate is None else {self.subject.backend_id: delegate})
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
@@ -206,13 +205,11 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        # Whoever gets another error, such as a KeyError of a table of operators, cannot tell a gap in the backend from
-        # a defect, nor what to leave on the host.
+        # Of another error, such as a KeyError, nobody can tell whether it is a gap or a defect, nor what to leave out.
         cause, refusal = error.__cause__, ""
         if isinstance(cause, (NotImplementedError, LoweringError)) and not isinstance(cause, InvariantError):
-            names = {name for program in sample.edge.values() for name in _list_names(program) if name}
-            text = str(cause)
-            refusal = text if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names) else ""
+            names = {re.escape(name) for program in sample.edge.values() for name in _list_names(program) if name}
+            refusal = str(cause) if re.search(rf"(?<!\w)({'|'.join(names)})(?!\w)", str(cause)) else ""
         if refusal and subject.may_refuse(case):
             raise Unsupported(f"refused: {refusal}") from error
         advice = "The partitioner gave it what it refuses: let it, or `supports=`, leave that on the host."

@@ -79,13 +79,13 @@ class Trials(Interpreter):
     def _make(self, program: ExportedProgram) -> tuple[ExportedProgram, ProgramFile] | None:
         """Return a program with a file of it that calls kernels of the file in question only, if there is one."""
         with locks.conversion():
-            for lower in (
-                lambda: lower_in(Session(self._options), program).emit().buffer,
-                lambda: _lower_upstream(program),
-            ):
-                if self._kernels.issuperset(_called(file := read_file(lower(), None, True))):
+            for lower in (self._lower, _lower_upstream):
+                if self._kernels.issuperset(_called(file := read_file(lower(program), None, True))):
                     return program, file
         return None
+
+    def _lower(self, program: ExportedProgram) -> bytes:
+        return lower_in(Session(self._options), program).emit().buffer
 
 
 def _called(file: ProgramFile) -> list[str]:

@@ -44,7 +44,7 @@ def propose_partitions(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose convex partitions of one graph; contracting all of them leaves it acyclic.
+    """Return convex partitions of one graph, in topological order; contracting all of them leaves it acyclic.
 
     For one backend there is no acyclic contraction with fewer partitions (as long as `keep_apart` is off); for several
     it is an approximation. Each partition has at least one computing operator; getitem follows its producer, and
@@ -58,9 +58,6 @@ def propose_partitions(
         groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
             that takes all of it; if none does, none of it is proposed. Groups of a support are that backend's only.
         keep_apart: Whether parts of a partition that share no edge become separate partitions.
-
-    Returns:
-        The partitions in topological order.
 
     Raises:
         InputError: A group cannot be convex (the path is shown), or has nodes that are not in the graph.
@@ -106,16 +103,13 @@ def contract(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose partitions of nodes whose backends are known; otherwise the same as `propose_partitions`.
+    """Return as few partitions as it can find of nodes whose backends are known; otherwise as `propose_partitions`.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
         label_of: The backend of each supported node; getitems need none.
         groups: Nodes that must stay together.
         keep_apart: Whether parts that share no edge are kept apart.
-
-    Returns:
-        The partitions, as few as it can find.
     """
     with collector.paused():
         label_of, sets = _join_groups(nodes, label_of, groups)
@@ -180,10 +174,7 @@ def find_knots(nodes: Sequence[Node], sets: Any) -> list[list[Node]]:
 
 
 def order_units(nodes: Sequence[Node], sets: Any) -> tuple[list[list[Node]], list[list[int]]]:
-    """Return sets that are on no cycle in topological order, as in the graph where possible, and what each one reads.
-
-    What it reads are the numbers of other sets.
-    """
+    """Return sets on no cycle in topological order, as in the graph where possible, and what numbers each reads."""
     units, successors = quotient.contract(nodes, sets.__getitem__)
     order = topological(successors)
     number = {vertex: i for i, vertex in enumerate(order)}
@@ -197,11 +188,7 @@ def order_units(nodes: Sequence[Node], sets: Any) -> tuple[list[list[Node]], lis
 def _join_groups(
     nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]
 ) -> tuple[Mapping[Node, str], Any]:
-    """Return the backends of nodes, and what stays together.
-
-    The nodes of a group that one backend takes whole are joined, and what is on a cycle of such groups; the nodes of
-    other groups are left to the host.
-    """
+    """Return the backends of nodes, without groups that none takes whole, and what stays together: groups, knots."""
     known, grouped, sets = frozenset(nodes), UnionFind(), join_results(nodes)
     for number, group in enumerate(groups):
         grouped.union(*list_group_operators(number, group, known))

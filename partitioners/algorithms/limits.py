@@ -64,10 +64,7 @@ _LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "
 def apply(
     proposals: Sequence[Proposal], limits: Limits, scope: GraphScope, *, groups: Iterable[Iterable[Node]] = (), by: str
 ) -> tuple[list[Proposal], list[Rejection], list[Adjustment]]:
-    """Cut what is too large, drop what is too small, then what is too many, of the proposals of one graph.
-
-    Returns what is left, in order, a rejection for each operator that lost its partition, and what was cut or dropped.
-    """
+    """Cut what is too large, drop what is too small, then what is too many; return what is left, and why."""
     groups_of: dict[Node, list[Sequence[Node]]] = {}
     for group in map(list, groups):
         for node in group:
@@ -125,10 +122,7 @@ class _Work:
         return " and ".join(found)
 
     def _cut_whole(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
-        """Cut a proposal none of whose units exceeds a limit: each piece takes what comes next, while that fits.
-
-        What a result needs comes together, just before it.
-        """
+        """Cut a proposal whose units fit: each piece takes what fits and comes next, what a result needs before it."""
         if not self._describe_excess(proposal.nodes):
             return [proposal]
         inside, limits = set(proposal.nodes), self.limits

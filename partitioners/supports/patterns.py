@@ -37,10 +37,7 @@ class Matching:
 
 
 def find(scope: GraphScope, patterns: Sequence[Pattern]) -> Matching:
-    """Choose matches that share no node and that can all be contracted at once.
-
-    Patterns are tried by priority, size, place of the last operator, and number.
-    """
+    """Choose matches that share no node and can all be contracted: by priority, size, last operator, then number."""
     graph = SearchedGraph(scope)
     tries = sorted(
         (-pattern.priority, -len(pattern.template.operators), graph.position[anchor], number)
@@ -180,11 +177,7 @@ class PatternSupport(Support):
     """
 
     def __init__(self, *patterns: Pattern) -> None:
-        """Take patterns.
-
-        Raises:
-            InputError: No pattern is given, or an argument is not a pattern.
-        """
+        """Take patterns; InputError if there is none, or an argument is not a pattern."""
         for pattern in patterns:
             if not isinstance(pattern, Pattern):
                 raise InputError(f"A Pattern was expected, got {pattern!r}. Wrap a function: Pattern(function).")

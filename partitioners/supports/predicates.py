@@ -20,9 +20,6 @@ def ops(*operators: Any) -> Support:
         operators: Names such as "aten.add.Tensor", or "aten.add" for every overload, or operators themselves,
             `torch.ops.aten.add.Tensor` or `exir_ops.edge.aten.add.Tensor`.
 
-    Returns:
-        The support.
-
     Raises:
         InputError: An aten name does not exist.
     """
@@ -58,11 +55,7 @@ def check_operator(name: str) -> None:
 
 
 def dtypes(*allowed: torch.dtype) -> Support:
-    """Return a support of nodes whose inputs and results all have one of these dtypes.
-
-    Args:
-        allowed: The dtypes.
-    """
+    """Return a support of nodes whose inputs and results all have one of these dtypes."""
     supported = _join(map(_shorten, allowed))
 
     def fault(tensor: torch.Tensor) -> str:
@@ -99,8 +92,7 @@ def static_shapes() -> Support:
 def memory_format(*formats: torch.memory_format) -> Support:
     """Return a support of nodes whose inputs and results all have one of these memory formats.
 
-    Args:
-        formats: The memory formats; `torch.channels_last` fits four dimensions only, `torch.channels_last_3d` five.
+    `torch.channels_last` fits four dimensions only, `torch.channels_last_3d` five.
     """
 
     def fault(tensor: torch.Tensor) -> str:
@@ -131,11 +123,7 @@ def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
 
 
 def constant_arguments(*names: str) -> Support:
-    """Return a support of nodes whose arguments with these names, if it has them, are numbers known ahead of time.
-
-    Args:
-        names: The names in the operators' schemas.
-    """
+    """Return a support of nodes whose arguments with these names, if it has them, are numbers known ahead of time."""
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
         held: list[Node] = []
@@ -168,8 +156,7 @@ def argument_values(**allowed: Any) -> Support:
 def constant_weights(*names: str) -> Support:
     """Return a support of nodes whose arguments with these names, if it has them, are parameters, buffers or constants.
 
-    Args:
-        names: Names of arguments such as "weight"; by default weight, bias, running_mean, running_var.
+    The names are by default weight, bias, running_mean and running_var.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:

@@ -78,14 +78,7 @@ class Support(ABC):
 
     @abstractmethod
     def bind(self, scope: GraphScope) -> Check:
-        """Prepare for one graph.
-
-        Args:
-            scope: The graph.
-
-        Returns:
-            A function that returns None (yes) or a `No` for a node of that graph.
-        """
+        """Prepare for one graph: return a function that returns None (yes) or a `No` for a node of it."""
 
     def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         """Return the nodes of a graph that have to stay together; none by default."""

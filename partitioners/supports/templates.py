@@ -174,9 +174,6 @@ def one_of(*operators: Any) -> Callable[..., Any]:
 
     Args:
         operators: Operators such as `torch.ops.aten.relu.default`, which take the given arguments alike.
-
-    Raises:
-        InputError: No operator is given, or one is not an operator overload.
     """
     if not operators:
         raise InputError("one_of() got no operator. Give it operators such as torch.ops.aten.relu.default.")

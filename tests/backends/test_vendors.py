@@ -30,8 +30,7 @@ def test_a_name_is_a_partitioner_of_executorch(program: ExportedProgram) -> None
     ("name", "module", "install"),
     [
         ("ethos-u", "ethosu", 'pip install "executorch[ethos-u]"'),
-        ("vgf", "tosa_serializer", 'pip install "executorch[vgf]"'),
-        ("mediatek", "mtk_converter", "NeuroPilot"),
+        ("coreml", "coremltools", "pip install coremltools"),
     ],
 )
 def test_what_is_missing_is_said_with_how_to_install_it(

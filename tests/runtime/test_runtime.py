@@ -303,7 +303,7 @@ class TestDataFile:
         )
         other.save(tmp_path / "other.pte")
         (name,) = other.data_files
-        assert "lacks" in message_of(lambda: load(path, data=tmp_path / name))
+        assert "weights are not in" in message_of(lambda: load(path, data=tmp_path / name))
 
     def test_damaged(self, external, tmp_path):
         path, data = external

@@ -20,6 +20,7 @@ _NORMS = {"aten.native_layer_norm.default": (2, 3), "aten.native_group_norm.defa
 """Normalisations, with the positions of weight and bias: what they normalise is not looked at."""
 
 _PIECES = ("aten.split_copy.Tensor", "aten.split_with_sizes_copy.default", "aten.unbind_copy.int")
+_POOLS = ("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default")
 
 
 class Call:
@@ -73,7 +74,7 @@ def range_of(node: Node, ranges: Mapping[Node, Range]) -> Range:
     dtype, call = dtype_of(node), node
     if is_getitem(node) and isinstance(node.args[0], Node):
         call = node.args[0]
-        if name_of(call) not in (_PIECES if node.args[1] else (*_PIECES, *_NORMS)):
+        if name_of(call) not in (_PIECES if node.args[1] else (*_PIECES, *_NORMS, *_POOLS)):
             return whole(dtype)
     name = name_of(call)
     transfer = _EXACT.get(name) or _ROUNDED.get(name)
@@ -118,17 +119,24 @@ def _clamp(call: Call, least: Any = None, most: Any = None) -> Range:
     return found
 
 
+def _pooled(call: Call) -> Range:
+    """Padding takes part in no maximum; a window with gaps may see nothing else."""
+    return TOP if any(each != 1 for each in call.get(4, ())) else call.operand(0)
+
+
 _EXACT: dict[str, Callable[[Call], Range]] = {
     **dict.fromkeys(
         (
             *MOVEMENTS, *_PIECES, "aten.index.Tensor", "aten.embedding.default", "aten.repeat.default",
             "aten.flip.default", "aten.index_select.default", "aten.gather.default",
+            "aten.upsample_nearest2d.vec", "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
         ),
         lambda call: call.operand(0),
     ),
     **dict.fromkeys(FILLED, _filled),
     "aten.arange.start_step": _arange,
     "aten.ge.Scalar": _is_at_least,
+    **dict.fromkeys(_POOLS, _pooled),
     "aten.copy.default": lambda call: call.operand(1),
     "aten.cat.default": lambda call: union(map(call.converted, call.get(0))),
     "aten.where.self": lambda call: union((call.operand(1), call.operand(2))),

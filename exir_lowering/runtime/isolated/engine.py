@@ -50,12 +50,11 @@ class Limits:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        seconds: Any = self.seconds
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        seconds, memory = self.seconds, self.memory
+        number = isinstance(seconds, (int, float)) and type(seconds) is not bool
         if seconds is not None and not (number and math.isfinite(seconds) and seconds > 0):
             raise InputError(f"Limits(seconds={seconds!r}): expected a finite number above 0, or None.")
-        memory: Any = self.memory
-        if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+        if memory is not None and (type(memory) is not int or memory < 1):
             raise InputError(f"Limits(memory={memory!r}): expected an int above 0, or None.")
         if memory is not None and sys.platform != "linux":
             raise InputError(f"Limits(memory={memory}): this limit works on Linux only. Leave it out here.")
@@ -65,10 +64,8 @@ class IsolatedEngine:
     """A file in a separate process, for one run at a time; after a call that was ended, the next one starts another."""
 
     def __init__(self, file: ProgramFile, opening: Message, begin: Callable[[], Process], limits: Limits) -> None:
-        self._file, self._opening, self._limits = file, opening, limits
-        self._begin = begin
-        self._lock, self._calling = threading.RLock(), False
-        self._process = os.getpid()
+        self._file, self._opening, self._begin, self._limits = file, opening, begin, limits
+        self._lock, self._calling, self._process = threading.RLock(), False, os.getpid()
         self._worker: Process | None = None
         self.missing: Mapping[str, Missing] = {}  # the backends that nothing executes there
         self._finalizer: Any = None
@@ -80,22 +77,22 @@ class IsolatedEngine:
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
-        header, contents = self._call(*self._describe("run", method, inputs))
+        header, contents = self._call_method("run", method, inputs)
         return transfer.read(header["values"], contents)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Record runs of a method; see `Engine`. Raise a LimitError when they go over a limit."""
-        header, _ = self._call(*self._describe("record", method, inputs, runs=runs))
+        header, _ = self._call_method("record", method, inputs, runs=runs)
         return [TraceEvent(*event) for event in header["events"]]
 
     def restart(self) -> None:
         """Open the file again, in its initial state, and in the same process if that is there; it raises as `start`."""
         self._call(self._file.name, self._opening)
 
-    def _describe(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> tuple[str, Message]:
-        described, contents = transfer.write(inputs)
-        where = self._file.where(method.name)
-        return where, ({"do": do, "where": where, "method": method.name, "values": described, **more}, contents)
+    def _call_method(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
+        (described, contents), where = transfer.write(inputs), self._file.where(method.name)
+        header = {"do": do, "where": where, "method": method.name, "values": described, **more}
+        return self._call(where, (header, contents))
 
     def _call(self, where: str, message: Message) -> Message:
         if os.getpid() != self._process:
@@ -118,9 +115,8 @@ class IsolatedEngine:
         try:
             worker = self._begin()
         except OSError as error:
-            raise InputError(
-                f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
-            ) from error
+            what = f"{self._file.name} cannot be loaded with limits: no process can be started"
+            raise InputError(f"{what}: {error}.") from error
         self._worker, self._finalizer = worker, weakref.finalize(self, worker.abandon)
         header, _ = self._ask(self._file.name, worker, self._opening)
         self.missing = {backend: Missing(*texts) for backend, texts in header["missing"].items()}
@@ -185,15 +181,10 @@ def open_isolated(
             f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."
         ) from None
     modules = [address.partition(":")[0] for address in addresses.values()]
+    paths, libraries = [one if isinstance(one, str) else None for one in sources], sorted(torch.ops.loaded_libraries)
     header = {
-        "do": "open",
-        "where": file.name,
-        "unavailable": unavailable,
-        "sources": [source if isinstance(source, str) else None for source in sources],
-        "delegates": addresses,
-        "folder": current_folder(),
-        "threads": torch.get_num_threads(),
-        "libraries": sorted(torch.ops.loaded_libraries),
+        **{"do": "open", "where": file.name, "unavailable": unavailable, "sources": paths, "delegates": addresses},
+        **{"folder": current_folder(), "threads": torch.get_num_threads(), "libraries": libraries},
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]

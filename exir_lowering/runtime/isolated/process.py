@@ -10,8 +10,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from exir_lowering.plugins.worker_errors import WorkerDiedError
@@ -25,10 +25,7 @@ _CHUNK = 1 << 20
 # With -P nothing is imported from the current folder, whatever lies there.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from exir_lowering.runtime.child import main; main(*sys.argv[1:3])"
 _FLAGS = {
-    "isolated": "-I",
-    "ignore_environment": "-E",
-    "no_user_site": "-s",
-    "no_site": "-S",
+    **{"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"},
     "dont_write_bytecode": "-B",
 }
 """Options of Python that the process gets if this one has them, by the name in `sys.flags`."""
@@ -137,11 +134,8 @@ def send_message(connection: socket.socket, message: Message, deadline: float | 
     header, parts = message
     first = json.dumps([header, [len(part) for part in parts]]).encode()
     for part in (_LENGTH.pack(len(first)) + first, *parts):
-        _wait_until(connection, deadline)
-        try:
+        with _until(connection, deadline):
             connection.sendall(part)
-        except TimeoutError:
-            raise TooLateError from None
 
 
 def read_message(connection: socket.socket, deadline: float | None = None) -> Message:
@@ -154,11 +148,8 @@ def read_message(connection: socket.socket, deadline: float | None = None) -> Me
 def _read(connection: socket.socket, length: int, deadline: float | None) -> bytes:
     parts, left = [], length
     while left:
-        _wait_until(connection, deadline)
-        try:
+        with _until(connection, deadline):
             part = connection.recv(min(left, _CHUNK))
-        except TimeoutError:
-            raise TooLateError from None
         if not part:
             raise EOFError("the other end is gone")
         parts.append(part)
@@ -166,12 +157,17 @@ def _read(connection: socket.socket, length: int, deadline: float | None) -> byt
     return b"".join(parts)
 
 
-def _wait_until(connection: socket.socket, deadline: float | None) -> None:
-    """Let the next call on a socket wait until a time."""
+@contextmanager
+def _until(connection: socket.socket, deadline: float | None) -> Iterator[None]:
+    """Let a call on a socket wait until a time; raise TooLateError then."""
     left = None if deadline is None else deadline - time.monotonic()
     if left is not None and left <= 0:
         raise TooLateError
     connection.settimeout(left)
+    try:
+        yield
+    except TimeoutError:
+        raise TooLateError from None
 
 
 def _search_path() -> list[str]:

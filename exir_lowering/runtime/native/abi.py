@@ -48,14 +48,8 @@ class Data(ctypes.Structure):
 
 AVAILABLE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
 COMPILE = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.POINTER(Spec),
-    ctypes.c_size_t,
+    *(ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+    *(ctypes.c_size_t, ctypes.POINTER(Spec), ctypes.c_size_t),
 )
 EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(Argument), ctypes.c_size_t, ctypes.c_void_p)
 DESTROY = ctypes.CFUNCTYPE(None, ctypes.c_int64)
@@ -100,17 +94,11 @@ _memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 
 def read_argument(handle: Handle, index: int, argument: Argument) -> Any:
     """Return an input of a delegate; a tensor is on the runtime's memory."""
-    kind = argument.kind
-    if kind == TENSOR:
+    if argument.kind == TENSOR:
         return view_tensor(handle, argument)
-    if kind == INT:
-        return argument.integer
-    if kind == DOUBLE:
-        return argument.real
-    if kind == BOOL:
-        return bool(argument.integer)
-    if kind == NONE:
-        return None
+    values = {INT: argument.integer, DOUBLE: argument.real, BOOL: bool(argument.integer), NONE: None}
+    if argument.kind in values:
+        return values[argument.kind]
     raise BackendFailure(
         f"{handle.who}: its input {index} is a list or a str, which is not passed to Python delegates. Leave the "
         "operator that takes it to the host."

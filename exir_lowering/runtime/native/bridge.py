@@ -34,11 +34,8 @@ from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import abi, shim
 from exir_lowering.runtime.native.abi import describe_argument, read_argument, view_tensor
 
-_FAILED, _DONE = 0, 1
-_NOT_FOUND = 0x20
-_ROOM = 16
-_UNKNOWN = -1
-_EXIT_SECONDS = 30.0
+_FAILED, _DONE, _UNKNOWN = 0, 1, -1
+_NOT_FOUND, _ROOM, _EXIT_SECONDS = 0x20, 16, 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -93,15 +90,13 @@ class Bridge:
             )
         for name in missing:
             self._ids.append(name)
-            error = self._library.exir_register(name.encode(), len(self._ids) - 1)
-            if error == 0:
-                installed.bridged.add(name)
-            else:
+            if error := self._library.exir_register(name.encode(), len(self._ids) - 1):
                 self._ids.pop()
                 raise BackendUnavailableError(
                     f"The delegate {name!r} cannot be registered: the ExecuTorch runtime refuses it with error "
                     f"{error:#x}. It has {', '.join(taken)}."
                 )
+            installed.bridged.add(name)
 
     @contextmanager
     def setting_up(
@@ -277,8 +272,7 @@ class Bridge:
                     view_tensor(handle, argument).copy_(output.detach() if output.requires_grad else output)
 
     def _destroy(self, key: int) -> None:
-        found = self._handles.pop(key, None)
-        if found is not None:
+        if found := self._handles.pop(key, None):
             destroy(found[0])
 
     def _close(self) -> None:

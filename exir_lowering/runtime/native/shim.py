@@ -34,13 +34,8 @@ KNOWN = ("1.5",)
 SECONDS = 300
 # The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
 FLAGS = (
-    "-std=c++17",
-    "-O2",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-DC10_USING_CUSTOM_GENERATED_MACROS",
-    "-DET_EVENT_TRACER_ENABLED",
+    *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED"),
 )
 
 
