@@ -1,9 +1,4 @@
-"""The values that flow down the line: frozen, typed and printable.
-
-`edge` -> `EdgeMethod`, `rewrite` -> `EdgeMethod` (with its `Rewriting`s), `tag` -> `TaggedMethod`,
-`extract` -> `ExtractedMethod` (with its `Partition`s),
-`group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
-"""
+"""The values that flow down the line: frozen, typed and printable."""
 
 from __future__ import annotations
 

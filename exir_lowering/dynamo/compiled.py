@@ -1,8 +1,4 @@
-"""An AOTAutograd graph as a Python function again: delegates run its partitions, PyTorch runs the rest.
-
-The function has AOTAutograd's boxed convention: it takes its inputs in a list and empties it, so that an input that
-nobody else has ends at its last use.
-"""
+"""An AOTAutograd graph as a Python function again: delegates run its partitions, PyTorch runs the rest."""
 
 from __future__ import annotations
 

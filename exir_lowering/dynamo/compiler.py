@@ -1,8 +1,4 @@
-"""The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend.
-
-A Dynamo graph is a function, from which AOTAutograd makes graphs; each of these is captured (`capture.py`), lowered
-(`lowering.py`), and callable again (`compiled.py`).
-"""
+"""The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend."""
 
 from __future__ import annotations
 

@@ -144,11 +144,7 @@ _WORTH = 100  # calls between two changes of weights for which it is worth to co
 
 
 class Mark:
-    """What a weight, an input of a graph, was when it was packed; its memory is kept as long as the weight is.
-
-    AOTAutograd passes parameters and buffers as inputs. Some backends take an operator only if its weights are
-    constants, since they pack them into the payload, which is valid as long as nobody writes a weight in any way.
-    """
+    """What a weight, an input of a graph, was when it was packed; its memory is kept as long as the weight is."""
 
     def __init__(self, position: int, weight: torch.Tensor, how: Check) -> None:
         own = weight.detach()

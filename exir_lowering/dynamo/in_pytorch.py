@@ -1,8 +1,6 @@
-"""What stays in PyTorch: operators that draw random numbers, and calls of higher-order operators.
+"""What stays in PyTorch: operators that draw random numbers, in the graph's order, and calls of higher-order operators.
 
-Random numbers are drawn in the order of the graph, so that a seed gives the same. A higher-order call that is not
-lowered is one operator of the program that is lowered, which knows only its tensors, as for any custom operator; the
-compiled graph has the call in its place.
+One that is not lowered is a custom operator in the program that is lowered; the compiled graph has the call instead.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def compile_graphs(
 ) -> tuple[Mapping[str, Boxed], Report | None, bool]:
     """Lower graphs together, whose first is of a kind; LoweringError as `lower`, or NotLowered if they change.
 
-    Return what computes each, by method; the report, None if nothing is computed; and whether the weights that were
-    baked in are constants in it, or something was proven from them.
+    Return what computes each; the report, if anything is computed; and whether anything rests on what was baked in.
     """
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
@@ -157,10 +156,7 @@ _POOL, _WITH_INDICES = torch.ops.aten.max_pool2d.default, torch.ops.aten.max_poo
 
 
 def _restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> None:
-    """Replace max poolings whose indices nobody reads by plain ones, if a partitioner wants these whole.
-
-    AOTAutograd always decomposes max pooling into one with indices.
-    """
+    """Replace max poolings, whose indices nobody reads, by plain ones if a partitioner wants these whole."""
     pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and node.users]
     pools = [pool for pool in pools if all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)]
     wanted = pools and any(_wants_pools(partitioner, program) for partitioner in partitioners)

@@ -1,8 +1,6 @@
-"""What is done once per process: lowering a partition, and compiling its payload.
+"""What is done once per process: lowering a partition, and compiling its payload, for equal ones that are in use.
 
-Partitions are equal if they compute the same: names, and the lines of the model that operators come from, do not
-count, so a recompilation, a repeated layer, and a function that is compiled again take what is there. Nothing is
-kept longer than the compiled graphs that use it, and nothing is found again after `torch._dynamo.reset()`.
+Names, and the lines of the model that operators come from, do not count, so repeated layers are equal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Partitioners that take less than the given ones: nothing random, nothing for other backends, and only what pays.
 
-A call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are copied.
-Its work counts as equally fast in both, as nobody has measured it. The figures were fitted by hand to chains of 2 to 32
-elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512). They are
-constants: ratios carry over to other machines, and processes that train together have to make the same partitions.
+The figures were fitted by hand to chains of 2 to 32 elementwise operators and to linear layers of 16 to 256, with
+XNNPACK on one core (x86-64 with AVX-512). They are constants, as processes that train together have to partition alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Keep Python's cyclic garbage collector from walking over everything repeatedly while graphs are built.
-
-Both functions change settings of the process, for as long as any thread needs them.
-"""
+"""Keep the cyclic garbage collector, for the whole process, from walking over everything while graphs are built."""
 
 from __future__ import annotations
 
@@ -14,15 +11,9 @@ from exir_lowering._upstream.locks import Change, Shared, collector_paused
 
 @contextmanager
 def heap_frozen() -> Iterator[Callable[[], None]]:
-    """Set aside all live objects: within the context, the collector looks at new objects only.
+    """Set aside all live objects, so that full collections do not walk over all of torch; yield what does so again.
 
-    Building graphs makes many objects and little garbage, which triggers full collections. Each one walks everything
-    that torch has loaded, a million objects, and costs as much as lowering hundreds of partitions, at moments that
-    depend on what ran before. Backends benefit too: their passes rebuild graphs dozens of times.
-
-    Yields:
-        A function that also sets aside the objects made since then, for those that will stay alive. It does nothing if
-        the heap was already frozen by other code, which may rely on that.
+    It does nothing if the heap was already frozen by other code, which may rely on that.
     """
     with _FROZEN:
         yield (lambda: None) if _frozen_elsewhere else gc.freeze

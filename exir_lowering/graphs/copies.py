@@ -1,9 +1,7 @@
 """Copies of graphs and programs that share their tensors, and for conversions, copies with values of their own.
 
-Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. Copies of a program
-share it, and a conversion writes into it: new symbols for sizes that depend on data, which stay pending until a node
-takes them, facts about symbols, and the symbol that a tensor's `nonzero` had last. The next conversion of the program
-would find all of that, so each conversion gets its own values, fake mode and shape environment.
+Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. A conversion writes
+into it, and the next one of the program would find that: so each gets its own values, fake mode and environment.
 """
 
 from __future__ import annotations
@@ -174,20 +172,15 @@ def lifted_value(program: ExportedProgram, name: str | None) -> Any:
 
 
 def written_state(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the buffers and parameters that a program writes.
-
-    `ExportGraphSignature.buffers_to_mutate` lacks those that take the same value as another one.
-    """
+    """Return the buffers and parameters that a program writes; `buffers_to_mutate` lacks some of equal values."""
     specs = program.graph_signature.output_specs
     return frozenset(str(spec.target) for spec in specs if spec.kind in _STATE)
 
 
 def own_state(programs: Iterable[ExportedProgram]) -> None:
-    """Give programs their own copy of the current state, so that later runs of theirs and of the model are independent.
+    """Give private copies their own current state, so that later runs of theirs and of the model are independent.
 
-    Args:
-        programs: Private copies, whose tables are changed. Programs that share a buffer still share it afterwards, also
-            with one that only reads it.
+    Programs that share a buffer still share it afterwards, also with one that only reads it.
     """
     every = list(programs)
     tables = [table for program in every for table in (program.state_dict, program.constants)]
@@ -226,11 +219,9 @@ def memory_span(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
-    """Copy a program, with values of its own (`val` in its metadata) if it has symbolic sizes.
+    """Copy a program, with values of its own if it has symbolic sizes, and if they are plain fake tensors.
 
-    `handles` fills in debug handles where they are missing. Values stay shared if one is not a plain fake tensor (but
-    sparse, or of a tensor subclass) and cannot be copied. If `unbacked`, only sizes that depend on data count, which
-    are those that break a second conversion.
+    `handles` fills in missing debug handles. If `unbacked`, only sizes that depend on data count.
     """
     program = debug_handles.copy_with_handles(program) if handles else copy_program(program)
     if not has_symbols(program, unbacked=unbacked):

@@ -1,8 +1,4 @@
-"""Debug handles: the numbers by which payloads, events and failures name the operators of a method.
-
-ExecuTorch numbers operators from 1 in each method, nested graphs included. Nodes that were decomposed from the same
-operator of the exported program share its number. Programs that ExecuTorch's own conversion did not make may have none.
-"""
+"""Debug handles: the numbers by which payloads, events and failures name the operators of a method, from 1."""
 
 from __future__ import annotations
 
@@ -38,11 +34,7 @@ def find_highest(graph_module: GraphModule) -> int:
 
 
 def fill(graph_module: GraphModule) -> None:
-    """Give a debug handle to each computing node that has none, in place, in nested graphs too.
-
-    A node gets the handle of what it was decomposed from, a getitem that of its operator; others get new handles, in
-    the graph's order.
-    """
+    """Give each computing node without a handle, in place, that of what it was decomposed from, or a new one."""
     missing = [node for _, node in every_node(graph_module) if node.op == "call_function" and handle(node) is None]
     if not missing:
         return
@@ -71,9 +63,8 @@ def copy_with_handles(program: ExportedProgram) -> ExportedProgram:
 
 
 def number_handles(program: ExportedProgram) -> dict[int, int] | None:
-    """Return a number for each debug handle of a partition: 1 to n, in the order in which they first occur.
+    """Return a number for each debug handle of a partition, from 1 in its order, as handles shift when a model changes.
 
-    An operator that is inserted early in a model shifts the handles of all operators after it, and payloads have them.
     Return None if an operator has no handle, or there are too many.
     """
     numbers: dict[int, int] = {}

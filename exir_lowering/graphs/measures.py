@@ -38,10 +38,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Return whether sizes, or strides, are equal whatever they are when the program runs.
-
-    Torch compares sizes that it does not know with `==` by their values at export, and makes that a condition.
-    """
+    """Return whether sizes, or strides, are equal whatever they are: `==` would make equality a condition."""
     return list(map(expression, one)) == list(map(expression, other))
 
 
@@ -71,11 +68,9 @@ def value_elements(node: Node) -> int:
 
 
 def flops(node: Node) -> int:
-    """Return the floating-point operations of a node.
+    """Return the floating-point operations of a node: those of `torch.utils.flop_counter`, where it knows the operator.
 
-    Matrix products, convolutions and attention are counted as `torch.utils.flop_counter` does (a multiply-add is two).
-    Operators that only move data count zero; all others count one operation per element read or made, whichever is
-    more.
+    Operators that only move data count zero; all others count one for each element read or made, whichever is more.
     """
     if node.op != "call_function" or is_getitem(node) or is_delegate_call(node):
         return 0

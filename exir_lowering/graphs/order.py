@@ -1,7 +1,4 @@
-"""Topological order and reachability in directed graphs whose vertices are numbers.
-
-The topological sort is Kahn's algorithm (CACM 5(11), 1962).
-"""
+"""Topological order (Kahn's algorithm) and reachability in directed graphs whose vertices are numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +11,10 @@ Vertex = TypeVar("Vertex")
 
 
 def topological(successors: Sequence[Iterable[int]], urgent: Callable[[int], bool] | None = None) -> list[int]:
-    """Order vertices so that each comes after its predecessors, in time linear in the edges, not counting the queue.
+    """Order vertices, without those on or after a cycle, so that each comes after its predecessors.
 
-    Args:
-        successors: The successors of each vertex; one may be listed more than once.
-        urgent: Returns whether a vertex comes at once when it is ready; the others then come in the order in which they
-            become ready. By default, the ready vertex with the least number comes first, which keeps the given order
-            where the edges allow it.
-
-    Returns:
-        The vertices in order, without those on a cycle or after one.
+    What is `urgent` comes at once when it is ready, the others in the order in which they become ready. By default, the
+    ready vertex with the least number comes first, which keeps the given order where the edges allow it.
     """
     waiting = [0] * len(successors)
     for following in successors:
@@ -59,16 +50,7 @@ def reach(
     successors: Callable[[Vertex], Iterable[Vertex]],
     within: Callable[[Vertex], bool],
 ) -> dict[Vertex, Vertex]:
-    """Find the vertices that can be reached through some edges, by depth-first search.
-
-    Args:
-        edges: The first edges to follow; the last one is followed first.
-        successors: Returns the successors of a vertex.
-        within: Returns whether the search may enter a vertex.
-
-    Returns:
-        Each vertex that is reached, with its predecessor on the path.
-    """
+    """Return what some edges lead to, by depth-first search of what is `within`, each with its predecessor."""
     came_from: dict[Vertex, Vertex] = {}
     stack = list(edges)
     while stack:

@@ -1,9 +1,4 @@
-"""The quotient graph: each partition contracted to one vertex, ordered, made acyclic.
-
-The nodes of a tag can only be contracted if no path leaves the tag and comes back, and if no two tags feed each other.
-The contracted graph is sorted in O(nodes + edges + units log units). What cannot be sorted lies on a cycle, and only
-these strongly connected components are split.
-"""
+"""The quotient graph: each partition contracted to one vertex, ordered; those that close a cycle are split."""
 
 from __future__ import annotations
 
@@ -47,12 +42,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A path out of a tag and back into it.
-
-    Attributes:
-        tag: The tag.
-        path: Names of the nodes on the path; the first and the last one have the tag.
-    """
+    """A path out of a tag and back into it, by the names of its nodes; the first and the last one have the tag."""
 
     tag: str
     path: tuple[str, ...]
@@ -62,15 +52,7 @@ class Cycle:
 
 
 def contract(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> tuple[list[list[Node]], list[list[int]]]:
-    """Contract the nodes that have the same key.
-
-    Args:
-        nodes: Nodes of one graph.
-        key: Returns the key of a node.
-
-    Returns:
-        The nodes of each vertex, both in the given order, and the numbers of the vertices that read its results.
-    """
+    """Return the nodes with one key as vertices, in the given order, and the vertices that read the results of each."""
     members: dict[Hashable, list[Node]] = {}
     for node in nodes:
         members.setdefault(key(node), []).append(node)
@@ -87,16 +69,7 @@ def find_knots(successors: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit], Cycle | None]:
-    """Contract tags to units and order the units, splitting the tags that would close a cycle.
-
-    Args:
-        nodes: The computing nodes of one graph, in graph order.
-        tag_of: The tag of each claimed node.
-
-    Returns:
-        The units, each after its inputs, in the order of the graph where their inputs allow it; and a cycle, if tags
-        had to be split.
-    """
+    """Contract tags to units and order these as the graph is, splitting tags that would close the returned cycle."""
     piece_of = {node: (tag, 0) for node, tag in tag_of.items()}
     units, stuck = _kahn(nodes, piece_of)
     if not stuck:
@@ -104,23 +77,16 @@ def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit]
     cycle = _split(stuck, piece_of)
     units, stuck = _kahn(nodes, piece_of)
     if stuck:
-        raise InvariantError(
-            "Splitting tags into levels left a cycle through "
-            f"{sorted(node.name for node in stuck)[:8]}. Please report this program."
-        )
+        names = sorted(node.name for node in stuck)[:8]
+        raise InvariantError(f"Splitting tags into levels left a cycle through {names}. Please report this program.")
     return units, cycle
 
 
 def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Return each node's position in the breadth-first topological order in which ExecuTorch leaves a graph.
+    """Return each node's position in the order of `torch.fx`'s `legalize_graph`, by which ExecuTorch sorts a graph.
 
-    ExecuTorch sorts the graph like this (`torch.fx`'s `legalize_graph`) after taking out a partition, and this decides
-    the order in which a backend sees its nodes. If partitioners number their tags from the end of the graph, as
-    torch.fx's partitioner does, one such sort gives the same order for all partitions but the first, so that payloads
-    are identical byte for byte.
-
-    Args:
-        nodes: Every node of a graph, in graph order.
+    It does so after taking out a partition. If partitioners number their tags from the end of the graph, as torch.fx's
+    partitioner does, one such sort gives the same order for all partitions but the first, and so the same payloads.
     """
     number = {node: i for i, node in enumerate(nodes)}
     urgent = [node.target in _SORTED_FIRST and bool(node.all_input_nodes) for node in nodes]

@@ -1,12 +1,8 @@
 """The fewest convex partitions of one backend: to which epoch each claimed vertex of a directed acyclic graph goes.
 
-A schedule is a sequence of epochs; every claimed vertex goes to one, so that no edge leads to an earlier epoch, and the
-vertices of an epoch are one partition. Vertices of the host lie between epochs. As a single number: an epoch e has the
-stage 2e, the gap after it 2e + 1, and the stage must not decrease along an edge. Therefore the graph stays acyclic when
-the epochs are contracted.
-
-A path that alternates k times between host and backend needs k partitions, and no more than the most on a path are
-made: each vertex goes as late as possible, and then to where fewer bytes cross.
+No edge leads to an earlier epoch, and the vertices of an epoch are one partition; vertices of the host lie between. As
+a single number: an epoch e has the stage 2e, the gap after it 2e + 1, and no stage decreases along an edge. Each vertex
+goes as late as possible, and then to where fewer bytes cross.
 """
 
 from __future__ import annotations
@@ -20,16 +16,10 @@ def schedule(
     size: Callable[[int], int] = lambda vertex: 1,
     leaves: Callable[[int], bool] = lambda vertex: False,
 ) -> list[int]:
-    """Assign each claimed vertex to an epoch; no acyclic contraction has fewer.
+    """Return the number of each claimed vertex's epoch, from 1; 0 for the host. No acyclic contraction has fewer.
 
-    Args:
-        predecessors: The vertices before each vertex, each once; vertices are numbered in topological order.
-        claimed: Whether the backend takes each vertex; the others stay on the host.
-        size: Returns how many bytes a vertex hands over.
-        leaves: Returns whether the caller of the graph gets the result of a vertex.
-
-    Returns:
-        The number of each vertex's epoch, from 1 in topological order; 0 for the host.
+    Vertices are numbered in topological order, and list what is before them once; `size` is how many bytes one hands
+    over, and `leaves` whether the caller of the graph gets it.
     """
     count = len(claimed)
     successors: list[list[int]] = [[] for _ in claimed]

@@ -59,11 +59,7 @@ def find_innermost(stack: Sequence[Frame]) -> int | None:
 
 
 def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
-    """Return the line of a plug-in's own code from which an exception came, None if the traceback has no such line.
-
-    It is the innermost one in the package of the plug-in's class, or in its file if there is no package, because the
-    code that a plug-in calls may raise too. In packages with many plug-ins, the folder counts instead.
-    """
+    """Return the innermost line in the package, file or folder of a plug-in from which an exception came; or None."""
     module = sys.modules.get(plugin.__module__)
     members = (getattr(member, "__func__", member) for member in vars(plugin).values())
     codes = (getattr(member, "__code__", None) for member in members)
@@ -104,10 +100,7 @@ def stack(node: Node) -> tuple[Frame, ...]:
 
 
 def source_line(node: Node) -> str:
-    """Return the innermost line of the model from which a node came, "" if it is not known.
-
-    Lines of torch itself are skipped if there are others, and lines of generated code always.
-    """
+    """Return the innermost line of the model, rather than of torch, from which a node came, "" if it is not known."""
     frames = stack(node)
     number = find_innermost(frames)
     return "" if number is None else str(frames[number])
@@ -154,9 +147,7 @@ _WHOLE = "aten.linear.default"
 def is_part_of_linear(node: Node) -> bool:
     """Return whether a node is one of several that a linear layer was decomposed into.
 
-    ExecuTorch's backends recognise such a layer by the function that its operators came from
-    (`torch.fx.passes.utils.source_matcher_utils`), not by their form. They replace all of them at once, and take it for
-    granted that the views among them join and split leading dimensions only.
+    ExecuTorch's backends recognise such a layer by the function that its operators came from, and replace all at once.
     """
     if node.op != "call_function" or operator_name(node) == _WHOLE:
         return False

@@ -53,10 +53,7 @@ def is_delegate_call(node: Node) -> bool:
 
 
 def is_operator(node: Node) -> bool:
-    """Return whether a node is an operator: partitions consist of these, and plans count them.
-
-    Delegate calls are not operators, and getitem belongs to the operator whose result it picks.
-    """
+    """Return whether a node is an operator, as partitions and plans count them: no delegate call, no getitem."""
     return node.op == "call_function" and not is_getitem(node) and not is_delegate_call(node)
 
 

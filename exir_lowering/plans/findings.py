@@ -16,8 +16,7 @@ Part = Literal["brief", "more", "author"]
 _SLOW = frozenset(f"aten.{name}.default" for name in ("addmm", "baddbmm", "bmm", "convolution", "linear", "mm"))
 """Operators whose kernels on the host are slow."""
 
-_FEW = 1_000_000
-"""Up to so many floating-point operations of these nobody notices."""
+_FEW = 1_000_000  # up to so many floating-point operations of these nobody notices
 
 _DEQUANTISING = "torchao.dequantize_affine.default"
 
@@ -31,8 +30,7 @@ _EACH_CALL = (
     "Int8DynamicActivationIntxWeightConfig does"
 )
 
-_TENSORS = 5
-"""How many tensors at the peak of memory are shown."""
+_TENSORS = 5  # how many tensors at the peak of memory are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +139,8 @@ def _slow(method: MethodPlan) -> Iterator[Finding]:
     found = [host for host in method.host if host.operator in _SLOW]
     if (total := sum(work[host.node] for host in found)) > _FEW:
         names = ", ".join(sorted({shown.short_operator(host.operator) for host in found}))
-        yield Finding(
-            f"slow on the host: {len(found):,} x {names}, {shown.operations(total)} floating-point operations",
-            _LOOPS,
-            _places(found),
-        )
+        what = f"slow on the host: {len(found):,} x {names}, {shown.operations(total)} floating-point operations"
+        yield Finding(what, _LOOPS, _places(found))
     looked_up = {name for node in method.nodes if node.operator == "aten.embedding.default" for name in node.inputs}
     weights = {node.name for node in method.nodes if not node.inputs} - looked_up
     dequantising = [host for host in method.host if host.operator == _DEQUANTISING and host.node in weights]

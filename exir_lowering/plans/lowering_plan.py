@@ -61,11 +61,7 @@ class LoweringPlan(Shown):
         return self.to_text()
 
 
-_KINDS = 12
-"""How many kinds of host operators an error lists for each method."""
-
-_TENSORS = 8
-"""How many tensors an error lists for each method."""
+_KINDS, _TENSORS = 12, 8  # how many kinds of host operators, and tensors, an error lists for each method
 
 
 def require_coverage(plan: LoweringPlan, options: LoweringOptions) -> None:

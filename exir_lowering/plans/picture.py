@@ -83,10 +83,9 @@ class _Contracted:
 
 
 def _regions(contracted: _Contracted) -> dict[str, str]:
-    """Contract host operators that are connected, within one graph and one epoch of the schedule, which stays acyclic.
+    """Return the key of each node's vertex, with host operators contracted that are connected, in one graph and epoch.
 
-    Nested graphs divide an epoch into stages: the more often a path changes graphs, the later. Returned are the keys of
-    the vertices, by node.
+    Nested graphs divide an epoch into stages: the more often a path changes graphs, the later. So it stays acyclic.
     """
     predecessors: list[list[int]] = [[] for _ in contracted.keys]
     for source, target in contracted.edges:

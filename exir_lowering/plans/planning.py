@@ -112,10 +112,7 @@ def _place(program: ExportedProgram, partitions: Sequence[Partition]) -> tuple[l
 def _measure(
     program: ExportedProgram, partition_of: Mapping[Node, str]
 ) -> tuple[dict[int, int], dict[str | None, set[int]], Counter[str], Counter[str]]:
-    """Return the bytes of each weight, the weights that each partition reads, and the bytes that go in and out.
-
-    Tied weights share a key; None reads what the host does.
-    """
+    """Return bytes by weight, the weights that each partition (None: the host) reads, and the bytes in and out."""
     weights: dict[int, int] = {}
     readers: dict[str | None, set[int]] = {}
     bytes_in, bytes_out = Counter[str](), Counter[str]()

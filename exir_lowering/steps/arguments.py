@@ -1,7 +1,4 @@
-"""What callers may pass, brought into one form: a program and a list of partitioners for each method.
-
-Methods of one family have names such as `forward@npu`; the manifest says which methods of a file are in one.
-"""
+"""What callers may pass, brought into one form: a program and a list of partitioners for each method."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Control flow that no file can have, or that ExecuTorch's runtime refuses when it runs, is refused before.
 
-Loops over tensors with channels last fail too: rows of these, and what is carried, are planned in another order.
-
-Rows of maps and scans: the kernel that stacks them only changes how many there are, and what a scan carries is copied
-into memory of the largest size; so rows whose size differs from call to call fail in the runtime.
+Rows of maps and scans whose size differs from call to call fail in the runtime: their kernel only changes how many
+there are. So do loops over tensors with channels last: what is carried is planned in another order.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ from exir_lowering.graphs.measures import tensors
 def converting(programs: Iterable[ExportedProgram], *, gradients: bool, fast: bool = True) -> Iterator[None]:
     """Take the lock of conversions, set aside what `neutral` does for one, and leave nothing behind.
 
-    The default dtype is that of the programs' export: operators without one use it. Without gradients, which are
-    enabled by default, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
+    Without gradients, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
     """
     with locks.conversion():
         before = ConversionState()

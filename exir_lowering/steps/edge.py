@@ -43,10 +43,7 @@ _EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty
 def to_edge(
     methods: Iterable[RequestedMethod], session: Session, *, decomposed: bool = False
 ) -> tuple[EdgeMethod, ...]:
-    """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
-
-    Operators that partitioners want whole stay; if `decomposed`, programs are functional and nothing is decomposed.
-    """
+    """Convert programs as ExecuTorch's `to_edge_transform_and_lower` does; if `decomposed`, nothing is decomposed."""
     methods = unite(methods)
     for method in methods:
         check_written(method.name, method.program)
@@ -201,8 +198,5 @@ def _run_passes(name: str, program: ExportedProgram, passes: Passes) -> Exported
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:
-    """Copy the configuration, since ExecuTorch appends to its lists; the step `legalize` checks what stays on the host.
-
-    ExecuTorch's check executes each operator, which fixes sizes, and refuses operators for which there are kernels.
-    """
+    """Copy the configuration, to which ExecuTorch appends, without its check: the step `legalize` has a better one."""
     return replace(copy.deepcopy(options.edge_compile_config or EdgeCompileConfig()), _check_ir_validity=False)

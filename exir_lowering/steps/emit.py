@@ -1,8 +1,6 @@
 """Step emit: from lowered programs to one `.pte` file and its data files.
 
-A file is made by what is in three tables, from the top to the bottom, around one call of ExecuTorch's emitter: checks
-of what is asked for, finishers of private copies of the programs and of ExecuTorch's configuration, and sealers of what
-comes out. Each row is a name, a function of the `File`, and the reason why it is there, and there.
+What is done stands in three tables, around one call of ExecuTorch's emitter: a name, a function of the `File`, and why.
 """
 
 from __future__ import annotations

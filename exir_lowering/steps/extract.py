@@ -1,8 +1,4 @@
-"""Step extract: move the claimed nodes of a method into partitions, in one sweep over each of its graphs.
-
-The quotient graph (each partition one vertex) is ordered first; then one pass over the nodes builds the owner graph and
-every partition's graph side by side. Nothing is scanned, sorted, compiled or verified once per partition.
-"""
+"""Step extract: move the claimed nodes of a method into partitions, in one sweep over each of its graphs."""
 
 from __future__ import annotations
 
@@ -35,10 +31,7 @@ _PARTITION_META = frozenset({graphs.DELEGATION_TAG, "nn_module_stack", "source_f
 def extract(
     tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split", shared: frozenset[str] = frozenset()
 ) -> ExtractedMethod:
-    """Move the claimed nodes of a method into partitions, for which the owner then calls pending delegates.
-
-    Ids are numbered from `earlier`; what is `shared` with other methods stays; a tag with a cycle is split, or refused.
-    """
+    """Move the claimed nodes of a method into partitions, numbered from `earlier`; what is `shared` stays."""
     program = tagged.program
     lifted = graphs.lifted_inputs(program)
     mutated = graphs.written_state(program) | shared

@@ -1,7 +1,4 @@
-"""What comes before ExecuTorch's emitter: checks, and finishers of private copies and of ExecuTorch's configuration.
-
-`emit` lists them in their order, each with its reason.
-"""
+"""What comes before ExecuTorch's emitter: checks, and finishers of private copies and of its configuration."""
 
 from __future__ import annotations
 
@@ -121,11 +118,8 @@ def attach_originals(file: File) -> None:
     for method, program in file.programs.items():
         for number, (path, module, name) in enumerate(graphs.delegates(program.graph_module)):
             if getattr(module, name).backend_id != ORIGINALS:
-                original, site = (
-                    graphs.copy_program(getattr(module, name).original_module),
-                    CallSite(method, path, name),
-                )
-                key = original_key(method, number)
+                original = graphs.copy_program(getattr(module, name).original_module)
+                key, site = original_key(method, number), CallSite(method, path, name)
                 partitions.append(Partition(key, method, "", ORIGINALS, (), original, site))
                 sites.append((module, name))
     if not partitions:

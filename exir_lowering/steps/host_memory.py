@@ -1,21 +1,17 @@
 """Values on the host whose memory ExecuTorch's runtime would read wrongly.
 
-Memory order: most kernels of the runtime take their operands' memory as contiguous. With channels last, many of them
-refuse to run, and others compute something else: `unsqueeze`, `flip`, `pad`, `topk`, `gather`, `stack`, layer norm, and
-any view, which ExecuTorch makes of the memory as it is. So the host computes in contiguous order. Values keep theirs
-where operators treat each element alone, and get it back where something was compiled for it: delegates, branches, and
-the method's results.
+Memory order: most kernels take their operands' memory as contiguous, and so do views. So the host computes in
+contiguous order. Values keep theirs where operators treat each element alone, and get it back where something was
+compiled for it: delegates, branches, and the method's results.
 
-What branches return: the runtime points the value of `cond` at the memory of what a branch returns. It is that of
-`cond`, which nothing else uses (see the planning of memory), where the branch makes it. What a branch is given, or
-returns twice, it returns a copy of; and so does a method whose results have no memory, since its caller provides it.
+What branches return: the runtime points the value of `cond` at the memory of what a branch returns, which nothing else
+may use (see the planning of memory): so a branch returns a copy of what it is given, or returns twice; and so does a
+method whose results have no memory, since its caller provides it. ExecuTorch declares the rows that `map` and `scan`
+return as dynamic while it emits them, but not views of them, and fails.
 
-Views of what loops return: ExecuTorch declares the rows that `map` and `scan` return as dynamic while it emits them,
-but not their views, and fails.
-
-What ExecuTorch's emitter does not take, though the runtime can do it, gets a form that it takes when nothing is traced
-again. Conditions on sizes: it emits comparisons, but not how they are joined; False is less than True, so `a and b` is
-`a > not b`. Maps over several tensors, or to several: it emits those as a scan that carries nothing.
+What ExecuTorch's emitter does not take gets another form when nothing is traced again. It emits comparisons of sizes,
+but not how they are joined; False is less than True, so `a and b` is `a > not b`. Maps over several tensors, or to
+several: it emits those as a scan that carries nothing.
 """
 
 from __future__ import annotations
@@ -91,12 +87,7 @@ def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
 
 
 def copy_where_misread(program: ExportedProgram, *, planned_results: bool = True) -> None:
-    """Let a private copy of a lowered program read, and return, copies where the runtime would misread values.
-
-    Args:
-        program: The program.
-        planned_results: Whether the memory of its results is planned.
-    """
+    """Let a private copy read, and return, copies where the runtime would misread values."""
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
             for nested in graphs.nested_graphs(module, node) if node.target in _RETURNING else ():
@@ -259,10 +250,7 @@ def _order(value: torch.Tensor) -> list[int]:
 
 
 def make_emittable(out_variants: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
-    """Let ExecuTorch's pass, after which nothing is traced again, find only what its emitter takes.
-
-    Its rows of `nonzero` are planned as rows, as its kernel writes them: PyTorch's CPU kernel returns columns.
-    """
+    """Let ExecuTorch's pass find what its emitter takes; rows of `nonzero` are planned as its kernel writes them."""
 
     def run(module: GraphModule) -> Any:
         for _, node in [*graphs.every_node(module)]:

@@ -1,7 +1,6 @@
 """Step legalize: what stays on the host, and does not run there or not right, becomes other operators, or is refused.
 
-It comes after a first partitioning, so that what a backend takes is left to it; where it changed something, the
-partitioners are asked again, as they may take what was made.
+Partitioners come first, so that what a backend takes is left to it, and again where something has changed.
 """
 
 from __future__ import annotations

@@ -77,11 +77,7 @@ class Planning:
 
 
 def _keep_results(module: GraphModule) -> None:
-    """Let branches make their results in the memory that is planned for `cond`, which ExecuTorch leaves unused.
-
-    ExecuTorch plans the memory of each graph that is called as if it were free again when the call ends, but returns
-    a branch's results in it: the next call would overwrite them.
-    """
+    """Let branches make results in the memory of `cond`: ExecuTorch plans theirs as free again when the call ends."""
     for node in module.graph.nodes:
         for nested in graphs.nested_graphs(module, node):
             if node.target is torch.ops.higher_order.cond:

@@ -1,7 +1,6 @@
 """Tensors that branches and loops make of numbers become constants of the program, which the calls pass on.
 
-`torch.export` lifts those of the top graph only, and leaves the others as attributes of the graphs that are called,
-which torch cannot trace again.
+`torch.export` leaves them as attributes of the graphs that are called, which torch cannot trace again.
 """
 
 from __future__ import annotations

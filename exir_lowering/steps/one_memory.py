@@ -1,9 +1,7 @@
 """A memory that a program knows by several names becomes one buffer, and a constant that it writes becomes a buffer.
 
-`torch.export` lifts each tensor that it finds to an input of its own: a buffer that is registered twice, views of it,
-and tensors that are attributes of other objects, such as caches, which it takes for constants. In PyTorch, what is
-written by one name is read by all others. So there is one input for each memory that is written, with views of it where
-the others were read; if that is not possible, the program is refused.
+`torch.export` lifts each tensor that it finds to an input of its own, also views, and what is an attribute of a cache.
+In PyTorch, what is written by one name is read by all others. So there is one input, with views where those were read.
 """
 
 from __future__ import annotations
@@ -69,10 +67,7 @@ def _members(program: ExportedProgram) -> list[_Member]:
 
 
 def _check_untouched(method: RequestedMethod, written: dict[Node, list[Node]]) -> None:
-    """Refuse what `torch.export` has executed: operators on nothing but tensors that it does not know, if not strict.
-
-    Their results are not what the model begins with.
-    """
+    """Refuse what `torch.export` has executed if not strict: operators on nothing but tensors that it does not know."""
     lifted = graphs.lifted_inputs(method.program)
     known: dict[Node, bool] = {
         node: not str(spec.target).rpartition(".")[2].startswith("lifted_tensor_")

@@ -1,7 +1,4 @@
-"""Step preprocess for several partitions at once, in the same order and with the same bytes as one after the other.
-
-They are lowered by threads of this process, by loky's processes, or by any `concurrent.futures.Executor`.
-"""
+"""Step preprocess for several partitions at once, by threads, processes or an executor, with the same bytes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """The program of one partition: its placeholders in order, the constants that it owns, its nodes, its signature.
 
-A lifted input (parameter, buffer, lifted constant) that a partitioner tagged moves into every partition that reads it,
-without a copy, and stays on the host only when the host reads it too. State is different: it exists once. A
-mutated buffer moves only when one partition reads it, writes it and still has a result to return; otherwise the
-mutation stays an output of the host program.
+A lifted input that is tagged moves into every partition that reads it, without a copy. State exists once: it moves only
+when one partition reads it, writes it and still has a result to return; otherwise the host writes it.
 """
 
 from __future__ import annotations
@@ -79,11 +77,7 @@ def find_owners(
 
 
 def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
-    """Return the pieces that read a constant (None: the host), each with the constant's name in it.
-
-    ExecuTorch copies a constant that is read outside of its tag once per reader, and numbers the copies. Here, a piece
-    has one placeholder, with the name of the first copy that the piece would get, since payloads may contain it.
-    """
+    """Return the pieces that read a constant (None: the host), each with the name of ExecuTorch's first copy of it."""
     first: dict[Piece | None, int] = {}
     for i, user in enumerate(constant.users):
         first.setdefault(piece_of.get(user), i)

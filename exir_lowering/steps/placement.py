@@ -21,10 +21,7 @@ _FILE = "constant_tag"  # ExecuTorch's key of node.meta for the data file of a c
 
 
 def place_weights(file: File) -> None:
-    """Move the named data of delegates, and the host's constants except literals, to where a policy puts them.
-
-    The policy is called once per key and size.
-    """
+    """Move delegates' data and the host's constants, but literals, to where a policy puts them."""
     policy = file.options.external_weights
     if policy is None:
         return

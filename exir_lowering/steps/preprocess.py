@@ -36,10 +36,7 @@ _LISTED = 6  # how many nodes a message names before it only counts the rest
 def preprocess(
     group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
 ) -> list[LoweredPartition]:
-    """Lower all partitions of all methods that go to a backend, in the group's order, and check what it returns.
-
-    It gets copies of the graphs and the user's own tensors; `sharing` is a larger group whose weights share pieces.
-    """
+    """Lower a backend's partitions, in the group's order, and check what it returns; `sharing` is a larger group."""
     programs, fast, shared = [one.program for one in group.partitions], session.options.fast, backend.parallel != "none"
     store = WeightStore(list_tensors(one.program for one in (sharing or group).partitions))
     lower = _one_by_one if backend.one_by_one else _all_at_once

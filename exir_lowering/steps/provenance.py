@@ -1,7 +1,6 @@
 """What a file says about how it was made: the versions, what was asked for and done, and the model's own names.
 
-It has nothing that two lowerings of the same programs do not have in common: not where files are, when it was, how many
-jobs there were, or what was in the cache. So the options of speed are not in it.
+It has nothing that two lowerings of the same programs do not have in common, such as paths, times or options of speed.
 """
 
 from __future__ import annotations
@@ -65,15 +64,13 @@ def describe(
         chosen["target"] = Path(options.target).name  # where it lies differs from machine to machine
     for method in methods:
         names = tuple(_qualified(type(one)) for one in method.partitioners)
-        counts = Counter(one.rewrite for one in method.rewritings)
+        counts = dict(sorted(Counter(one.rewrite for one in method.rewritings).items()))
         # The conversion knows less about sizes: a least of 0 or 1 becomes 2 there.
         original = method.converted_from or method.program
         inputs = tuple(NamedValue(name, _bounds(original, value)) for name, value in _user_inputs(original))
         outputs = tuple(_outputs(original, method.program))
         dimensions = tuple(_dimensions(original, declared=original is method.converted_from))
-        made[method.name] = MethodProvenance(
-            names, dict(sorted(counts.items())), inputs, outputs, dimensions=dimensions
-        )
+        made[method.name] = MethodProvenance(names, counts, inputs, outputs, dimensions=dimensions)
     return Provenance(
         dict(planned.versions),
         chosen,
@@ -170,10 +167,8 @@ def _dimensions(program: ExportedProgram, declared: bool) -> Iterator[Dimension]
     places, names = dict[Any, list[tuple[int, int, int, int]]](), dict[Any, str]()
     for index, (_, value) in enumerate(_user_inputs(program)):
         for number, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            found = None if isinstance(size, int) else linear_in(size)
-            if found is not None:
-                symbol, factor, more = found
-                places.setdefault(symbol, []).append((index, number, factor, more))
+            if not isinstance(size, int) and (found := linear_in(size)) is not None:
+                places.setdefault(found[0], []).append((index, number, *found[1:]))
                 names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
     for symbol, found_at in places.items():
         least = int(bounds_of(symbol, program.range_constraints).lower)

@@ -1,10 +1,8 @@
 """What is done when a backend fails: find out on which operators, and lower without them, or in smaller pieces.
 
-A partition that fails by itself is refused, and its operators go to the next partitioner or stay on the host; with
-"split" it is first cut in two, again and again, until what fails is isolated. Then everything that is left is put
-together again, and stays together if the backend takes it. At the end each backend gets all of its partitions in one
-call, as always. If that call fails, because they are too much together or because the backend fails now and then, what
-it made of each of them by itself is taken.
+A partition that fails by itself is refused, or with "split" first cut in two, again and again. What is left is put
+together again. At the end each backend gets all of its partitions in one call, as always; if that fails, what it made
+of each of them by itself is taken.
 """
 
 from __future__ import annotations
@@ -43,14 +41,7 @@ class Partitioned:
 def lower_groups(mode: Mode, found: Partitioned, partition: _Partition, lower: _Lower) -> _Recovered:
     """Lower each group in one call; where a backend fails and that is no error, partition again without that.
 
-    Args:
-        mode: `LoweringOptions.on_backend_error`.
-        found: What is to be lowered.
-        partition: Partitions methods, treating operators as a function says: see `retag`.
-        lower: Lowers a group by its backend, or raises a BackendFailure.
-
-    Returns:
-        What was lowered in the end, the results for its groups, and what was refused on the way.
+    Returned are what was lowered in the end, the results for its groups, and what was refused on the way.
     """
     recovery = _Recovery(mode, lower)
     while (results := recovery.lower(found)) is None:

@@ -34,10 +34,7 @@ _DEPTH = 16  # how often what a rewrite made may be rewritten again before that 
 def rewrite(
     methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session, states: Sequence[State] = ()
 ) -> tuple[EdgeMethod, ...]:
-    """Rewrite private copies of methods; the rewrites are tried in order at a node, with what the session assumes.
-
-    The caller holds the lock of conversions. What can be one memory in a file is what every method leaves there.
-    """
+    """Rewrite private copies of methods, under the caller's lock; the rewrites are tried in order at a node."""
     assumed = _assumptions(methods, session.options.assume)
     if not rewrites:
         return tuple(methods)
@@ -99,10 +96,7 @@ class _Walk:
         self._depth: dict[Node, int] = {}
 
     def run(self, nodes: Iterable[Node]) -> None:
-        """Rewrite nodes, in the graph's order, and what is made of them.
-
-        Raise RewriteContractError if a rewrite raised, or did something other than name an equal value.
-        """
+        """Rewrite nodes, in the graph's order, and what is made of them; RewriteContractError for a wrong rewrite."""
         for node in nodes:
             pending = deque([node])
             while pending:
@@ -159,10 +153,7 @@ class _Walk:
         return self._by_operator[name]
 
     def _propose(self, rewrite: Rewrite, node: Node) -> Node | None:
-        """Return the node by which a rewrite would replace a node, perhaps one of `editor.made`; None if there is none.
-
-        Raise RewriteContractError if it raised, or its answer is invalid; a rewrite of this package is left out then.
-        """
+        """Return the node by which a rewrite would replace a node, or None; RewriteContractError if that is invalid."""
         try:
             new = self._ask(rewrite, node)
         except RewriteContractError as error:

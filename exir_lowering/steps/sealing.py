@@ -1,7 +1,4 @@
-"""What comes after ExecuTorch's emitter: what was recorded is put together, and the pieces of the file are completed.
-
-`emit` lists these sealers in their order, each with its reason.
-"""
+"""What comes after ExecuTorch's emitter: what was recorded is put together, and the file's pieces are completed."""
 
 from __future__ import annotations
 

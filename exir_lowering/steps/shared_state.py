@@ -1,7 +1,6 @@
 """State that the methods of a file share: what was one memory when it was exported, or what the caller says.
 
-ExecuTorch's runtime shares memory between methods by number: all that a client lets them share, or nothing. So in a
-file with shared state all state has places of its own in memory 2, which methods keep free of everything else.
+ExecuTorch's runtime shares memory between methods by number, all or nothing: so all state is in memory 2 then.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class _Member(NamedTuple):
 
 
 def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
-    """List what methods write and keep, and what has the memory or a name of that in methods that only read it.
-
-    There is one for each memory that was exported, shared if several methods have it, and one writes it.
-    """
+    """List each memory that methods write and keep; it is shared if several methods have it, and one writes it."""
     members: list[_Member] = []
     for method in methods:
         given, program, own = method.converted_from or method.program, method.program, list[_Member]()

@@ -33,10 +33,7 @@ def make_fake_state(program: ExportedProgram) -> FakeState:
 
 
 def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
-    """Run one partitioner on a private copy of one method; return the copy with tags, once they are checked.
-
-    It sees the graph, fake parameters and buffers (`make_fake_state`), and the real constants.
-    """
+    """Run a partitioner on a private copy of a method, with fake parameters and buffers; return what it tagged."""
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
     view = graphs.copy_program(program, program.graph_module)
     view.state_dict.clear()

@@ -3,13 +3,10 @@
 A program's signature is a parallel assignment: a buffer takes a value that was computed from the state as it was. In
 the file, values share memory: what a buffer takes may be another buffer's old state, or a view of it, and a method may
 return old state. So the writes are put in an order in which none destroys what a later one needs; where there is none,
-as when two buffers are exchanged, a copy is made first. ExecuTorch's own write-back follows the order of the signature,
-and takes what is any buffer's state for a buffer that was written in place. It finds nothing left to do here.
+as when two buffers are exchanged, a copy is made first. ExecuTorch's own write-back finds nothing left to do.
 
-Rows of a buffer are written in place where it is proven that nothing reads the old state later, so that a cache of keys
-and values is not copied as a whole to change one row. ExecuTorch emits a functional `index_put` into new memory, and
-then copies all of it into the buffer. Its own `reinplace_pass` replaces that, but does not see views of the buffer that
-are read later, which share its memory.
+Rows of a buffer, such as a cache, are written in place where it is proven that nothing reads the old state later.
+ExecuTorch's `reinplace_pass` does not see views of the buffer that are read later, which share its memory.
 """
 
 from __future__ import annotations
@@ -52,11 +49,7 @@ def write_back(program: ExportedProgram, *, in_place: bool) -> None:
 
 
 def separate(program: ExportedProgram, *, distinct: bool = False) -> None:
-    """Give each value that a private copy writes, and the old state that it returns, memory of its own.
-
-    PyTorch's `ExportedProgram.module()`, with which it decomposes as well, writes in the order of the signature, too,
-    and returns what was written; and torch cannot describe two writes of one value, unless they are made `distinct`.
-    """
+    """Give each value that a copy writes, and old state that it returns, memory of its own, as `module()` does not."""
     mode = fake_mode_of(program.graph_module)
     if mode is not None and writes(program.graph_module):
         inline_sharing(program.graph_module, mode)

@@ -1,7 +1,4 @@
-"""The closed lists of what a file may call besides operators: functions of numbers, and operators that call graphs.
-
-Whatever reads a file chooses from these lists: nothing is looked up by a name that a file has.
-"""
+"""The closed lists of what a file may call besides operators: functions of numbers, and operators that call graphs."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
 """The closed list of torch's operators that a file may have executed: they only compute results.
 
-A file is data, but the operators of this process do more than arithmetic: `aten.from_file` maps a file that a later
-`aten.copy_` writes, `aten.save` writes one, others wait for other machines, seed generators or free memory. So being
-registered is not enough. An operator has to qualify
+A file is data, but registered operators also map, write, seed and wait for other machines. One has to qualify
 
 * by name: ATen's core and pointwise operators, as torch tags them, the composites and views that exported programs
   contain (`_COMPOSITES`, `_VIEWS`), and the few namespaces that are written for such programs (`_NAMESPACES`); and
 * by schema: it writes to none of its arguments, and takes only tensors, numbers and lists of them, and text only if the
   text selects a mode (`_MODES`).
 
-A list of forbidden operators would be shorter, and wrong with the next release of torch, or the next library that
-registers operators. What torch tags in a later release is on the list if its schema qualifies.
+A list of forbidden operators would be wrong with the next release of torch, or the next library that registers some.
 """
 
 from __future__ import annotations

@@ -21,10 +21,7 @@ _ASSERTIONS = ("_assert", "sym_constrain")
 
 
 def only_computes(node: Node) -> bool:
-    """Return whether a node's operator has no effect but its result, which depends on its arguments alone.
-
-    Operators that are not known to be so, such as those that a library registers, count as having effects.
-    """
+    """Return whether a node's operator is known to have no effect but its result, which depends on its arguments."""
     if node.op != "call_function":
         return False
     return is_getitem(node) or _only_computes(node.target)

@@ -149,10 +149,7 @@ def convert(found: Range, source: torch.dtype | None, target: torch.dtype | None
 
 
 def total(found: Range, terms: float, dtype: torch.dtype | None) -> Range:
-    """Return the range of sums of up to that many terms, added in any order in a type at least as precise as `dtype`.
-
-    Each addition rounds, so that n terms can grow by (1 + u) ** n.
-    """
+    """Return the range of sums of up to that many terms, in any order: each addition rounds, as (1 + u) ** n."""
     growth = terms * limits(dtype)[2] if dtype is not None and dtype.is_floating_point else 0.0
     factor = terms * 2.0 * math.exp(growth) if growth < 100 else INF
     summed = found * Range(factor, factor)

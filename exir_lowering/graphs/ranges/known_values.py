@@ -28,10 +28,7 @@ _BUDGET = 1 << 24
 
 
 class Constants:
-    """The values of a program that depend on nothing but its weights.
-
-    The program may be edited while this is used. Someone else may write to the state that `volatile` names.
-    """
+    """The values of a program, which may be edited meanwhile, that depend on its weights but not on `volatile` ones."""
 
     def __init__(self, program: ExportedProgram, volatile: Collection[str]) -> None:
         self._program, self._volatile = program, frozenset(volatile)

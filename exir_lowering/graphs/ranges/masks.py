@@ -1,9 +1,7 @@
 """Whether rows of scores can be masked entirely.
 
-The question is asked in two forms. Of numbers: what is the largest number that every row reaches with one element, or
-holds a NaN? Of truth values: does every row hold a given one? A row along a dimension of a value that was broadcast,
-reshaped or permuted is a row along some dimension of its source, so the questions go from a value to its sources.
-Dimensions are counted from the last one (-1), as broadcasting does.
+Of numbers: what is the largest that every row reaches with one element, or holds a NaN? Of truth values: does every row
+hold a given one? The questions go from a value to its sources. Dimensions are counted from the last one (-1).
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ class Rows:
         return cause if found.advice == doubts.NOTHING and known else found
 
     def _reach(self, node: Any, dim: int, truth: bool | None = None) -> float | Doubt:
-        """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none.
-
-        Of a `truth`, it is any number if every row that has elements holds it.
-        """
+        """Return a number that every row reaches with an element, any for a `truth`; or why there is none."""
         low = self._low(node) if truth is None else 1.0 if self._always(node, truth) else -INF
         if low > -INF:
             return low
@@ -189,10 +184,7 @@ class Rows:
 
 
 def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None:
-    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it.
-
-    Where sizes are symbols, only dimensions of size 1 may come or go behind it, and nothing in it.
-    """
+    """Return the dimension of a reshaped value that became a dimension, with as many elements behind it if known."""
     fixed = all(type(size) is int for size in (*shape, *origin))
 
     def behind(sizes: Sequence[Any], place: int) -> Any:
@@ -206,10 +198,7 @@ def _viewed(shape: Sequence[Any], origin: Sequence[Any], dim: int) -> int | None
 
 
 def _rounded_sum(floor: float, low: float, dtype: torch.dtype | None) -> float:
-    """Return what a sum of numbers from two bounds on is at least, -inf if it can overflow to that.
-
-    The lowest number of a type plus a small one rounds to the lowest number: masks are often made of it.
-    """
+    """Return what a sum of numbers from two bounds on is at least when it is rounded; -inf if it can overflow."""
     if dtype is None or not dtype.is_floating_point:
         return -INF
     largest, _, precision = limits(dtype)

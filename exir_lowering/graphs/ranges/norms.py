@@ -83,10 +83,8 @@ def _strip(node: Any, *, expanded: bool = False) -> Any:
 def bound_of_standardised(terms: float, eps: Any) -> float:
     """Return the largest magnitude of (x - mean) / sqrt(variance + eps) over that many terms.
 
-    (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or
-    infinities, or the variance overflows, the row is NaN, or 0 where a finite number is divided by inf. Where rounding
-    has cancelled all digits, because the elements of a row are almost equal, the result is within the noise of the
-    mean; see `ValueRanges` about that. Without `eps`, a row whose variance is rounded to zero becomes infinite or NaN;
-    from 1e-36 on, elements whose squares are rounded to zero stay small.
+    (x_i - mean) ** 2 is at most the sum of all, so the quotient is at most sqrt(n). NaN, infinities and overflows give
+    NaN or 0. Where rounding has cancelled all digits, the result is within the noise of the mean; see `ValueRanges`.
+    Without `eps`, a variance rounded to zero makes infinity or NaN; from 1e-36 on, squares rounded to zero stay small.
     """
     return 2.0 * math.sqrt(terms) if isinstance(eps, (int, float)) and eps >= 1e-36 else INF

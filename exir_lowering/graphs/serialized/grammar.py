@@ -1,7 +1,6 @@
 """The text in programs that torch evaluates, or makes Python code of: symbolic sizes, guards, names.
 
-torch gives sizes to `sympy.sympify`, and guards to `exec`. Both get only text whose syntax tree was accepted here:
-numbers, symbols, arithmetic, comparisons, and functions of a closed list.
+Both get only text whose syntax tree was accepted here: numbers, symbols, arithmetic, comparisons, closed functions.
 """
 
 from __future__ import annotations

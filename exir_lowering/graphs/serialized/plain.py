@@ -1,10 +1,7 @@
 """Plain arguments as JSON: what JSON has is itself, anything else an object whose only key says what it is.
 
-Payloads of the reference backend are made of these. What is allowed here is safe to execute.
-
-The container is a header of fixed size, then JSON, compressed by zlib. The header, little-endian: 8 bytes magic; 4
-bytes version; 4 bytes CRC-32 of the JSON; 8 bytes length of the JSON. Equal trees give equal bytes in every process
-with the same zlib.
+Payloads of the reference backend are made of these. What is allowed here is safe to execute. The container is a header
+of 24 bytes (magic, version, CRC-32 and length of the JSON, little-endian), then the JSON, compressed by zlib.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The cache of a call, and its folder, where an entry is a file that is named by the digest of its key.
-
-It has the digest of the rest, which is the results as a pickle of closed types. What is not right is a miss.
-"""
+"""The cache of a call: files named by digests of keys, with pickles of closed types; what is not right is a miss."""
 
 from __future__ import annotations
 

@@ -91,10 +91,7 @@ def _sums_number(node: Node) -> bool:
 def _normalized(
     x: Tensor, dims: Any, eps: float, weight: Any, bias: Any, inner: int = 0, shape: Any = None, stats: Any = None
 ) -> Any:
-    """Return a tensor without its mean and divided by its deviation, the mean, and one over the deviation.
-
-    A weight and a bias lack so many inner dimensions; files have no views of weights in data files.
-    """
+    """Return a normalised tensor, its mean, and one over the deviation; weights lack `inner` dimensions."""
     mean = x.mean(dims, keepdim=True)
     mean = mean + (x - mean).mean(dims, keepdim=True)  # what the kernel's mean, a plain sum, is off for large means
     apart = x - mean

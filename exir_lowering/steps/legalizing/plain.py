@@ -1,7 +1,6 @@
 """Quantisation by torchao that no backend took, in plain operators: there are no out variants of its own, nor kernels.
 
-It stays as it is until a file is made, since the file's configuration says whether ExecuTorch fuses embeddings. What
-torchao computes is traced, one call at a time, with dynamic sizes too.
+It stays until a file is made, since the file's configuration says whether ExecuTorch fuses embeddings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rules for special functions, by series, and by integrals that the trapezoidal rule finds to the last place.
-
-All are computed in float64. Where float64 itself is left out, they are right in narrower types.
-"""
+"""Rules for special functions in float64, by series and integrals that the trapezoidal rule finds to the last place."""
 
 from __future__ import annotations
 

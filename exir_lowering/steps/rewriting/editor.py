@@ -79,10 +79,7 @@ class Editor:
         return node
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant, see `Scope.constant`. By such a name, ExecuTorch keeps it out of data files.
-
-        There methods have tensors of one name in common.
-        """
+        """Add a lifted constant, see `Scope.constant`, with a name by which ExecuTorch keeps it out of data files."""
         key = _content(tensor)
         if key not in self._constants:
             table = self.program.constants
@@ -135,11 +132,7 @@ class Editor:
         self.made = []
 
     def may_replace(self, node: Node, new: Node) -> bool:
-        """Return whether a node's value can be taken from another one.
-
-        What a method returns has to stay a separate value: neither an input or a weight, nor what it returns already.
-        And consumers rely on the order in which the elements lie in memory.
-        """
+        """Return whether a value can be taken from another node; results stay separate, in their memory order."""
         if self.is_returned(node) and new.op in ("placeholder", "get_attr"):
             return False
         return self._returned_parts(node).isdisjoint(self._returned_parts(new)) and _layout(node) == _layout(new)

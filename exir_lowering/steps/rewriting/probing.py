@@ -1,8 +1,4 @@
-"""Ask a method's partitioners which of two forms of some operators they take, with a small program that has both.
-
-The probe has each distinct form once, however often it occurs in the method, and nothing else: so it is small, and a
-partitioner sees the operands that it will see in the method, parameters as parameters and values as inputs.
-"""
+"""Ask a method's partitioners which of two forms of some operators they take, with a small program that has both."""
 
 from __future__ import annotations
 
@@ -51,8 +47,7 @@ def choose(
 ) -> set[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
-    Program and lifted inputs have what the candidates added. Those candidates with operands that are not tensors, such
-    as symbolic sizes, are not chosen. Partitioners are in priority order.
+    Those with operands that are not tensors, such as symbolic sizes, are not chosen.
     """
     equal: dict[Hashable, list[Candidate]] = {}  # which partitioners answer in the same way
     for one in candidates:
