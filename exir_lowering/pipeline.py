@@ -170,7 +170,8 @@ def plan(
             planned = plan_memory(legal, extracted, planned, session.options)
 
     def attempt(method: EdgeMethod, assume: Mapping[str, str]) -> MethodPlan:
-        own = Session(replace(session.options, assume={**session.options.assume, **assume}, require_coverage=0.0))
+        assumed = {**session.options.assume, **assume}
+        own = Session(replace(session.options, assume=assumed, require_coverage=0.0, progress=False))
         with converting([method.program], gradients=True, fast=own.options.fast):
             tried = rewrite([method], rewrites, own, states) if assume else (method,)
             return _partition_all(tried, states, own)[2].methods[0]

@@ -74,6 +74,10 @@ def execute(arguments: argparse.Namespace) -> int:
             for figure, pool, measured in zip(figures, pools, times, strict=True):
                 figure["bytes"]["grew"] += pool.submit(_resident, "VmHWM").result()
                 figure |= {"runs": len(measured), "seconds": _summarize(measured)}
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():  # which do not hear it, and may be in a long call
+                child.terminate()
+            raise
         except BrokenProcessPool:
             raise InputError("the process of a file ended: it crashed, or there was not enough memory.") from None
     ratio = None  # the first one's time as a multiple of the second one's: the median of the rounds, and their quarters

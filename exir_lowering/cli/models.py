@@ -26,7 +26,7 @@ def make_programs(place: str, function: str) -> dict[str, ExportedProgram]:
     with torch.random.fork_rng(devices=[]):
         importing.import_module(who, place)
         torch.manual_seed(0)  # random weights are the same for `lower` and `verify`, however the file is imported
-        made = importing.make(who, place, function, (ExportedProgram, Mapping))
+        made = importing.make(who, place, function, (ExportedProgram, Mapping, torch.nn.Module))
         if not isinstance(made, Mapping):
             return {"forward": _export_made(who, made)}
         return {str(name): _export_made(f"{who}: {name!r}", one) for name, one in made.items()}
@@ -46,6 +46,8 @@ def _export_made(who: str, made: Any) -> ExportedProgram:
         inputs = [(inputs,)]
     elif not (len(inputs) > 1 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping | None)):
         inputs = [inputs]
+    if len(inputs) > 3:
+        raise InputError(f"{who}: it returns a model and {len(inputs)} things, {_EXPECTED}.")
     args, kwargs, shapes = [*inputs, None, None][:3]
     return export(who, model, tuple(args), dict(kwargs or {}), shapes)
 

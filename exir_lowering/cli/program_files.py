@@ -186,10 +186,9 @@ def _check_source(text: str) -> None:
     elif path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"{text!r} is a directory, expected a file, or one with a transformers model's config.json.")
     elif not path.exists() and path.suffix not in (".pt2", ".pt", ".pth", ".pte", ".py"):
-        raise InputError(
-            f"There is no file {text!r}, and no folder. A model of the Hugging Face Hub has to be in a folder: "
-            f"`hf download {text} --local-dir FOLDER`."
-        )
+        download = f"A model of the Hugging Face Hub has to be in a folder: `hf download {text} --local-dir FOLDER`."
+        hub = f" {download}" if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) else ""
+        raise InputError(f"There is no file {text!r}, and no folder.{hub}")
     elif path.suffix == ".py" and path.is_file():
         raise InputError(f"{text!r}: name the function in it that makes the model and its inputs, such as {text}:make.")
     elif not path.is_dir() and not zipfile.is_zipfile(find_file(text)):

@@ -28,8 +28,10 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
         raise InputError(f"{who}: the folder of a transformers model needs `pip install transformers`.") from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(f"{who}: it has an adapter, whose file names another model. Merge them first, and save that.")
     try:
-        json.loads((folder / "config.json").read_text(), object_hook=_check_kernels)
+        json.loads((folder / "config.json").read_text(), object_hook=_check_named)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
         if model.can_generate() and not config.is_encoder_decoder and model.main_input_name == "input_ids":
@@ -44,9 +46,11 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
         ) from error
 
 
-def _check_kernels(found: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a configuration that names a kernel, which transformers would download and import."""
+def _check_named(found: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a configuration that names a kernel or a quantiser, which transformers would download or import."""
     for key, value in found.items():
+        if key == "quantization_config" and value:
+            raise InputError("config.json has quantization_config, expected a model that is not quantised yet.")
         if key.endswith("_implementation") and value not in (None, "eager", "sdpa", "batched_mm", "grouped_mm"):
             raise InputError(f"config.json has {key} = {str(value)[:100]!r}, expected eager or sdpa: remove it.")
     return found
@@ -55,8 +59,9 @@ def _check_kernels(found: dict[str, Any]) -> dict[str, Any]:
 def _find_class(who: str, transformers: Any, config: Any, task: str | None) -> Any:
     """Return the class that the task, or else the configuration, stands for."""
     named = (config.architectures or []) if task is None else [task]
-    if len(named) == 1 and hasattr(transformers, named[0]):
-        return getattr(transformers, named[0])
+    found = getattr(transformers, named[0], None) if len(named) == 1 and str(named[0]).isidentifier() else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
     if task is None:
         raise InputError(
             f"{who}: its config.json names {' and '.join(named) or 'no class'}, expected one class of transformers. "

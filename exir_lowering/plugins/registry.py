@@ -292,18 +292,13 @@ def load(group: str, plugin_id: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:
-        if missing_of(error):
+        # A plug-in that raises an ImportError itself says what to do.
+        if type(error) is ImportError and error.name and error.name not in sys.modules:
             raise PluginLoadError(str(error)) from error
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
             f"{exception_text(error)}"
         ) from error
-
-
-def missing_of(error: BaseException | None) -> str:
-    """Return the module that an ImportError is about, if it is not installed; a plug-in says itself what to do then."""
-    named = error.name if type(error) is ImportError else None
-    return named if named and named not in sys.modules else ""
 
 
 def providers_of(group: str, plugin_id: str) -> list[str]:
@@ -361,7 +356,9 @@ def list_installed(*, check: bool = True) -> Iterator[PluginInfo]:
                 if check:
                     load(group, plugin_id)
             except PluginLoadError as failure:
-                error, missing = str(failure), missing_of(failure.__cause__)
+                cause, error = failure.__cause__, str(failure)
+                if isinstance(cause, ImportError) and cause.name not in sys.modules:
+                    missing = cause.name or ""
             for provider in providers_of(group, plugin_id):
                 yield PluginInfo(group, plugin_id, provider, error, missing)
 

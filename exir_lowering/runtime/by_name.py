@@ -70,7 +70,8 @@ class MissingOutputError(KeyError, AttributeError):
 class Results(list[Any]):
     """The outputs of a method, flat: a list, whose items have names where the model returns them under keys.
 
-    `results["key"]` and `results.key` are an output, or the results in a list or dict that the model has there.
+    `results["key"]` and `results.key` are an output, or the results in a list or dict that the model has there; by key
+    where a list has a method of that name.
     """
 
     _names: tuple[str, ...] = ()
@@ -82,6 +83,26 @@ class Results(list[Any]):
     def keys(self) -> tuple[str, ...]:
         """Return the names; "output 0" and so on where there is none."""
         return self._names
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the outputs."""
+        return tuple(self)
+
+    def items(self) -> tuple[tuple[str, Any], ...]:
+        """Return each name with its output."""
+        return tuple(zip(self._names, self, strict=True))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what is under a key, or the default."""
+        try:
+            return self[key]
+        except MissingOutputError:
+            return default
+
+    def __contains__(self, key: Any) -> bool:
+        if not isinstance(key, str):
+            return super().__contains__(key)
+        return any(f"{name}.".startswith(f"{key}.") for name in self._names)
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensor, expression, known_size, size_hint
+from exir_lowering._upstream.fakes import FakeTensor, known_size, linear_in, size_hint
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import LoweringError, few
+from exir_lowering.errors import exception_text, few
 from exir_lowering.graphs import sources
 from exir_lowering.graphs.copies import private_copy, specialise_program
 from exir_lowering.model import EdgeMethod
@@ -27,6 +28,7 @@ Attempt = Callable[[EdgeMethod, Mapping[str, str]], MethodPlan]
 """Plans a method, with what is assumed of its inputs if that is anything."""
 
 _ASSUMED = re.compile(r'assume=\{"(.+?)": "(\w+)"\}')
+_LOG = logging.getLogger(__name__)
 _OTHERS = (torch.bfloat16, torch.float64)  # types that backends for float32 refuse
 
 
@@ -46,7 +48,7 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
         found.append(f"{what}: {gain}, instead of {now[0]:,} and {now[1]:,}{where}")
         return None
 
-    with suppress(LoweringError):
+    with _attempting():
         words, assumed, last = dict[str, None](), dict[str, str](), planned if planned.host else None
         while last is not None:  # one assumption may lead to the next
             refused = [(one.advice, _ASSUMED.search(one.advice)) for one in last.refused_rewrites]
@@ -55,9 +57,20 @@ def advise(given: EdgeMethod, method: EdgeMethod, planned: MethodPlan, attempt: 
             assumed.update((match[1], match[2]) for _, match in new)
             last = attempted(" and ".join(words), given, assumed) if new else None
     for what, change in _changes(method, planned) if planned.host else ():
-        with suppress(LoweringError):
+        with _attempting():
             attempted(what, change(method), {})
     return tuple(found)
+
+
+@contextmanager
+def _attempting() -> Iterator[None]:
+    """Give no advice where a change cannot be tried: torch may not take what was made of the program."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        _LOG.debug("A change could not be tried: %s", exception_text(error))
 
 
 def _changes(method: EdgeMethod, planned: MethodPlan) -> Iterator[tuple[str, Callable[[EdgeMethod], EdgeMethod]]]:
@@ -95,7 +108,8 @@ def _with_fixed_sizes(method: EdgeMethod) -> EdgeMethod:
     """Return a method as it is for the sizes of the example."""
     given = [node.meta.get("val") for node in graphs.user_inputs(method.program)]
     sizes = [size for one in given for size in (one.shape if isinstance(one, torch.Tensor) else ())]
-    numbers = {expression(size): size_hint(size) for size in sizes if not isinstance(size, int)}
+    linear = [(linear_in(size), size_hint(size)) for size in sizes if not isinstance(size, int)]
+    numbers = {one[0]: (hint - one[2]) // one[1] for one, hint in linear if one is not None}
     return replace(method, program=specialise_program(method.program, numbers))
 
 

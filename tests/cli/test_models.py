@@ -55,6 +55,11 @@ def methods():
 def bare():
     return Net()
 
+def four():
+    return Net().eval(), (x,), {}, None, 3
+
+net = Net()
+
 def wrong():
     return Net().eval(), (torch.ones(2, 9),)
 
@@ -127,8 +132,11 @@ def test_what_is_wrong_with_a_function(folder: Path, told: Callable[..., str]) -
         "none.py:make": ("There is no file 'none.py'",),
         "model.py:nmaed": ("has no 'nmaed'", "'named'"),
         "model.py:bare": ("a model without inputs", "return model, (x,)"),
+        "model.py:net": ("a model without inputs", "return model, (x,)"),
+        "model.py:four": ("expected a model and its inputs",),
+        "modle.onnx": ("There is no file 'modle.onnx', and no folder.\n",),
         "model.py:x": ("cannot be called",),
-        "model.py:broken": ("calling broken raised ZeroDivisionError: by zero (model.py, line 44)",),
+        "model.py:broken": ("calling broken raised ZeroDivisionError: by zero (model.py, line 49)",),
         "model.py:wrong": ("torch.export cannot export Net", "(model.py, line 11)"),
         "typo.py:make": ("'typo.py' cannot be imported", "no_such_module", "(typo.py, line 2)"),
         "a=model.py:methods": ("has the methods one, many",),
@@ -155,6 +163,10 @@ def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[st
     assert "the weights are random" in said and "BertForSequenceClassification with input_ids [1, length]" in said
     (path / "config.json").write_text(json.dumps({**config, "attn_implementation": "somebody/kernel"}))
     assert "expected eager or sdpa" in told("plan", "bert", "--task", "fill-mask")
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mine"}}))
+    assert "not quantised yet" in told("plan", "bert", "--task", "fill-mask")
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["Trainer"]}))
+    assert "names Trainer, expected one class" in told("plan", "bert")
     (path / "config.json").write_text(
         json.dumps({**config, "auto_map": {"AutoConfig": "mine.Mine"}, "model_type": "x"})
     )

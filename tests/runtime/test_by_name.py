@@ -76,6 +76,8 @@ def test_calls_and_results(program: Any, call: str) -> None:
     assert results.states[0] is total and results["states"]["0"] is results["states.0"] is total
     assert results["states.1.0"] is results.states["1"][0] is double and len(results.states) == 2
     assert results.keys() == ("logits", "states.0", "states.1.0") == tuple(dict(results))
+    assert "states" in results and "logit" not in results and results.get("logit", 3) == 3
+    assert dict(results.items())["logits"] is results.values()[0] is results.get("logits")
     (again,) = program.run("forward", *inputs, **named).states["1"]
     torch.testing.assert_close(again, double)
 
