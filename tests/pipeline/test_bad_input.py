@@ -611,7 +611,7 @@ def _file_in_the_way(folder: Path) -> Path:
 
 
 PATHS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "no-folder": (lambda folder: folder / "none" / "model.pte", ("none/model.pte", "No such file")),
+    "no-folder": (lambda folder: folder / "none" / "model.pte", ("none/model.pte", "there is no directory")),
     "no-suffix": (lambda folder: folder / "model", ("model'", "ends in .pte")),
     "other-suffix": (lambda folder: folder / "model.pt2", ("model.pt2", "ends in .pte")),
     "null": (lambda folder: str(folder / "a\0b.pte"), ("b.pte", "without a null character")),
