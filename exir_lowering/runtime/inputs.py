@@ -19,25 +19,25 @@ FLAT = "Inputs are flat: pass what a list, tuple or dict holds one by one, or by
 NESTED = (list, tuple, Mapping)
 
 
-def label(method: MethodSpec, place: int) -> str:
-    """Return what messages call an input."""
-    name = method.signature.inputs[place].name
-    return name if name == f"input {place}" else f"argument {name!r}"
+def label(method: MethodSpec, place: int, names: Sequence[str] = ()) -> str:
+    """Return what messages call an input, if it is not one of the given names."""
+    name = names[place] if names else method.signature.inputs[place].name
+    return name if names or name == f"input {place}" else f"argument {name!r}"
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
     """Return flat inputs as the runtime takes them; messages begin with `where`, and may call them by other names."""
-    prepared, names = [], names or [label(method, place) for place in range(len(inputs))]
+    prepared = []  # and no names: a call that is right needs none
     for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
         if index in method.lost:
             raise InputError(
-                f"{where}: {names[index]} cannot be given. It was an integer of any value when the model was exported, "
-                "which ExecuTorch's .pte files cannot represent: they store None instead, and the runtime accepts only "
-                "that. Export the model with a fixed integer, or with a tensor in its place."
+                f"{where}: {label(method, index, names)} cannot be given. It was an integer of any value when the "
+                "model was exported, which .pte files cannot represent: they store None instead, which is all that the "
+                "runtime accepts. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
         if problem is not None:
-            name = names[index]
+            name = label(method, index, names)
             raise InputError(f"{where}: {name} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
     # The runtime does not check what sizes have in common: it stops with a bare number, or broadcasts what is 1.
@@ -48,7 +48,7 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
             name, given = one.name or "n", []
             for size, (index, at, factor, more) in zip(sizes, one.places, strict=True):
                 term = f"{f'{factor} * ' * (factor > 1)}{name}{f' {more:+}' * bool(more)}"
-                given.append(f"dimension {at} of {names[index]} is {size}, expected {term}")
+                given.append(f"dimension {at} of {label(method, index, names)} is {size}, expected {term}")
             least = f" of at least {one.least}" if one.least else ""
             raise InputError(
                 f"{where}: {'; '.join(given)}. The model was exported for one size {name!r}{least}: pass inputs of "
