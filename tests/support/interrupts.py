@@ -25,7 +25,11 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     (in `find_torch_dispatch_rule`, for example), or keeps a dispatch key, whoever called torch.
     """
 
+    over = False
+
     def interrupt(_: int, frame: FrameType | None) -> None:
+        if over:  # It came as the body ended. Set again, the timer would meet the handler of before: none, and the end.
+            return
         if frame is None or not frame.f_code.co_filename.startswith(_BEARS_IT):
             signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         else:
@@ -38,5 +42,6 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     except KeyboardInterrupt:
         pass
     finally:
+        over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
