@@ -52,7 +52,7 @@ from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import Treatment, make_fake_state, retag, tag
+from exir_lowering.steps.tag import Treatment, leave_refused, make_fake_state, retag, tag
 from exir_lowering.steps.trials import advise
 
 Programs = Mapping[str, ExportedProgram]
@@ -359,7 +359,7 @@ def _partition(
     state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
         with session.timed("tag"):
-            claimed = tag(edge.name, method.program, partitioner, state)
+            claimed = leave_refused(tag(edge.name, method.program, partitioner, state))
             if treatment is not None:
                 claimed, non_convex = retag(claimed, treatment), "split"  # around what was taken away
             tagged.append(claimed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
+from exir_lowering.backends.xnnpack.constraints import refuse_certainly
 from exir_lowering.backends.xnnpack.shared_values import separate
 from exir_lowering.plugins import PROVENANCE, ExecutorchBackend
 
@@ -21,3 +23,7 @@ class XnnpackBackend(ExecutorchBackend):
     def prepare(self, program: ExportedProgram) -> None:
         """Separate what ExecuTorch's preprocess prepares for one reader only; see `ExecutorchBackend`."""
         separate(program)
+
+    def refuse(self, node: Node) -> str | None:
+        """Return why ExecuTorch's preprocess fails on what its partitioner took; see `ExecutorchBackend`."""
+        return refuse_certainly(node)

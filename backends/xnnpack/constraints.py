@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.backends.xnnpack.shared_values import BATCH_NORMS, base_name as _name
+from exir_lowering.backends.xnnpack.shared_values import BATCH_NORMS, COPIES, base_name as _name
 from exir_lowering.graphs import measures
 
 _Refusal = Callable[[Node], "str | None"]
@@ -24,7 +24,7 @@ _Refusal = Callable[[Node], "str | None"]
 
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
-_MOVING = ("clone", "_clone_dim_order", "expand_copy", "permute_copy", "squeeze_copy", "unsqueeze_copy", "view_copy")
+_MOVING = (*COPIES, "expand_copy", "permute_copy", "squeeze_copy", "unsqueeze_copy", "view_copy")
 _PIECES = frozenset(("add", "addmm", "bmm", "mm", *_MOVING))  # what a linear layer is decomposed into
 
 
@@ -64,7 +64,7 @@ def _refuse_quantised_scalar(node: Node) -> str | None:
 
 
 def _is_copy(node: Node) -> bool:
-    return node.op == "call_function" and _name(node) in ("clone", "_clone_dim_order")
+    return node.op == "call_function" and _name(node) in COPIES
 
 
 def _refuse_copy(node: Node) -> str | None:
@@ -309,6 +309,7 @@ _refuse_layer = _unless(
     "ExecuTorch's preprocess makes a linear layer of it again, whose weight has to have two dimensions",
 )
 _refuse_single_image = _unless(_is_image, "the input has to have four dimensions")
+_refuse_other_maximum = _unless(_is_image_maximum, "expected four dimensions, `dim` 2 or 3, and `keepdim`")
 
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
@@ -335,10 +336,24 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "max_pool2d.default": (_refuse_single_image,),
     "avg_pool2d.default": (_refuse_single_image,),
     "prelu.default": (_refuse_single_image,),
-    "max.dim": (_unless(_is_image_maximum, "expected four dimensions, `dim` 2 or 3, and `keepdim`"),),
+    "max.dim": (_refuse_other_maximum,),
     "upsample_bilinear2d.vec": (_refuse_scale,),
     "_native_batch_norm_legit_no_training.default": (_refuse_normalization, _refuse_dynamic_shape),
 }
+
+_CERTAIN: dict[str, _Refusal] = {
+    "convolution": _refuse_dynamic_shape,
+    "max": _refuse_other_maximum,
+    "_native_batch_norm_legit_no_training": _refuse_dynamic_shape,
+    "prelu": _refuse_single_image,
+    "unsqueeze_copy": _refuse_dynamic_shape,
+}
+
+
+def refuse_certainly(node: Node) -> str | None:
+    """Return why ExecuTorch's preprocess fails on an operator, whatever else is in its partition."""
+    refuse = _CERTAIN.get(_name(node))
+    return None if refuse is None else refuse(node)
 
 
 def _tensor(node: Any) -> torch.Tensor:

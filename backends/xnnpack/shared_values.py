@@ -5,7 +5,8 @@ under a name made of the weight's, and a bias rounded by the scales of that laye
 a weight gets an input of its own, which holds the same tensor; normalizations without weights, whose names would be the
 same, get ones and zeros. A quantised value is put into the order of one reader, or of the caller, also for others that
 read the same dequantisation: each reads another one. Of two activations in a row, both fused with the operator before
-them, it keeps the last only: the last one gets the bounds of both.
+them, it keeps the last only: the last one gets the bounds of both. It has no copies: what is returned twice is computed
+anew.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from exir_lowering import graphs
 _LAYERS = {"convolution": (1, 2), "linear": (1, 2), "addmm": (2, 0), "mm": (1,)}
 """Where layers have their weight and their bias."""
 
+COPIES = ("clone", "_clone_dim_order")
 BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 _ON_THE_WAY = ("dequantize", "quantize", "permute_copy", "t_copy")
 """How the names begin of operators that lie between a weight and its layer."""
@@ -38,6 +40,27 @@ def separate(program: ExportedProgram) -> None:
     _separate_weights(program)
     _separate_dequantisations(program)
     _order_images(program)
+    _keep_copies(program)
+
+
+def _keep_copies(program: ExportedProgram) -> None:
+    """Return what is an input, or is returned already, as a maximum of itself: of copies, that value would be left."""
+    from executorch.backends.transforms.remove_clone_ops import exir_ops
+
+    returned: Any = program.graph.output_node().args[0]
+    seen = {value for value in returned if not _is_copy(value)}
+    for value in filter(_is_copy, returned):
+        source = value
+        while _is_copy(source):
+            source = source.args[0]
+        if source.op == "placeholder" or source in seen:
+            value.target, value.args, value.kwargs = exir_ops.edge.aten.maximum.default, (value.args[0],) * 2, {}
+        seen.add(source)
+
+
+def _is_copy(value: Any) -> bool:
+    copies = isinstance(value, Node) and value.op == "call_function" and base_name(value) in COPIES
+    return copies and value.meta["val"].dim_order() == value.args[0].meta["val"].dim_order()
 
 
 def _combine_activations(program: ExportedProgram) -> None:

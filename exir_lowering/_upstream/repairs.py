@@ -2,6 +2,8 @@
 
 Orders of dimensions: strides that depend on data cannot be compared; a size that depends on data counts as large.
 
+Bounds of sizes: those of intervals, which can be far too large, become exact ones; see `bounds`.
+
 Views: memory is not shared between a value of fixed sizes and a view of it whose sizes are computed: that is a copy.
 
 Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
@@ -19,15 +21,16 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from executorch.exir import pass_base, tensor, tensor_layout
+from executorch.exir import pass_base, sym_util, tensor, tensor_layout
 from executorch.exir.emit import _emitter as et_emitter  # all of these import the same function by its name
-from executorch.exir.passes import replace_view_copy_with_view_pass as viewing
+from executorch.exir.passes import replace_view_copy_with_view_pass as viewing, sym_shape_eval_pass
 from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
 from executorch.exir.verification import verifier
 from torch.export import exported_program
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.bounds import greatest
 from exir_lowering._upstream.fakes import magnitude
 from exir_lowering._upstream.tensors import SYMBOLS
 
@@ -38,7 +41,8 @@ Replacement = tuple[Any, str, Any]
 
 def replacements(active: Callable[[], bool]) -> list[Replacement]:
     """Return what takes the place of what fails, for threads in which it is active."""
-    return [*_orders(active), *_views(active), *_guards(active), *(_texts(active) if pins.is_on("long sizes") else [])]
+    found = [*_orders(active), *_bounds(active), *_views(active), *_guards(active)]
+    return [*found, *(_texts(active) if pins.is_on("long sizes") else [])]
 
 
 def _orders(active: Callable[[], bool]) -> list[Replacement]:
@@ -55,6 +59,18 @@ def _orders(active: Callable[[], bool]) -> list[Replacement]:
 
     users = (tensor, tensor_layout, et_emitter, viewing)
     return [(one, "dim_order_from_stride", dim_order_from_stride) for one in users]
+
+
+def _bounds(active: Callable[[], bool]) -> list[Replacement]:
+    bounding = sym_util.eval_upper_bound
+
+    @wraps(bounding)
+    def eval_upper_bound(size: Any) -> Any:
+        known = active() and isinstance(size, torch.SymInt)
+        bound = greatest(size.node.expr, size.node.shape_env.var_to_range) if known else None
+        return bounding(size) if bound is None else bound
+
+    return [(one, "eval_upper_bound", eval_upper_bound) for one in (sym_util, sym_shape_eval_pass)]
 
 
 def _views(active: Callable[[], bool]) -> list[Replacement]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from exir_lowering._upstream.compiler import (
     BackendDetails,
@@ -212,6 +213,10 @@ class ExecutorchBackend(Backend):
     def prepare(self, program: ExportedProgram) -> None:
         """Change a copy of a partition, in place, that the class would lower wrong; its tensors are read-only."""
         return  # as it is
+
+    def refuse(self, node: Node) -> str | None:
+        """Return why the class fails on an operator of an Edge program, which then stays on the host; None if not."""
+        return None
 
 
 def takes_context(method: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch.export.graph_signature import InputKind
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of, fix_signature
-from exir_lowering.errors import PartitionerContractError
+from exir_lowering.errors import PartitionerContractError, PluginLoadError, UnknownPluginError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Rejection, TaggedMethod
-from exir_lowering.plugins import asking
+from exir_lowering.plugins import asking, registry
+from exir_lowering.plugins.backend import ExecutorchBackend
 from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
@@ -60,6 +62,24 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
         rejections=tuple(replace(rejection, method=method) for rejection in answer.rejections()),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
+
+
+def leave_refused(tagged: TaggedMethod) -> TaggedMethod:
+    """Return a tagged method without what the backends are known to fail on."""
+    backends: dict[str, Any] = {}
+    for spec in tagged.destinations.values():
+        with suppress(UnknownPluginError, PluginLoadError):  # a plan needs no backend
+            backends[spec.backend_id] = registry.find_backend(spec.backend_id)
+    refused: dict[str, str] = {}
+    for path, node in graphs.every_node(tagged.program.graph_module):
+        own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
+        backend = None if own is None else backends.get(tagged.destinations[own].backend_id)
+        if not isinstance(backend, ExecutorchBackend):
+            continue
+        source = node.args[0] if graphs.is_getitem(node) else node
+        if (reason := backend.refuse(source)) is not None:  # type: ignore[arg-type]
+            refused[graphs.qualified_name(path, node)] = reason
+    return retag(tagged, lambda method, backend_id, name: refused.get(name)) if refused else tagged
 
 
 def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
