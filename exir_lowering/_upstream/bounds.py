@@ -6,6 +6,7 @@ of an image could be as many as its pixels, squared. Memory is planned for it.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
@@ -16,6 +17,11 @@ import sympy
 
 _MOST = 1 << 18  # for how many values of the symbols an expression is computed
 
+_LARGEST = 2.0**48
+_PRODUCTS: Mapping[str, Callable[..., float]] = {
+    "Mul": math.prod,
+    **dict.fromkeys(("Pow", "PowByNatural"), lambda pair: math.pow(*pair)),
+}
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "Add": lambda *terms: reduce(operator.add, terms),
     "Mul": lambda *factors: reduce(operator.mul, factors),
@@ -23,7 +29,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "CleanDiv": operator.floordiv,
     "Mod": operator.mod,
     "PythonMod": operator.mod,
-    "PowByNatural": operator.pow,
+    **dict.fromkeys(("Pow", "PowByNatural"), operator.pow),
     "Max": lambda *values: reduce(np.maximum, values),
     "Min": lambda *values: reduce(np.minimum, values),
 }
@@ -32,8 +38,9 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 def greatest(expression: Any, ranges: Mapping[Any, Any]) -> int | None:
     """Return the greatest value of an expression; None if it has too many, or what intervals say is exact."""
     symbols = sorted(expression.free_symbols, key=str)
-    limits = [(known.lower, known.upper) if (known := ranges.get(symbol)) else (0, None) for symbol in symbols]
-    if not symbols or not all(isinstance(limit, (int, sympy.Integer)) for pair in limits for limit in pair):
+    limits = [(ranges[symbol].lower, ranges[symbol].upper) for symbol in symbols if symbol in ranges]
+    finite = all(isinstance(limit, sympy.Integer) for pair in limits for limit in pair)
+    if not symbols or len(limits) < len(symbols) or not finite:
         return None
     return _greatest(expression, tuple(symbols), tuple((int(low), int(high)) for low, high in limits))
 
@@ -51,19 +58,25 @@ def _greatest(expression: Any, symbols: tuple[Any, ...], limits: tuple[tuple[int
             name, values = part.func.__name__, [*map(compute, part.args)]
             if name.endswith(("Div", "Mod")) and not np.all(values[1]):
                 raise ZeroDivisionError
+            largest = [float(np.max(np.abs(value))) for value in values]
+            if name in _PRODUCTS and _PRODUCTS[name](largest) > _LARGEST:
+                raise OverflowError
             known[part] = int(part) if part.is_Integer else _OPERATIONS[name](*values)
         return known[part]
 
     try:
-        value = int(np.max(compute(expression)))
-    except (KeyError, ZeroDivisionError):  # another operation
+        return int(np.max(compute(expression)))
+    except (
+        KeyError,
+        ValueError,
+        ZeroDivisionError,
+        OverflowError,
+    ):  # another operation, or not in whole numbers of 64 bits
         return None
-    # Products of two parts that are smaller than this are right.
-    return value if all(np.max(np.abs(one)) < 1 << 31 for one in known.values()) else None
 
 
 def _grows(expression: Any) -> bool:
-    """Return whether it is a sum of products of positive numbers and symbols: then the bounds of intervals are exact."""
+    """Return whether it is a sum of products of positive numbers and symbols, for which intervals are exact."""
     if expression.is_Add or expression.is_Mul:
         return all(map(_grows, expression.args))
     return bool(expression.is_Symbol or (expression.is_Integer and expression > 0))

@@ -76,7 +76,7 @@ def size_hint(size: Any) -> int:
 
 
 def magnitude(stride: Any) -> int:
-    """Return a number by which strides can be ordered: that of the example, where sizes that depend on data are large."""
+    """Return a number to order a stride by: that of the example, where sizes that depend on data are large."""
     if isinstance(stride, int):
         return stride
     backed = stride.node.shape_env.backed_var_to_val

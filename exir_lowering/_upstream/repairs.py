@@ -95,14 +95,15 @@ def functions_of_sizes() -> list[Replacement]:
 
 
 def _guards(active: Callable[[], bool]) -> list[Replacement]:
-    writing = exported_program._convert_guards_to_code
+    writing: Any = exported_program._convert_guards_to_code
+    environment_of: Any = exported_program._get_shape_env
 
     @wraps(writing)
     def _convert_guards_to_code(graph_module: Any) -> Any:
-        environment = exported_program._get_shape_env(graph_module) if active() else None
+        environment = environment_of(graph_module) if active() else None
         guards = [] if environment is None else environment.guards
         kept = [guard for guard in guards if _length(guard.expr) <= _LONG]
-        if len(kept) == len(guards):
+        if environment is None or len(kept) == len(guards):
             return writing(graph_module)
         environment.guards = kept
         try:
