@@ -81,6 +81,12 @@ def why_off(name: str) -> str:
     return reason
 
 
+def explain(name: str) -> str:
+    """Return a line for errors that a feature prevents where it is on, "" if it is."""
+    reason = why_off(name)
+    return f"\nOff: {name}: {reason}; {FEATURES[name].without}." if reason else ""
+
+
 def report_switched_off() -> tuple[str, ...]:
     """Return the features that were found off in this process, each with the reason; the log says each once."""
     reasons = {name: why_off(name) for name in FEATURES if name in _OFF or is_plain()}

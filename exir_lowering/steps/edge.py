@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
@@ -80,8 +81,9 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         except (LoweringError, MemoryError):
             raise
         except Exception as error:
+            off = pins.explain("sizes without guards") if method.program.range_constraints else ""
             raise InputError(
-                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}{off}"
             ) from error
         if origin:
             _recover_sources(origin, edge)
