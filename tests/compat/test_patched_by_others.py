@@ -70,7 +70,6 @@ def test_what_is_remembered_is_of_the_functions_that_are_there() -> None:
     assert files[0] != files[1]
 
 
-@pytest.mark.nightly
 def test_executorchs_bytes_under_the_same_patches() -> None:
     exported = program()
 
