@@ -27,11 +27,12 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.host_memory import make_inputs_contiguous
+from exir_lowering.steps.host_memory import has_odd_inputs, make_inputs_contiguous
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.size_functions import needs_spelling, spell
 from exir_lowering.steps.write_back import check_written, separate
 
 _EXPECTED = (
@@ -124,6 +125,18 @@ def _convert(
     return manager.exported_program(name), left
 
 
+def as_convertible(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
+    odd = not is_edge(program) and has_odd_inputs(program)
+    if not odd and not needs_spelling(program):
+        return program
+    private = private_copy(program)
+    spell(private)
+    if odd:
+        make_inputs_contiguous(private)
+    return private
+
+
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
@@ -131,6 +144,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     lifted = graphs.lifted_inputs(private)
     _with_state(private, {lifted[node].target for node in edge_errors.list_written(private)})
     _fill_empty(private)
+    spell(private)
     lift_nested(private)
     make_inputs_contiguous(private)
     separate(private, distinct=distinct)
