@@ -283,10 +283,18 @@ class Entry:
     skipped: str = ""
 
     def model(self) -> Any:
-        """A model in evaluation mode; the same weights each time."""
+        """A model in evaluation mode; the same weights each time, of a size that keeps signals, so that no two tie."""
         made = getattr(transformers, self.name)
         torch.manual_seed(0)
-        return made(small(made.config_class, _changes(self.name))).eval()
+        model = made(small(made.config_class, _changes(self.name))).eval()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Linear | torch.nn.modules.conv._ConvNd):
+                torch.nn.init.normal_(part.weight, std=(2 / part.weight[0].numel()) ** 0.5)
+                if part.bias is not None:
+                    torch.nn.init.normal_(part.bias, std=0.1)
+            elif isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+                torch.nn.init.ones_(part.weight)
+        return model
 
     def inputs(self, model: Any, batch: int = 2, scale: int = 1, seed: int = 0) -> dict[str, Any]:
         """Inputs of a size: rows, and a scale of what else may vary (the length of a text, the side of an image)."""
