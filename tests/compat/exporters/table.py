@@ -1,8 +1,7 @@
 """Classes of transformers, exported as its ExecuTorch exporter does, lowered in three ways, run, compared with eager
 mode.
 
-python tests/compat/exporters/table.py [--classes REGEX] [--kinds REGEX] [--shapes static,dynamic]
-    [--ways upstream,patched,plain] [--seconds 1000] [--memory 12] [--results FILE] [--print]
+python tests/compat/exporters/table.py [--cases REGEX] [--seconds 1000] [--memory 12] [--results FILE] [--print]
 
 Ways: `upstream` is ExecuTorch with the exporter's patches, `patched` is `patch_executorch()` with them, `plain` is
 `lower` without them, nor their repairs of the program. A program is exported once for the first two, once for the last,
@@ -353,10 +352,7 @@ def printed(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", default="", help="a regular expression of names")
-    parser.add_argument("--kinds", default="", help="a regular expression of kinds")
-    parser.add_argument("--shapes", default="static,dynamic")
-    parser.add_argument("--ways", default="patched,plain")
+    parser.add_argument("--cases", default="(patched|plain)$", help="a regular expression of: class, kind, shapes, way")
     parser.add_argument("--seconds", type=float, default=1000)
     parser.add_argument("--memory", type=float, default=12, help="GiB")
     parser.add_argument("--results", type=Path, default=Path("classes.jsonl"))
@@ -377,11 +373,12 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     warm()
     known = {(row.name, row.shapes, row.way) for row in rows}
-    for shapes in given.shapes.split(","):
+    for shapes in ("static", "dynamic"):
         for entry in entries().values():
-            if re.search(given.classes, entry.name) and re.search(given.kinds, entry.kind):
-                ways = [way for way in given.ways.split(",") if (entry.name, shapes, way) not in known]
-                try_class(entry, shapes, ways, given.results, given.seconds, given.memory)
+            cases = {way: f"{entry.name} {entry.kind} {shapes} {way}" for way in WAYS}
+            ways = [way for way, case in cases.items() if re.search(given.cases, case)]
+            ways = [way for way in ways if (entry.name, shapes, way) not in known]
+            try_class(entry, shapes, ways, given.results, given.seconds, given.memory)
 
 
 if __name__ == "__main__":
