@@ -1,7 +1,7 @@
 """Classes of transformers, exported as its ExecuTorch exporter does, lowered in three ways, run, compared with eager
 mode.
 
-python tests/compat/exporters/table.py [--cases REGEX] [--seconds 1000] [--memory 12] [--results FILE] [--print]
+python tests/compat/exporters/class_table.py [--cases REGEX] [--seconds 1000] [--memory 12] [--results FILE] [--print]
 
 Ways: `upstream` is ExecuTorch with the exporter's patches, `patched` is `patch_executorch()` with them, `plain` is
 `lower` without them, nor their repairs of the program. A program is exported once for the first two, once for the last,
@@ -18,7 +18,6 @@ import os
 import re
 import resource
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,14 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exported_classes import Entry, entries
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx._pytree import tree_flatten_spec
 from torch.utils._pytree import tree_leaves
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from classes import Entry, entries
 
 WAYS = ("upstream", "patched", "plain")
 SIZES = ((2, 1, 0), (2, 1, 1), (3, 2, 2), (3, 1, 3), (2, 2, 4))
