@@ -37,7 +37,7 @@ _EXPECTED = (
     "given; or it is an ExportedProgramPassBase."
 )
 
-_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 _EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
 
 
