@@ -67,6 +67,7 @@ FINISHERS = (
 
 SEALERS = (
     Row("memory bound", sealing.bound_memory, "what is too large for its runtime is refused first"),
+    Row("sizes of the file", sealing.report_narrowed, "passes of the emission may decide by a size, which bounds it"),
     Row("numbers", sealing.check_numbers, "originals are found by the number of a delegate, which passes may change"),
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
