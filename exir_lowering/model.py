@@ -43,14 +43,15 @@ class Adjustment:
 
     Attributes:
         method: The method.
-        kind: "dropped" (its nodes stay on the host), "cut" (it became several), or "skipped" (a whole backend).
+        kind: "dropped" (its nodes stay on the host), "cut" (it became several), "skipped" (a whole backend), or
+            "decomposed" (of an operator that it might have kept whole, the check raised).
         nodes: The names of the affected nodes, with the path of the nested graph that holds them.
         reason: Why, in words, with figures.
         by: Who did it.
     """
 
     method: str
-    kind: Literal["dropped", "cut", "skipped"]
+    kind: Literal["dropped", "cut", "skipped", "decomposed"]
     nodes: tuple[str, ...]
     reason: str
     by: str
@@ -239,6 +240,7 @@ class EdgeMethod:
     partitioners: tuple[Partitioner, ...] = ()  # in priority order
     converted_from: ExportedProgram | None = None  # None if it was given in Edge dialect
     left_to_executorch: tuple[str, ...] = ()  # steps of the conversion, with the reasons
+    adjustments: tuple[Adjustment, ...] = ()  # of the conversion, to partitioners whose checks raise
     rewrites: tuple[str, ...] = ()  # the names of those that were tried
     unchanged: ExportedProgram | None = None  # before them; None if they changed nothing
     rewritings: tuple[Rewriting, ...] = ()

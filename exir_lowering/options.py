@@ -43,9 +43,11 @@ class LoweringOptions:
             used for programs that are already in Edge dialect.
         require_coverage: The minimum share of each method's operators that must be delegated, 0 to 1 (all). Below it,
             `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
-        on_backend_error: What to do when a backend fails on a partition: "raise" its error; "fallback", which gives the
-            operators to the next partitioner, or leaves them on the host; or "split", which first cuts the partition
-            until what fails is isolated. The report says what failed. A backend that breaks its contract is an error.
+        on_backend_error: What to do when a backend fails on a partition: None or "raise" its error; "fallback", which
+            gives the operators to the next partitioner, or leaves them on the host; or "split", which first cuts the
+            partition until what fails is isolated. The report says what failed. A backend that breaks its contract is
+            an error. A partitioner's check of an operator that raises is the reason why the operator stays on the host,
+            but with "raise" an error.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         fast: Whether this package's own code converts to Edge dialect what it covers, and torch and ExecuTorch reuse
             results, instead of computing them again, in their passes, in backends and in the emitter. Without it
@@ -76,7 +78,7 @@ class LoweringOptions:
     check_weights: bool = True
     edge_compile_config: EdgeCompileConfig | None = field(default=None)
     require_coverage: float = 0.0
-    on_backend_error: Literal["raise", "fallback", "split"] = "raise"
+    on_backend_error: Literal["raise", "fallback", "split"] | None = None
     progress: bool = False
     fast: bool = True
     rewrites: Literal["safe", "none"] | Sequence[Any] | None = field(default=None, hash=False)
@@ -98,10 +100,10 @@ class LoweringOptions:
         sets = '"safe", "none", or a sequence of names and Rewrite objects such as ["safe", "mine"]'
         counts = isinstance(self.jobs, int) and not isinstance(self.jobs, bool) and self.jobs >= 1
         shares = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
-        modes = ("raise", "fallback", "split")
+        modes = ("raise", "fallback", "split", None)
         for name, fits, expected in (
             ("non_convex", self.non_convex in ("split", "raise"), '"split" or "raise"'),
-            ("on_backend_error", self.on_backend_error in modes, '"raise", "fallback" or "split"'),
+            ("on_backend_error", self.on_backend_error in modes, '"raise", "fallback", "split" or None'),
             ("unsupported", self.unsupported in ("raise", "allow"), '"raise" or "allow"'),
             ("target", isinstance(self.target, (str, os.PathLike, type(None))), "a release, a path or None"),
             ("memory_planner", self.memory_planner in planners, f"one of {planners}"),

@@ -291,7 +291,7 @@ def _lower(
         methods, planned = found.methods, found.planned
         with session.timed("splice"), locks.conversion():
             lowered = splice(found.extracted, {one.partition.id: one for one in results})
-            made_by, narrowed = describe(methods, found.backends, planned, options), list_narrowed(methods)
+            made_by, narrowed = describe(methods, found.backends, planned, options), list_narrowed(methods, lowered)
     report = Report(
         planned.methods,
         {one.partition.id: len(one.result.processed_bytes) for one in results},
@@ -357,9 +357,10 @@ def _partition(
         graphs.strip_tags(method.program.graph_module)
         return tagged, method
     state, non_convex = make_fake_state(method.program), session.options.non_convex
+    strict = session.options.on_backend_error == "raise"
     for partitioner in edge.partitioners:
         with session.timed("tag"):
-            claimed = tag(edge.name, method.program, partitioner, state)
+            claimed = tag(edge.name, method.program, partitioner, state, strict=strict)
             if treatment is not None:
                 claimed, non_convex = retag(claimed, treatment), "split"  # around what was taken away
             tagged.append(claimed)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from executorch.exir.backend.canonical_partitioners import group_partitioner
+from executorch.exir.backend.canonical_partitioners.config_partitioner import ConfigerationBasedPartitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 
 # The functions that to_edge and to_edge_transform_and_lower call have no public names.
 from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import EdgeProgramManager
+from torch.export import ExportedProgram
 from torch.fx.node import _get_qualified_name  # the names of operators that torch.fx's partitioner takes in arguments
 
 # Its answer for each node, and its table of all downstream nodes, have private names.
@@ -25,28 +28,76 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.locks import during, replacing
-
-Refusal = Callable[[torch.fx.Node, str, str], None]  # of a node, the reason why it is left, and what refused it
-
-_listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
+from exir_lowering.errors import PartitionerContractError
 
 
-def listening(listener: Refusal) -> AbstractContextManager[Refusal]:
-    """Collect why partitioners of this thread leave nodes: they log it, report it, or only answer torch.fx."""
-    return during(_listener, listener, _REPORTING)
+class Listener(Protocol):
+    """Learns why partitioners leave nodes."""
+
+    def refused(self, node: torch.fx.Node, reason: str, by: str) -> None:
+        """Learn the reason, and what refused the node."""
+
+    def raised(self, node: torch.fx.Node, error: Exception, plugin: type | None, check: str) -> str:
+        """Learn that a check of a plug-in raised, which refuses the node; return the reason, or raise."""
+
+
+_listener: ContextVar[Listener | None] = ContextVar("exir_lowering_listener", default=None)
+
+
+def listener() -> Listener | None:
+    """Return who listens in this thread."""
+    return _listener.get()
+
+
+def listening(new: Listener) -> AbstractContextManager[Listener]:
+    """Collect why partitioners of this thread leave nodes: they log or report it, only answer torch.fx, or raise."""
+    return during(_listener, new, _REPORTING)
 
 
 def _notify(node: torch.fx.Node, reason: str, by: str) -> None:
-    listener = _listener.get()
-    if listener is not None:
-        listener(node, reason, by)
+    if (heard := listener()) is not None:
+        heard.refused(node, reason, by)
 
 
-def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
-    """Notify the listener that an operator support refused a node."""
-    name = type(support).__name__
-    if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
-        _notify(node, f"{name}.is_node_supported returned False", name)
+def guarded(node: torch.fx.Node, plugin: object, check: str, call: Callable[[], Any], no: Any = False) -> Any:
+    """Return what a plug-in's check of a node answers; "no" if it raises, and somebody listens."""
+    try:
+        return call()
+    except (PartitionerContractError, MemoryError):
+        raise
+    except Exception as error:
+        if (heard := listener()) is None:
+            raise
+        heard.raised(node, error, type(plugin), f"{type(plugin).__name__}.{check}")
+        return no
+
+
+def ask_support(support: OperatorSupportBase, node: torch.fx.Node, call: Callable[[], Any]) -> bool:
+    """Return what an operator support answers in a call; the listener is notified if it refuses the node."""
+
+    def answer() -> bool:
+        name, taken = type(support).__name__, bool(call())
+        if not taken and name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
+            _notify(node, f"{name}.is_node_supported returned False", name)
+        return taken
+
+    return bool(guarded(node, support, "is_node_supported", answer))
+
+
+class _GuardedConfig:
+    """A configuration of XNNPACK's kind, whose checks refuse a node where they raise."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+    def check_constraints(self, node: torch.fx.Node, program: Any) -> Any:
+        return guarded(node, self._config, "check_constraints", lambda: self._config.check_constraints(node, program))
+
+    def get_partition(self, node: torch.fx.Node, program: Any) -> Any:
+        return guarded(node, self._config, "get_partition", lambda: self._config.get_partition(node, program), [])
 
 
 def _reporting() -> list[tuple[Any, str, Any]]:
@@ -60,15 +111,19 @@ def _reporting() -> list[tuple[Any, str, Any]]:
         return reported
 
     def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
-        answer: bool = supported(self, node)
-        if not answer:
-            note_refusal(self.operator_support, node)
-        return answer
+        return ask_support(self.operator_support, node, lambda: supported(self, node))
+
+    @wraps(match := ConfigerationBasedPartitioner.get_matched_nodes_from_configs)
+    def matched(self: ConfigerationBasedPartitioner, program: Any) -> Any:
+        view, configs = copy.copy(self), self.target_partitioner_configs
+        view.target_partitioner_configs = {name: _GuardedConfig(config) for name, config in configs.items()}
+        return match(view, program)
 
     return [
         (WhyNoPartition, "__call__", telling(WhyNoPartition.__call__)),
         (WhyNoPartitionReporter, "report_reject", telling(WhyNoPartitionReporter.report_reject)),
         (CapabilityBasedPartitioner, "_is_node_supported", answered),
+        (ConfigerationBasedPartitioner, "get_matched_nodes_from_configs", matched),
     ]
 
 
@@ -106,14 +161,21 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
-def conversions_in(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, str, Any]]:
-    """Return what replaces ExecuTorch's own conversions by the same ones, each in a context."""
+def conversions_in(
+    context: Callable[[], AbstractContextManager[Any]], prepare: Callable[[Any], Any] | None = None
+) -> list[tuple[Any, str, Any]]:
+    """Return what replaces ExecuTorch's own conversions by the same ones, each in a context, of prepared programs."""
+
+    def prepared(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: prepared(one) for name, one in given.items()}
+        return prepare(given) if prepare is not None and isinstance(given, ExportedProgram) else given
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with context():
-                return function(*args, **kwargs)
+                return function(*map(prepared, args), **{name: prepared(one) for name, one in kwargs.items()})
 
         return wrapped
 

@@ -62,10 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-backend-error",
         choices=("raise", "fallback", "split"),
-        default="raise",
-        help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
-        "next partitioner or the host (fallback); or cut it until those that fail are isolated, and leave those "
-        "(split)",
+        help="what to do when a backend fails on a partition: end with its error (default, raise); leave its operators "
+        "to the next partitioner or the host (fallback); or cut it until those that fail are isolated, and leave those "
+        "(split); with raise, an exception of a partitioner's check of an operator ends with its error, too",
     )
     parser.add_argument("--no-provenance", action="store_true", help="store neither how the file was made nor names")
     parser.add_argument(

@@ -58,8 +58,18 @@ def find_innermost(stack: Sequence[Frame]) -> int | None:
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
 
-def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
-    """Return the innermost line in the package, file or folder of a plug-in from which an exception came; or None."""
+def find_raised_at(error: BaseException, plugin: type | None) -> Frame | None:
+    """Return the innermost line in the package, file or folder of a plug-in from which an exception came; or None.
+
+    Without a plug-in, that of a function, it is the innermost line outside torch.
+    """
+    frames = [
+        Frame(one.filename, one.lineno or 0, one.name, one.line or "")
+        for one in traceback.extract_tb(error.__traceback__)
+    ]
+    if plugin is None:
+        innermost = find_innermost(frames)
+        return None if innermost is None else frames[innermost]
     module = sys.modules.get(plugin.__module__)
     members = (getattr(member, "__func__", member) for member in vars(plugin).values())
     codes = (getattr(member, "__code__", None) for member in members)
@@ -70,12 +80,8 @@ def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
     else:
         folders = list(getattr(sys.modules.get(package), "__path__", ()))
     inside = tuple(f"{folder}{os.sep}" for folder in folders if folder)
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename in files or frame.filename.startswith(inside)
-    ]
-    return Frame(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "") if own else None
+    own = [frame for frame in frames if frame.file in files or frame.file.startswith(inside)]
+    return own[-1] if own else None
 
 
 def format_lines(lines: Sequence[str]) -> str:

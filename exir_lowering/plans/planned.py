@@ -172,7 +172,7 @@ class MethodPlan:
         nodes: Every operator, nested graphs included; getitem and delegate calls do not count.
         partitions: Its partitions, in call order.
         host: The operators that stay on the host.
-        adjustments: Partitions that a partitioner dropped or cut.
+        adjustments: Partitions that a partitioner dropped or cut, and operators that its checks could not keep whole.
         refused_merges: For each partition and the next one of its backend, the path that prevents merging them.
         weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
         delegated_weight_bytes: Bytes of those that partitions read.

@@ -52,7 +52,7 @@ def plan_method(
         nodes=tuple(planned),
         partitions=partitions,
         host=tuple(_host(planned, tagged, extracted)),
-        adjustments=tuple(adjustment for step in tagged for adjustment in step.adjustments),
+        adjustments=(*edge.adjustments, *(adjustment for step in tagged for adjustment in step.adjustments)),
         refused_merges=tuple(one for nodes in graphs_of.values() for one in _refused_merges(nodes, backend_of)),
         weight_bytes=sum(weights[key] for key in set().union(*readers.values())),
         delegated_weight_bytes=sum(weights[key] for key in delegated),

@@ -71,7 +71,7 @@ class Report(LoweringPlan):
         cache: What was in the cache and what was not, and why; () without a cache.
         switched_off: The features that were off in this process, each with the reason: they rely on code of torch or
             ExecuTorch that is not known, so upstream's code was used.
-        refused: The partitions that backends failed on, if `on_backend_error` is not "raise".
+        refused: The partitions that backends failed on, if `on_backend_error` is "fallback" or "split".
         narrowed: The dynamic dimensions of inputs that may have fewer sizes in the file than in the programs.
     """
 

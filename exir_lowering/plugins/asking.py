@@ -6,9 +6,10 @@ The other names are for those who replace torch.fx's `CapabilityBasedPartitioner
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from executorch.exir.backend.canonical_partitioners.config_partitioner import (
@@ -23,13 +24,16 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from exir_lowering import graphs
-from exir_lowering._upstream.hooks import listening, note_refusal, proposing_with, qualified_operator
+from exir_lowering._upstream.hooks import ask_support, guarded, listener, listening, proposing_with, qualified_operator
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError, PartitionerContractError, exception_text
 from exir_lowering.graphs import measures, sources
 from exir_lowering.model import Adjustment, Rejection
 
-__all__ = ["Answer", "ask", "asked_of_forms", "list_supported", "listen", "proposing_with", "qualified_operator"]
+__all__ = [
+    "Answer", "Decomposing", "ask", "asked_of_forms", "list_supported", "listen", "note_raised", "proposing_with",
+    "qualified_operator",
+]  # fmt: skip
 
 _Said = TypeVar("_Said", Rejection, Adjustment)
 
@@ -43,16 +47,65 @@ def asked_of_forms(partitioner: Partitioner) -> Partitioner:
     return asked
 
 
+class _Listener:
+    """Records the reasons that are reported in ExecuTorch's ways, and what checks raise; unless that is an error."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.reported: Refusals = {}
+        self.failed: Refusals = {}  # those of checks that raised
+
+    def refused(self, node: Node, reason: str, by: str) -> None:
+        self.reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+
+    def raised(self, node: Node, error: Exception, plugin: type | None, check: str) -> str:
+        said = f"{check} raised {exception_text(error)}"
+        at = (plugin and sources.find_raised_at(error, plugin)) or sources.find_raised_at(error, None)
+        if self.strict:
+            line = graphs.source_line(node)
+            raise PartitionerContractError(
+                f"{said} for node {node.name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
+                f"{'' if at is None else f'{chr(10)}  raised at {at}'}",
+                violation="raised",
+                details={"node": node.name},
+            ) from error
+        reason = f"{said}{'' if at is None else f', at {at}'}"
+        for told in (self.reported, self.failed):
+            told.setdefault(node, {}).setdefault(reason, check)
+        return reason
+
+
 @contextmanager
-def listen() -> Iterator[Refusals]:
-    """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
-    reported: Refusals = {}
+def listen(strict: bool | None = None) -> Iterator[_Listener]:
+    """Listen while the context lasts; if strict, a check that raises is an error; None is as who listens already."""
+    outer = listener()
+    new = _Listener(outer.strict if strict is None and isinstance(outer, _Listener) else bool(strict))
+    with listening(new):
+        yield new
 
-    def report(node: Node, reason: str, by: str) -> None:
-        reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
-    with listening(report):
-        yield reported
+def note_raised(node: Node, error: Exception, check: str) -> str | None:
+    """Return why a node stays on the host if a check of it raised; None if nobody listens, so that it is an error."""
+    heard = listener()
+    return None if heard is None else heard.raised(node, error, None, check)
+
+
+class Decomposing:
+    """A partitioner as a conversion to Edge dialect asks it: an operator is decomposed where its check raises."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        self.partitioner = partitioner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.partitioner, name)
+
+    def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], Callable[[Node], Any] | None]:
+        """Return what the partitioner returns, with a check that does not raise."""
+        wanted, check = self.partitioner.ops_to_not_decompose(program)
+        if check is None:
+            return wanted, None
+        ask = partial(guarded, plugin=self.partitioner, check="ops_to_not_decompose")
+        return wanted, lambda node: node.target in wanted and ask(node, call=partial(check, node))
 
 
 def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
@@ -62,10 +115,9 @@ def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
     for node in partitioner.graph_module.graph.nodes:
         if node.op == "output":
             continue
-        if partitioner.operator_support.is_node_supported(modules, node):
+        support = partitioner.operator_support
+        if ask_support(support, node, partial(support.is_node_supported, modules, node)):
             found[node] = None
-        else:
-            note_refusal(partitioner.operator_support, node)
     return found
 
 
@@ -78,7 +130,7 @@ class Answer:
     destinations: dict[str, DelegationSpec]  # by tag
     given: Mapping[str, Rejection]  # the rejections that it returned, by node
     adjustments: tuple[Adjustment, ...]
-    reported: Refusals
+    heard: _Listener
 
     def rejections(self, besides: Collection[str] = ()) -> tuple[Rejection, ...]:
         """Return a rejection, without its method, for each operator without a tag that does not move with a tagged one.
@@ -91,10 +143,10 @@ class Answer:
             key = graphs.qualified_name(path, node)
             if not graphs.is_operator(node) or graphs.DELEGATION_TAG in node.meta or key in besides:
                 continue
-            if key in self.given:
+            if key in self.given and node not in self.heard.failed:
                 found.append(self.given[key])
                 continue
-            reasons = self.reported.get(node)
+            reasons = self.heard.reported.get(node)
             if reasons:
                 text = _with_values(node, "; ".join(_cause(node, words) for words in reasons))
                 code, by = "check", next(iter(reasons.values()))
@@ -105,10 +157,13 @@ class Answer:
         return tuple(found)
 
 
-def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
-    """Run a partitioner, which errors call `who`; PartitionerContractError if it raises, or returns something else."""
+def ask(who: str, partitioner: Partitioner, program: ExportedProgram, strict: bool | None = None) -> Answer:
+    """Run a partitioner, which errors call `who`; PartitionerContractError if it raises, or returns something else.
+
+    Where its check of a node raises, that is the reason why the node stays on the host; see `listen` for `strict`.
+    """
     try:
-        with listen() as reported:
+        with listen(strict) as heard:
             result: Any = partitioner(program)
     except InputError as error:  # from a partitioner of this package: the user's mistake, not the partitioner's
         raise InputError(f"{who}: {error}") from error
@@ -143,7 +198,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
             )
     adjustments = _read_remarks(who, result, "adjustments", Adjustment)
     by_node = {rejection.node: rejection for rejection in given}
-    return Answer(partitioner, result.tagged_exported_program, dict(tags), by_node, adjustments, reported)
+    return Answer(partitioner, result.tagged_exported_program, dict(tags), by_node, adjustments, heard)
 
 
 def _read_remarks(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:

@@ -48,7 +48,7 @@ def preprocess_parallel(
     """
     options, partitions = session.options, group.partitions
     # One alone is worth a worker where the backend may end its process, and that is no error.
-    alone = len(partitions) == 1 and options.on_backend_error == "raise"
+    alone = len(partitions) == 1 and options.on_backend_error in (None, "raise")
     if options.executor is None and (options.jobs == 1 or alone):
         return preprocess(group, backend, session, sharing=sharing)
     try:

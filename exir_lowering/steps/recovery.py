@@ -19,7 +19,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.steps.tag import Treatment
 
-Mode = Literal["raise", "fallback", "split"]
+Mode = Literal["raise", "fallback", "split"] | None
 _Place = tuple[str, str, str]  # a method, a backend, and an operator of the method
 _Recovered = tuple["Partitioned", list[LoweredPartition], tuple[RefusedPartition, ...]]
 _Lower = Callable[[BackendGroup, Backend], list[LoweredPartition]]
@@ -71,7 +71,7 @@ class _Recovery:
             try:
                 results += self._lower(group, found.backends[group.backend_id])
             except BackendFailure:
-                if self._mode == "raise":
+                if self._mode in (None, "raise"):
                     raise
                 begun, self._begun = self._begun, True
                 if not begun and self._learn(found):

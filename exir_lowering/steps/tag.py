@@ -32,8 +32,13 @@ def make_fake_state(program: ExportedProgram) -> FakeState:
     return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in program.state_dict.items()}
 
 
-def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
-    """Run a partitioner on a private copy of a method, with fake parameters and buffers; return what it tagged."""
+def tag(
+    method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState, *, strict: bool = False
+) -> TaggedMethod:
+    """Run a partitioner on a private copy of a method, with fake parameters and buffers; return what it tagged.
+
+    If strict, a check of a node that raises is an error; otherwise it is the reason why the node stays on the host.
+    """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
     view = graphs.copy_program(program, program.graph_module)
     view.state_dict.clear()
@@ -41,7 +46,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     graphs.strip_tags(view.graph_module)
     fix_signature(view)  # partitioners only tag
     before = invariants.fingerprint(program.graph_module)
-    answer = asking.ask(who, partitioner, view)
+    answer = asking.ask(who, partitioner, view, strict)
     after = invariants.fingerprint(answer.tagged.graph_module)
     if before != after:
         first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])

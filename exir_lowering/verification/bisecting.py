@@ -155,7 +155,7 @@ class _Search:
     def _for_pieces(self) -> LoweringOptions:
         """The options for less than the whole."""
         options = replace(self.options, assume={}, require_coverage=0.0, require_memory=None)
-        return replace(options, on_backend_error="raise", progress=False)
+        return replace(options, on_backend_error=None, progress=False)
 
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""

@@ -17,6 +17,7 @@ from exir_lowering.graphs.order import topological
 from exir_lowering.partitioners.supports.matching import Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, describe_node
 from exir_lowering.partitioners.supports.templates import read_template
+from exir_lowering.plugins import asking
 
 _Found = tuple[int, tuple[Node, ...]]
 """A match: the number of the pattern, and the nodes in graph order."""
@@ -234,6 +235,8 @@ def _accept(
     except MemoryError:
         raise
     except Exception as error:
+        if asking.note_raised(results[-1], error, f"The check of pattern {pattern.name}") is not None:
+            return False
         raise PartitionerContractError(
             f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
             f"{describe_node(results[-1], scope)}: {error}",

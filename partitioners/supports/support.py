@@ -10,7 +10,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError, PartitionerContractError, graphs
+from exir_lowering.plugins import asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +179,29 @@ def as_support(candidate: SupportLike) -> Support:
 
 
 def make_check(support: Support, scope: GraphScope) -> Check:
-    """Bind a support; its check raises PartitionerContractError, with the node, for errors and wrong answers."""
-    check = _call_guarded(support, "binding to the graph", lambda: support.bind(scope))
+    """Bind a support; its check raises PartitionerContractError, with the node, for wrong answers.
+
+    It does so for what the support raises, too, unless a partitioner is being asked: then the node is refused.
+    """
+    try:
+        check = support.bind(scope)
+    except (PartitionerContractError, MemoryError):
+        raise
+    except Exception as error:
+        raise _raised(support, "binding to the graph", error) from error
 
     def ask(node: Node) -> No | None:
         if graphs.operator_name(node) == graphs.OUT_OF_SIGHT:
             return No("out_of_sight", "a rule or another partitioner decides where it goes", str(support))
-        answer = _call_guarded(support, describe_node(node, scope), lambda: check(node))
+        try:
+            answer = check(node)
+        except (PartitionerContractError, MemoryError):
+            raise
+        except Exception as error:
+            why = asking.note_raised(node, error, f"Support {support}")
+            if why is None:
+                raise _raised(support, describe_node(node, scope), error) from error
+            return No("raised", why, str(support))
         if answer is not None and not isinstance(answer, No):
             raise PartitionerContractError(
                 f"Support {support} answered {answer!r} for {describe_node(node, scope)}; expected None for yes, or "
@@ -196,15 +213,9 @@ def make_check(support: Support, scope: GraphScope) -> Check:
     return ask
 
 
-def _call_guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except (PartitionerContractError, MemoryError):
-        raise
-    except Exception as error:
-        raise PartitionerContractError(
-            f"Support {support} raised {type(error).__name__} for {what}: {error}", violation="raised"
-        ) from error
+def _raised(support: Support, what: str, error: Exception) -> PartitionerContractError:
+    text = f"Support {support} raised {type(error).__name__} for {what}: {error}"
+    return PartitionerContractError(text, violation="raised")
 
 
 def suggest(wanted: str, known: Collection[str], otherwise: str = "") -> str:
