@@ -40,6 +40,7 @@ _EXPECTED = (
     "given; or it is an ExportedProgramPassBase."
 )
 
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 _EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
 
 
@@ -80,7 +81,7 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
     with context, mending_passes(), fast.accelerated(options.fast), listening as heard:
         origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
         try:
-            edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
+            edge, left = _convert_views(method, options, decomposed) if origin else (private_copy(method.program), left)
         except PartitionerContractError as error:
             text = f"Converting method {method.name!r} to Edge dialect: {error}"
             raise PartitionerContractError(text, violation=error.violation, details=error.details) from error.__cause__
@@ -101,6 +102,25 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         for reason, by in reasons.items()
     )
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left, decomposed_for)
+
+
+def _convert_views(
+    method: RequestedMethod, options: LoweringOptions, decomposed: bool
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """Convert a program; where a view of attention fails, of copies: decomposed, it is not contiguous as exported."""
+    try:
+        return _convert(method, options, decomposed)
+    except ValueError as error:
+        if "Cannot view a tensor" not in str(error):
+            raise
+    private = private_copy(method.program)
+    for _, node in graphs.every_node(private.graph_module):
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            with node.graph.inserting_after(node):
+                copied = node.graph.call_function(torch.ops.aten.clone.default, (node,), _CONTIGUOUS)
+            copied.meta = dict(node.meta)
+            node.replace_all_uses_with(copied, lambda user, copied=copied: user is not copied)
+    return _convert(replace(method, program=private), options, decomposed)
 
 
 def _convert(
