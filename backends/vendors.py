@@ -32,9 +32,10 @@ def _make_coreml() -> Any:
 def vulkan() -> Any:
     """Return ExecuTorch's partitioner for Vulkan, which needs nothing to be installed."""
     level = logging.root.level  # which the module changes
-    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-
-    logging.root.setLevel(level)
+    try:
+        from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    finally:
+        logging.root.setLevel(level)
     return VulkanPartitioner()
 
 

@@ -18,6 +18,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 # Says which operators the pass to out variants skips.
 from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
 from executorch.exir.passes import to_out_var_skiplist
+from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
 
 # to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes) have no public
 # name.
@@ -33,6 +34,7 @@ from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering._upstream.passes import lift_constants
 
+SIZE_FUNCTIONS = frozenset(_PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS)  # those that files have instructions for
 gen_edge_manager = _gen_edge_manager_for_partitioners
 
 

@@ -75,6 +75,14 @@ def size_hint(size: Any) -> int:
     return 1 if known is None else known
 
 
+def magnitude(stride: Any) -> int:
+    """Return a number by which strides can be ordered: that of the example, where sizes that depend on data are large."""
+    if isinstance(stride, int):
+        return stride
+    backed = stride.node.shape_env.backed_var_to_val
+    return int(stride.node.expr.xreplace({size: backed.get(size, 1 << 20) for size in stride.node.expr.free_symbols}))
+
+
 def known_size(size: Any) -> int | None:
     """Return a size: that of the example inputs if it is symbolic, None if it depends on data or is not known."""
     if isinstance(size, int):
@@ -197,7 +205,7 @@ def _copy_shape_env(shape_env: Any) -> Any:
 
 def dim_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return a fake tensor's dimensions from outer to inner in memory; as they come where sizes leave it open."""
-    strides, sizes = [*map(size_hint, tensor.stride())], [*map(size_hint, tensor.shape)]
+    strides, sizes = [*map(magnitude, tensor.stride())], [*map(size_hint, tensor.shape)]
     moved = [strides[dim] for dim in range(len(sizes)) if sizes[dim] != 1]
     if 0 in sizes or 0 in moved or moved == sorted(moved, reverse=True):
         return tuple(range(len(sizes)))

@@ -18,6 +18,7 @@ from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 # The functions that to_edge and to_edge_transform_and_lower call have no public names.
 from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import EdgeProgramManager
+from torch.export import ExportedProgram
 from torch.fx.node import _get_qualified_name  # the names of operators that torch.fx's partitioner takes in arguments
 
 # Its answer for each node, and its table of all downstream nodes, have private names.
@@ -160,14 +161,21 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
-def conversions_in(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, str, Any]]:
-    """Return what replaces ExecuTorch's own conversions by the same ones, each in a context."""
+def conversions_in(
+    context: Callable[[], AbstractContextManager[Any]], prepare: Callable[[Any], Any] | None = None
+) -> list[tuple[Any, str, Any]]:
+    """Return what replaces ExecuTorch's own conversions by the same ones, each in a context, of prepared programs."""
+
+    def prepared(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: prepared(one) for name, one in given.items()}
+        return prepare(given) if prepare is not None and isinstance(given, ExportedProgram) else given
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with context():
-                return function(*args, **kwargs)
+                return function(*map(prepared, args), **{name: prepared(one) for name, one in kwargs.items()})
 
         return wrapped
 

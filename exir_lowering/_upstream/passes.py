@@ -27,15 +27,15 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import _disable_current_modes  # tensors that are constants, whatever mode torch is in
 
-from exir_lowering._upstream import pins
+from exir_lowering._upstream import pins, repairs
 from exir_lowering._upstream.locks import during, replacing
 
-_mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
+_mending: ContextVar[str] = ContextVar("exir_lowering_mending_passes", default="")  # "all", "failures", "" for nothing
 
 
-def mending_passes() -> AbstractContextManager[bool]:
-    """Put the known passes right for what this thread converts."""
-    return during(_mending, True, _MENDING)
+def mending_passes(*, numbers: bool = True) -> AbstractContextManager[str]:
+    """Put the known passes right for what this thread converts; without `numbers` only where they fail."""
+    return during(_mending, "all" if numbers else "failures", _MENDING)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -50,6 +50,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (_program, "lift_constant_tensor_pass", lift_constant_tensor_pass),
         *([_with_exact_numbers()] if pins.is_on("scalar operands") else []),
         *([_with_empty_concatenations()] if pins.is_on("empty concatenations") else []),
+        *repairs.replacements(lambda: bool(_mending.get())),
     ]
 
 
@@ -74,7 +75,7 @@ def _with_exact_numbers() -> tuple[Any, str, Any]:
 
     @wraps(calling)
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        if _mending.get():
+        if _mending.get() == "all":
             args, kwargs = _with_exact(self, op, args, kwargs)
         return calling(self, op, args, kwargs, meta)
 

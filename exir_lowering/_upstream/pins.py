@@ -40,6 +40,8 @@ _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what anot
 
 # What the class statement adds to a class; `__` names that are no functions are left out, too.
 _IGNORED = frozenset(("__annotations__", "__dict__", "__doc__", "__module__", "__orig_bases__", "__parameters__"))
+# Methods that exporters replace; what is there is called, and nothing that we do depends on what it is.
+_OPEN = frozenset(("_is_non_identity_clone", "remove_empty_tensors_from_cat"))
 
 
 class UnknownCodeError(Exception):
@@ -79,6 +81,12 @@ def why_off(name: str) -> str:
     if reason:
         _OFF.add(name)
     return reason
+
+
+def explain(name: str) -> str:
+    """Return a line for errors that a feature prevents where it is on, "" if it is."""
+    reason = why_off(name)
+    return f"\nOff: {name}: {reason}; {FEATURES[name].without}." if reason else ""
 
 
 def report_switched_off() -> tuple[str, ...]:
@@ -222,6 +230,8 @@ def _describe_class(kind: type, depth: int) -> Iterator[str]:
     if is_dataclass(kind):
         yield from (f"{field.name}: {_name(field.type)} = {_name(field.default)}" for field in fields(kind))
     for name, item in sorted(vars(kind).items()):
+        if name in _OPEN:
+            continue
         item = original_of(kind, name, item)
         called = isinstance(item, (FunctionType, staticmethod, classmethod, property)) or hasattr(item, "__wrapped__")
         if called and not _is_of_python(item):

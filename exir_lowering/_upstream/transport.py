@@ -14,8 +14,10 @@ from executorch.exir.dialects._ops import ops as edge_operators
 # Wrap ATen operators in Edge dialect, which torch's pickler does not know; a backend's own are of the second class.
 from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.program._program import _register_no_decomp_op, aten_op_to_transform_op, transform_op_to_aten_op
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch._export.verifier import load_verifier  # the verifiers of torch's own dialects, by their names
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx._graph_pickler import (
@@ -30,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exir_lowering._upstream.edge import without_validity_checks
 from exir_lowering._upstream.fakes import DECISIONS, FakeTensor, FakeTensorMode, make_meta
+from exir_lowering._upstream.locks import conversion
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, pytree
 
 _DIALECTS: dict[Any, str] = {EdgeOpOverload: "edge", BackendOpOverload: "backend"}
@@ -120,6 +123,13 @@ def _in_dialect(dialect: str, operator: Any) -> Any:
     return found
 
 
+def _keep_whole(operator: OpOverload) -> Any:
+    """Return what stands for an operator that is kept whole while a program is decomposed, and in metadata later."""
+    with conversion():
+        _register_no_decomp_op(operator)
+    return aten_op_to_transform_op[operator]
+
+
 class _Pickler(GraphPickler):
     def __init__(self, stream: io.BytesIO, left_out: Collection[str]) -> None:
         super().__init__(stream, Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in left_out))
@@ -138,6 +148,8 @@ class _Pickler(GraphPickler):
         kind, state = type(value), self._unpickle_state
         if kind in _DIALECTS:
             return _in_dialect, (_DIALECTS[kind], value._op)
+        if kind is OpOverload and str(value) in transform_op_to_aten_op:
+            return _keep_whole, (transform_op_to_aten_op[str(value)],)
         if kind is FakeTensor:
             layout = tuple(value.shape), value.stride(), value.storage_offset(), value.dtype
             facts = value.fake_device, value.requires_grad, isinstance(value, torch.nn.Parameter), value.constant

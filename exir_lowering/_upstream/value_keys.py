@@ -153,6 +153,14 @@ _REMEMBERED = 20_000  # how many calls of earlier programs a process remembers; 
 class Memory(OrderedDict[Hashable, Any]):
     """What has been found out about calls, the most recently used ones. Threads take turns: conversions have a lock."""
 
+    state: Hashable = ()
+
+    def keep_for(self, state: Hashable) -> None:
+        """Forget what has been found out while something else was the case."""
+        if state != self.state:
+            self.clear()
+            self.state = state
+
     def find(self, key: Hashable) -> Any:
         """Return what is known of a call, None if nothing is."""
         found = self.get(key)

@@ -5,3 +5,4 @@ from .executorch import (
     serve_delegates as serve_delegates,
     to_backend as to_backend,
 )
+from .exporters import register_exporter as register_exporter

@@ -21,6 +21,8 @@ from exir_lowering import pipeline
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.hooks import conversions_in
+from exir_lowering._upstream.passes import mending_passes
+from exir_lowering._upstream.repairs import functions_of_sizes
 from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
 from exir_lowering.fast import accelerated
 from exir_lowering.lowered import LoweredMethods
@@ -31,6 +33,7 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.engine import serving
 from exir_lowering.steps import arguments
+from exir_lowering.steps.edge import as_convertible
 
 
 @overload
@@ -135,6 +138,7 @@ def patch_executorch(
         with ExitStack() as stack:
             stack.enter_context(_PATCHED)
             stack.enter_context(_WAITING)
+            stack.enter_context(_MENDED)
             if fast:
                 stack.enter_context(_ACCELERATED)
             if convex_proposals:
@@ -179,6 +183,9 @@ def _replace_overloads() -> tuple[locks.Change, locks.Change]:
 _PATCHED = locks.Shared(_replace_overloads)
 _WAITING = locks.replacing(lambda: conversions_in(locks.conversion))
 _ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))  # to be entered inside the other one only
+_MENDED = locks.replacing(  # and so is this
+    lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *functions_of_sizes()]
+)
 
 
 @contextmanager

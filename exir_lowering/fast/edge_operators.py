@@ -22,6 +22,7 @@ from exir_lowering.fast.rewriter import Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS
 
 _ATEN = torch.ops.aten
+_PRUNING = "executorch.exir.passes.prune_empty_tensors_pass:PruneEmptyTensorsPass.remove_empty_tensors_from_cat"
 ASSERT_METADATA = _ATEN._assert_tensor_metadata.default
 # Operators that a pass treats by name.
 _LOOKED_AT = frozenset(
@@ -50,8 +51,10 @@ class Dialect(Stage):
         self._config = config
         self._plain: dict[Any, Plain | None] = {}
         self._by_name = pins.is_on("Edge operators by name")
+        pruning = pins.find(_PRUNING)
         # What unknown passes do is remembered for nobody else: they may be others the next time.
-        self.key = ("edge", bool(config._skip_dim_order), None if self._by_name else object())
+        passes = getattr(pruning, "__code__", pruning) if self._by_name else object()
+        self.key = ("edge", bool(config._skip_dim_order), passes)
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""

@@ -53,13 +53,6 @@ def dim_orders() -> list[tuple[Any, str, Any]]:
     from executorch.exir.emit import _emitter
     from executorch.exir.passes import replace_view_copy_with_view_pass
 
-    order_of = tensor.dim_order_from_stride
-    remembered = lru_cache(maxsize=4096)(order_of)
-
-    def dim_order_from_stride(stride: Any) -> Any:
-        known = current() is not None and type(stride) is tuple and all(type(step) is int for step in stride)
-        return remembered(stride) if known else order_of(stride)
-
     def hints(kind: Any, *args: Any, **kwargs: Any) -> Any:
         work = current()
         if work is None or args or kwargs or not isinstance(kind, type):
@@ -69,10 +62,22 @@ def dim_orders() -> list[tuple[Any, str, Any]]:
         return work.hints[kind]
 
     users = (tensor, tensor_layout, _emitter, replace_view_copy_with_view_pass)
+    name = "dim_order_from_stride"
     return [
-        *((module, "dim_order_from_stride", dim_order_from_stride) for module in users),
+        *((module, name, _remembering_orders(getattr(module, name))) for module in users),
         (_dataclass, "get_type_hints", hints),
     ]
+
+
+def _remembering_orders(order_of: Any) -> Any:
+    """Return what asks a function, whoever has put it there, once for the same numbers."""
+    remembered = lru_cache(maxsize=4096)(order_of)
+
+    def dim_order_from_stride(stride: Any) -> Any:
+        known = current() is not None and type(stride) is tuple and all(type(step) is int for step in stride)
+        return remembered(stride) if known else order_of(stride)
+
+    return dim_order_from_stride
 
 
 _TABLES = (

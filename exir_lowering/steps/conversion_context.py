@@ -11,9 +11,10 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.ambient import set_aside
+from exir_lowering._upstream.ambient import replaced, set_aside
 from exir_lowering._upstream.guards import evaluating
 from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
+from exir_lowering._upstream.value_keys import MEMORY
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs.measures import tensors
 
@@ -25,6 +26,7 @@ def converting(programs: Iterable[ExportedProgram], *, gradients: bool, fast: bo
     Without gradients, a conversion decomposes other operators. If `fast`, torch's operators are looked up once.
     """
     with locks.conversion():
+        MEMORY.keep_for(replaced())
         before = ConversionState()
         _converting.append(before)
         try:

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, transform
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
@@ -26,11 +27,12 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.host_memory import make_inputs_contiguous
+from exir_lowering.steps.host_memory import has_odd_inputs, make_inputs_contiguous
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.size_functions import needs_spelling, spell
 from exir_lowering.steps.write_back import check_written, separate
 
 _EXPECTED = (
@@ -38,6 +40,7 @@ _EXPECTED = (
     "given; or it is an ExportedProgramPassBase."
 )
 
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 _EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
 
 
@@ -78,15 +81,16 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
     with context, mending_passes(), fast.accelerated(options.fast), listening as heard:
         origin, left = None if is_edge(method.program) else method.program, tuple[str, ...]()
         try:
-            edge, left = _convert(method, options, decomposed) if origin else (private_copy(method.program), left)
+            edge, left = _convert_views(method, options, decomposed) if origin else (private_copy(method.program), left)
         except PartitionerContractError as error:
             text = f"Converting method {method.name!r} to Edge dialect: {error}"
             raise PartitionerContractError(text, violation=error.violation, details=error.details) from error.__cause__
         except (LoweringError, MemoryError):
             raise
         except Exception as error:
+            off = pins.explain("sizes without guards") if method.program.range_constraints else ""
             raise InputError(
-                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}"
+                f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}{off}"
             ) from error
         if origin:
             _recover_sources(origin, edge)
@@ -98,6 +102,25 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
         for reason, by in reasons.items()
     )
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left, decomposed_for)
+
+
+def _convert_views(
+    method: RequestedMethod, options: LoweringOptions, decomposed: bool
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """Convert a program; where a view of attention fails, of copies: decomposed, it is not contiguous as exported."""
+    try:
+        return _convert(method, options, decomposed)
+    except ValueError as error:
+        if "Cannot view a tensor" not in str(error):
+            raise
+    private = private_copy(method.program)
+    for _, node in graphs.every_node(private.graph_module):
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            with node.graph.inserting_after(node):
+                copied = node.graph.call_function(torch.ops.aten.clone.default, (node,), _CONTIGUOUS)
+            copied.meta = dict(node.meta)
+            node.replace_all_uses_with(copied, lambda user, copied=copied: user is not copied)
+    return _convert(replace(method, program=private), options, decomposed)
 
 
 def _convert(
@@ -122,6 +145,18 @@ def _convert(
     return manager.exported_program(name), left
 
 
+def as_convertible(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
+    odd = not is_edge(program) and has_odd_inputs(program)
+    if not odd and not needs_spelling(program):
+        return program
+    private = private_copy(program)
+    spell(private)
+    if odd:
+        make_inputs_contiguous(private)
+    return private
+
+
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
     private = private_copy(program)
@@ -130,6 +165,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     _with_state(private, {lifted[node].target for node in edge_errors.list_written(private)})
     _fill_empty(private)
     _take_vectors(private)
+    spell(private)
     lift_nested(private)
     make_inputs_contiguous(private)
     separate(private, distinct=distinct)

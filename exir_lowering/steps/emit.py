@@ -16,6 +16,7 @@ from exir_lowering._upstream import emission, locks
 from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
+from exir_lowering._upstream.passes import mending_passes
 from exir_lowering.errors import InputError, InvariantError, exception_text
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
@@ -66,6 +67,7 @@ FINISHERS = (
 
 SEALERS = (
     Row("memory bound", sealing.bound_memory, "what is too large for its runtime is refused first"),
+    Row("sizes of the file", sealing.report_narrowed, "passes of the emission may decide by a size, which bounds it"),
     Row("numbers", sealing.check_numbers, "originals are found by the number of a delegate, which passes may change"),
     Row("ETRecord", sealing.make_etrecord, "ExecuTorch's Inspector reads it; it needs the emitter's tables"),
     Row("one weight", sealing.share_weights, "a weight of delegates and the host is there once; this moves segments"),
@@ -200,7 +202,7 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
     lowered, fast = file.lowered, file.lowered.fast
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     context = converting(lowered.programs.values(), gradients=False, fast=fast)
-    with context, collector.heap_frozen(), accelerated(fast):
+    with context, mending_passes(numbers=False), collector.heap_frozen(), accelerated(fast):
         for row in (*CHECKS, *FINISHERS):
             row.run(file)
         emitted_from = [*lowered.programs.values(), *file.programs.values()]

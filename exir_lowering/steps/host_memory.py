@@ -27,7 +27,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import CLONE, CLONE_IN_ORDER, TRUTHS, VIEWS
-from exir_lowering._upstream.fakes import size_hint
+from exir_lowering._upstream.fakes import magnitude, size_hint
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering._upstream.value_keys import evaluate
@@ -70,6 +70,11 @@ def make_inputs_contiguous(program: ExportedProgram) -> None:
                 values = (node, node.target, lambda operand: operand.meta["val"], mode)
                 node.meta["val"] = evaluate(*values, gradients=True)
                 odd.add(node)
+
+
+def has_odd_inputs(program: ExportedProgram) -> bool:
+    """Return whether the example of an input was transposed or expanded."""
+    return any(True for _ in _odd_inputs(program))
 
 
 def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
@@ -245,7 +250,7 @@ def _has_other_order(node: Node) -> bool:
 
 def _order(value: torch.Tensor) -> list[int]:
     """Return the order that ExecuTorch gives a value: dimensions of equal strides as they come."""
-    strides = [size_hint(stride) for stride in value.stride()]
+    strides = [magnitude(stride) for stride in value.stride()]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 

@@ -30,6 +30,7 @@ from exir_lowering.steps.legalizing.fragments import Fragments, inline, runs_not
 from exir_lowering.steps.legalizing.registry import Failed
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.size_functions import lacks_instruction
 
 ROUNDS = 3  # how often partitioners may give back other operators than before
 
@@ -149,6 +150,12 @@ def _check_form(method: str, program: ExportedProgram) -> None:
             "cannot. What to do: return a tensor, such as torch.tensor(...)."
         )
     for path, node in graphs.every_node(program.graph_module):
+        if node.op == "call_function" and lacks_instruction(node):
+            raise InputError(
+                f"Method {method!r}: {graphs.qualified_name(path, node)} ({graphs.operator_name(node)}), at "
+                f"{graphs.source_line(node) or 'an unknown line'}, computes a number of sizes by a function that a "
+                "file has no instruction for. What to do: compute it of a tensor, torch.tensor(size)."
+            )
         for value in tensors(node.meta.get("val")):
             unbound = [size for size in value.shape if known_size(size) is None and is_unbounded(size)]
             if unbound:

@@ -21,6 +21,7 @@ from torch.export.graph_signature import OutputKind
 from xxhash import xxh3_128_digest
 
 from exir_lowering import graphs
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.delegates import named_buffers
 from exir_lowering._upstream.fakes import expression, linear_in, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
@@ -121,9 +122,24 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...]:
-    """Return the dimensions of inputs that have fewer sizes in files than in the programs that were given."""
-    return tuple(narrowed for narrowed, _, _ in _narrowed(methods))
+def list_narrowed(
+    methods: Sequence[EdgeMethod], made: Mapping[str, ExportedProgram] = MappingProxyType({})
+) -> tuple[NarrowedDimension, ...]:
+    """Return the dimensions of inputs that have fewer sizes in what was made of methods than in what was given."""
+    return tuple(narrowed for narrowed, _, _ in _narrowed(methods, made))
+
+
+def narrowed_in_file(file: File) -> tuple[NarrowedDimension, ...]:
+    """Return what has fewer sizes in a file than in the programs that were given, by the names of the latter."""
+    programs, known = file.lowered.programs, file.lowered.made_by.methods
+    found = {(one.method, one.input, one.dimension): one for one in file.report.narrowed}
+    for one in list_narrowed([EdgeMethod(name, program) for name, program in programs.items()], file.programs):
+        inputs = known.get(one.method, MethodProvenance()).inputs
+        names = zip(_user_inputs(programs[one.method]), inputs, strict=False)
+        name = next((given.name for (now, _), given in names if now == one.input), one.input)
+        before = found.get((one.method, name, one.dimension), replace(one, input=name))
+        found[one.method, name, one.dimension] = replace(before, converted=one.converted)
+    return tuple(found.values())
 
 
 def check_declared(methods: Sequence[EdgeMethod]) -> None:
@@ -141,13 +157,16 @@ def check_declared(methods: Sequence[EdgeMethod]) -> None:
                 f"{low}..{high}, but its conversion to Edge dialect holds for {least}..{most} only"
                 f"{f', as operators of the model depend on {few(reasons, 3)}' if reasons else ''}. Export with a Dim "
                 f"of that range (min={least}, max={most}), or let torch choose it with Dim.AUTO."
+                f"{pins.explain('sizes without guards')}"
             )
 
 
-def _narrowed(methods: Sequence[EdgeMethod]) -> Iterator[tuple[NarrowedDimension, Any, Any]]:
+def _narrowed(
+    methods: Sequence[EdgeMethod], made: Mapping[str, ExportedProgram] = MappingProxyType({})
+) -> Iterator[tuple[NarrowedDimension, Any, Any]]:
     """Yield what is narrowed, with the size in the program that was given, and the environment of the converted one."""
     for method in methods:
-        programs = (method.converted_from or method.program, method.program)
+        programs = (method.converted_from or method.program, made.get(method.name, method.program))
         lines = {node.name: graphs.sources.lines_of(node.users)[-1:] for node in graphs.user_inputs(programs[0])}
         for (name, given), (_, converted) in zip(*map(_user_inputs, programs), strict=False):
             env = shape_env_of(converted)

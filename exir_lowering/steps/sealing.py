@@ -22,7 +22,7 @@ from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps.file import File
-from exir_lowering.steps.provenance import complete
+from exir_lowering.steps.provenance import complete, narrowed_in_file
 
 P = TypeVar("P", bound=LoweringPlan)
 
@@ -38,6 +38,11 @@ def bound_memory(file: File) -> None:
     memory = file.planning.describe() if file.planning is not None else {}
     file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states))
     require_memory(memory, file.lowered.require_memory)
+
+
+def report_narrowed(file: File) -> None:
+    """Report the dimensions that passes of the emission have narrowed."""
+    file.report = replace(file.report, narrowed=narrowed_in_file(file))
 
 
 def check_numbers(file: File) -> None:

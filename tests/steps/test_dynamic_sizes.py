@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import GraphModule
 
 from exir_lowering import InputError, LoweringOptions, load, lower
+from exir_lowering._upstream.pins import FEATURES
 
 F = nn.functional
 
@@ -113,6 +116,44 @@ def test_a_declared_range_that_is_narrowed_is_an_error_before_a_backend_is_calle
     program, passes = _branching(Dim.AUTO)
     (found,) = lower(program, options=LoweringOptions(fast=fast), transform_passes=passes).report.narrowed
     assert found.given == (2, None) and found.converted == (2, 15)
+
+
+@pytest.fixture
+def with_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are narrowed as torch does it, as with one whose code is not known."""
+    monkeypatch.setitem(FEATURES["sizes without guards"].code, "torch._subclasses.fake_impls:conv", [])
+
+
+@pytest.mark.usefixtures("with_guards")
+@pytest.mark.parametrize("partitioner", [None, "xnnpack"])
+def test_what_is_narrowed_after_the_conversion_is_told(partitioner: str | None) -> None:
+    """By passes of the emission, or by those of a backend."""
+    make, (inputs, _) = PROGRAMS["convolution"]
+    program = export(make(), inputs(3), dynamic_shapes=(({0: Dim("n", min=1, max=33)},),))
+    artifact = lower(program, partitioner).emit()
+    (found,) = artifact.report.narrowed
+    assert (found.input, found.given, found.converted) == ("given_0", (1, 33), (2, 15))
+    assert any(line.startswith("sizes without guards: ") for line in artifact.report.switched_off)
+    with pytest.raises(InputError, match="Its dimension 0 is 16, more than 15"):
+        load(artifact.buffer).run("forward", *inputs(16))
+
+
+@pytest.mark.usefixtures("with_guards")
+@pytest.mark.parametrize("loop", [False, True])
+def test_an_error_says_that_sizes_are_narrowed_as_torch_does_it(loop: bool) -> None:
+    def rows(x: torch.Tensor) -> Any:
+        mapped = torch_map(lambda row, other: row.tanh() + other, x, x.sum(0))
+        zero = torch.zeros((), dtype=torch.int64)
+        return while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v * 0.5), (zero, mapped)) if loop else mapped
+
+    program = export(Computes(rows), (torch.randn(3, 4),), dynamic_shapes=(({0: Dim("n", min=2, max=9)},),))
+    with pytest.raises(InputError) as caught:
+        lower(program)
+    expected = (
+        "symbolic metadata" if loop else "was declared as 2..9, but its conversion to Edge dialect holds for 3..3"
+    )
+    assert expected in str(caught.value) and "Off: sizes without guards: torch._subclasses" in str(caught.value)
+    assert not loop or "test_dynamic_sizes.py" in str(caught.value)  # its line
 
 
 EQUAL: dict[str, tuple[Callable[..., Any], Any, list[tuple[int, int]]]] = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from executorch.exir import to_edge
 from torch.export import Dim, export
+from torch.nn import functional as F
 
 from exir_lowering import InputError, load, lower, to_backend
 
@@ -69,3 +70,18 @@ def test_what_was_converted_before_is_refused() -> None:
         edge = to_edge(export(torch.nn.Linear(4, 4), (EXAMPLES[example],))).exported_program()
         with pytest.raises(InputError, match="contiguous"):
             to_backend(edge, None).emit()
+
+
+def test_a_view_of_what_attention_returns() -> None:
+    """`torch.export` takes it for contiguous; decomposed, and in eager mode, it is not."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return F.scaled_dot_product_attention(x, x, x).view(-1, 4)
+
+    x = torch.randn(2, 2, 3, 4)
+    program = export(Attention(), (x,))
+    with pytest.raises(ValueError, match="Cannot view a tensor"):  # if it is gone, so may be the copies
+        to_edge(program)
+    got = load(lower(program, "xnnpack").emit().buffer).run("forward", x)[0]
+    torch.testing.assert_close(got, F.scaled_dot_product_attention(x, x, x).reshape(-1, 4))

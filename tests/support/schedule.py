@@ -117,7 +117,11 @@ backends/reference: real_models(mobilenet_v2)
 cache/cache: a_cached_lowering_gives_the_same_bytes(mobilenet_v2-xnnpack)
 cache/store: a_kill_at_any_moment_leaves_nothing_wrong
 fast/dynamic_sizes: what_is_not_covered_goes_the_other_way_untouched
+exporters/detection: ultralytics
+compat/exporters: exporters_of_detectors
+compat/patched_by_others: executorchs_bytes_under_the_same_patches
 compat/upstream_rows: m3_upstream_copies_the_weight_for_each_method
+exporters/exported_classes: several_classes_are_right
 compat/upstream_suite: (ours?test_lowered_backend_module.py)
 contracts/suite: as_pytest_tests mistakes_that_few_programs_show_fail_in_few_cases the_right_one_passes
     the_suite_is_not_loaded_by_the_package

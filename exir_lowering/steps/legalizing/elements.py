@@ -157,6 +157,8 @@ rules(
         "fmax": lambda a, b: _skipping_nan(a, b, torch.maximum),
         "fmin": lambda a, b: _skipping_nan(a, b, torch.minimum),
         "_int_mm": lambda a, b: torch.mm(a.to(torch.int32), b.to(torch.int32)),  # 32 bits hold these products
+        "_is_all_true": torch.all,
+        "_is_any_true": torch.any,
         "rrelu_with_noise": _rrelu,
         "rrelu_with_noise_functional": lambda a, noise, *given: (_rrelu(a, noise, *given), noise.clone()),
         "empty_permuted": lambda size, order, *, dtype=None, **_: torch.zeros(size, dtype=dtype),

@@ -308,6 +308,14 @@ def test_integers_in_the_runtime(dtype: torch.dtype) -> None:
     _run(lambda a, b: (a**b, a**3, a << b, a >> b, a << 2, a >> 1, torch.floor(a), torch.sign(a)), (a, b))
 
 
+def test_what_is_checked_before_a_value_is_used_runs_too() -> None:
+    def checked(x: torch.Tensor) -> Any:
+        torch._assert_async(torch.ops.aten._is_all_true(x > -9), "too small")
+        return x * 2, torch.ops.aten._is_all_true(x > 0), torch.ops.aten._is_any_true(x > 0)
+
+    _run(checked, (torch.ones(3),), (torch.tensor([1.0, -1.0, 2.0]),), (-torch.ones(3),))
+
+
 def test_order_and_windows_of_dynamic_sizes_in_the_runtime() -> None:
     torch.manual_seed(0)
     n = {0: Dim("n", min=2, max=9)}

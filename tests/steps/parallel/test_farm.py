@@ -50,6 +50,12 @@ class TestFarm:
         assert done == payload(programs, partitioners)
         assert not [one for one in caplog.records if one.name.startswith("exir_lowering")]  # nothing was lowered here
 
+    def test_operators_that_exist_here_only_travel(self, farm: Executor, caplog: pytest.LogCaptureFixture) -> None:
+        """ExecuTorch's conversion registers one for each that is kept whole; metadata name it."""
+        done = payload(chain(2), "xnnpack", farm, fast=False)
+        assert done == payload(chain(2), "xnnpack", fast=False)
+        assert not [one for one in caplog.records if one.name.startswith("exir_lowering")]
+
     def test_a_failure_in_a_worker_has_the_text_of_one_here(self, farm: Executor) -> None:
         texts = []
         for executor in (None, farm):

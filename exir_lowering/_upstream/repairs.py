@@ -1,0 +1,115 @@
+"""What fails in ExecuTorch on programs that are valid, put right while this thread converts or emits.
+
+Orders of dimensions: strides that depend on data cannot be compared; a size that depends on data counts as large.
+
+Views: memory is not shared between a value of fixed sizes and a view of it whose sizes are computed: that is a copy.
+
+Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
+
+Text of sizes: each program that is made has its guards as text, and each pass compares sizes by theirs. What an
+expression has twice is written twice, so that text can be exponentially longer than what it says. Guards that are
+too long are left out, and sizes are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+from executorch.exir import pass_base, tensor, tensor_layout
+from executorch.exir.emit import _emitter as et_emitter  # all of these import the same function by its name
+from executorch.exir.passes import replace_view_copy_with_view_pass as viewing
+from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
+from executorch.exir.verification import verifier
+from torch.export import exported_program
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from exir_lowering._upstream import pins
+from exir_lowering._upstream.fakes import magnitude
+from exir_lowering._upstream.tensors import SYMBOLS
+
+_LONG = 2000  # how many operations a text may have
+
+Replacement = tuple[Any, str, Any]
+
+
+def replacements(active: Callable[[], bool]) -> list[Replacement]:
+    """Return what takes the place of what fails, for threads in which it is active."""
+    return [*_orders(active), *_views(active), *_guards(active), *(_texts(active) if pins.is_on("long sizes") else [])]
+
+
+def _orders(active: Callable[[], bool]) -> list[Replacement]:
+    comparing = tensor.dim_order_from_stride
+
+    @wraps(comparing)
+    def dim_order_from_stride(stride: Any) -> Any:
+        try:
+            return comparing(stride)
+        except GuardOnDataDependentSymNode:
+            if not active():
+                raise
+        return tuple(sorted(range(len(stride)), key=lambda dim: -magnitude(stride[dim])))
+
+    users = (tensor, tensor_layout, et_emitter, viewing)
+    return [(one, "dim_order_from_stride", dim_order_from_stride) for one in users]
+
+
+def _views(active: Callable[[], bool]) -> list[Replacement]:
+    is_copy = viewing._is_view_copy
+
+    @wraps(is_copy)
+    def _is_view_copy(node: torch.fx.Node) -> bool:
+        if not is_copy(node) or not active():
+            return bool(is_copy(node))
+        base: Any = node.args[0]
+        spec = base.meta.get("spec")
+        made = tensor.determine_tensor_dynanism(node.meta["val"].shape)
+        return spec is None or spec.shape_dynamism == made
+
+    return [(viewing, "_is_view_copy", _is_view_copy)]
+
+
+def functions_of_sizes() -> list[Replacement]:
+    """Return what lets the verifier know the functions of sizes that are emitted."""
+    known = {one for one in _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS if isinstance(one, FunctionType)}
+    return [(verifier, "_EXECUTORCH_SYM_OPS", verifier._EXECUTORCH_SYM_OPS | known)]
+
+
+def _guards(active: Callable[[], bool]) -> list[Replacement]:
+    writing = exported_program._convert_guards_to_code
+
+    @wraps(writing)
+    def _convert_guards_to_code(graph_module: Any) -> Any:
+        environment = exported_program._get_shape_env(graph_module) if active() else None
+        guards = [] if environment is None else environment.guards
+        kept = [guard for guard in guards if _length(guard.expr) <= _LONG]
+        if len(kept) == len(guards):
+            return writing(graph_module)
+        environment.guards = kept
+        try:
+            return writing(graph_module)
+        finally:
+            environment.guards = guards
+
+    return [(exported_program, "_convert_guards_to_code", _convert_guards_to_code)]
+
+
+def _texts(active: Callable[[], bool]) -> list[Replacement]:
+    describing = pass_base._symbolic_scalar_snapshot
+
+    @wraps(describing)
+    def _symbolic_scalar_snapshot(value: Any) -> Any:
+        if not active() or not isinstance(value, SYMBOLS) or _length(value.node.expr) <= _LONG:
+            return describing(value)
+        return type(value).__name__, value.node.expr
+
+    return [(pass_base, "_symbolic_scalar_snapshot", _symbolic_scalar_snapshot)]
+
+
+@lru_cache(maxsize=4096)
+def _length(expression: Any) -> int:
+    """Return how many operations the text of an expression has."""
+    return 1 + sum(map(_length, expression.args))
