@@ -2,6 +2,7 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
+from exir_lowering.rewrites.host_linear import HostLinear
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
 from exir_lowering.rewrites.scalar_operands import ScalarOperands
@@ -18,5 +19,6 @@ SAFE = (
     LayerNorm,
     WideDepthwise,
     CommonSubexpressions,
+    HostLinear,
 )
 """Every rewrite of this package, in order: what `LoweringOptions(rewrites="safe")` stands for."""

@@ -164,6 +164,7 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     lifted = graphs.lifted_inputs(private)
     _with_state(private, {lifted[node].target for node in edge_errors.list_written(private)})
     _fill_empty(private)
+    _take_vectors(private)
     spell(private)
     lift_nested(private)
     make_inputs_contiguous(private)
@@ -181,6 +182,15 @@ def _fill_empty(private: ExportedProgram) -> None:
             sizes = graphs.argument(node, "size")
             node.target = torch.ops.aten.full.default
             node.args, node.kwargs = (sizes, 0), {"dtype": value.dtype, "device": value.device}
+
+
+def _take_vectors(private: ExportedProgram) -> None:
+    """Make products of linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
+    for _, node in graphs.every_node(private.graph_module):
+        if node.target is torch.ops.aten.linear.default and graphs.argument(node, "bias") is None:
+            weight: Any = node.args[1]
+            if weight.meta["val"].dim() == 1:
+                node.target = torch.ops.aten.matmul.default
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:

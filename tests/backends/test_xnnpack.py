@@ -141,3 +141,25 @@ def test_options_of_the_wrong_kind(options: dict[str, Any], words: tuple[str, ..
 
 def test_it_is_executorchs_partitioner() -> None:
     assert isinstance(xnnpack(), XnnpackPartitioner) and isinstance(xnnpack(), Partitioner)
+
+
+class Expectation(torch.nn.Module):
+    """The expected value of a distribution, as detection transformers compute the edges of a box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.randn(33))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(torch.softmax(x.reshape(-1, 33), -1), self.steps).reshape(-1, 4) + 1
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_linear_layer_whose_weight_is_a_vector(fast: bool) -> None:
+    model, calls = Expectation(), [torch.randn(1, rows, 132) for rows in (10, 3)]
+    program = torch.export.export(model, (calls[0],), dynamic_shapes=({1: torch.export.Dim("rows", max=32)},))
+    options = exir_lowering.LoweringOptions(fast=fast)
+    loaded = exir_lowering.load(exir_lowering.lower(program, XnnpackPartitioner(), options=options).emit().buffer)
+    for call in calls:
+        (got,) = loaded.run("forward", call)
+        torch.testing.assert_close(got, model(call))
