@@ -22,7 +22,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.hooks import conversions_in
 from exir_lowering._upstream.passes import mending_passes
-from exir_lowering._upstream.repairs import functions_of_sizes
+from exir_lowering._upstream.repairs import verifying_sizes
 from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
 from exir_lowering.fast import accelerated
 from exir_lowering.lowered import LoweredMethods
@@ -184,7 +184,7 @@ _PATCHED = locks.Shared(_replace_overloads)
 _WAITING = locks.replacing(lambda: conversions_in(locks.conversion))
 _ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))  # to be entered inside the other one only
 _MENDED = locks.replacing(  # and so is this
-    lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *functions_of_sizes()]
+    lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *verifying_sizes()]
 )
 
 
