@@ -291,8 +291,7 @@ def _lower(
         methods, planned = found.methods, found.planned
         with session.timed("splice"), locks.conversion():
             lowered = splice(found.extracted, {one.partition.id: one for one in results})
-            made_by = describe(methods, found.backends, planned, options)
-            narrowed = list_narrowed(methods, lowered)
+            made_by, narrowed = describe(methods, found.backends, planned, options), list_narrowed(methods, lowered)
     report = Report(
         planned.methods,
         {one.partition.id: len(one.result.processed_bytes) for one in results},

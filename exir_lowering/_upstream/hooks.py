@@ -161,6 +161,25 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
+def conversions_by(convert: Callable[[str, Any, Any, Any], Any]) -> list[tuple[Any, str, Any]]:
+    """Return what replaces ExecuTorch's conversion for partitioners by a function's, where that returns a program."""
+    generate = et_program._gen_edge_manager_for_partitioners
+
+    def generated(partitioners: Any, programs: Any, config: Any, constants: Any, etrecord: bool | None = False) -> Any:
+        made: dict[str, Any] = {}
+        for name, program in () if etrecord else programs.items():
+            made[name] = convert(name, program, partitioners.get(name, []), config)
+            if made[name] is None:
+                break
+        if len(made) < len(programs) or None in made.values():
+            return generate(partitioners, programs, config, constants, etrecord)
+        kept = {op for program in made.values() for op in program.verifiers[0]()._preserve_ops}
+        config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *kept})
+        return EdgeProgramManager(made, constants, config, list(kept))
+
+    return [(et_program, "_gen_edge_manager_for_partitioners", generated)]
+
+
 def conversions_in(
     context: Callable[[], AbstractContextManager[Any]], prepare: Callable[[Any], Any] | None = None
 ) -> list[tuple[Any, str, Any]]:

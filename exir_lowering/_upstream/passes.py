@@ -33,6 +33,11 @@ from exir_lowering._upstream.locks import during, replacing
 _mending: ContextVar[str] = ContextVar("exir_lowering_mending_passes", default="")  # "all", "failures", "" for nothing
 
 
+def mended_passes() -> str:
+    """Return what this thread puts right: "all", "failures", or ""."""
+    return _mending.get()
+
+
 def mending_passes(*, numbers: bool = True) -> AbstractContextManager[str]:
     """Put the known passes right for what this thread converts; without `numbers` only where they fail."""
     return during(_mending, "all" if numbers else "failures", _MENDING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,11 +21,12 @@ from torch.export.graph_signature import OutputKind
 from exir_lowering import pipeline
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering._upstream.hooks import conversions_in
+from exir_lowering._upstream.hooks import conversions_by, conversions_in
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.repairs import verifying_sizes
 from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
-from exir_lowering.fast import accelerated
+from exir_lowering.fast import accelerated, convert
+from exir_lowering.graphs.copies import has_symbols, private_copy
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
@@ -33,6 +35,7 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.engine import serving
 from exir_lowering.steps import arguments
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_convertible
 
 
@@ -138,6 +141,7 @@ def patch_executorch(
         with ExitStack() as stack:
             stack.enter_context(_PATCHED)
             stack.enter_context(_WAITING)
+            stack.enter_context(_CONVERTED)
             stack.enter_context(_MENDED)
             if fast:
                 stack.enter_context(_ACCELERATED)
@@ -165,6 +169,14 @@ class _Patch:
 _patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_Patch())  # noqa: B039  # frozen
 
 
+def _convert(name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], config: Any) -> Any:
+    """Convert a program to Edge dialect as ExecuTorch does; None if ExecuTorch has to, as where it may narrow sizes."""
+    if has_symbols(program) or not _patched.get().options.fast:
+        return None
+    with converting([program], gradients=True):
+        return convert(name, private_copy(program), partitioners, copy.deepcopy(config))[0]
+
+
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
     dispatcher = backend_api.to_backend
     originals = {kind: dispatcher.dispatch(kind) for kind in _OVERLOADS}
@@ -182,10 +194,12 @@ def _replace_overloads() -> tuple[locks.Change, locks.Change]:
 
 _PATCHED = locks.Shared(_replace_overloads)
 _WAITING = locks.replacing(lambda: conversions_in(locks.conversion))
-_ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))  # to be entered inside the other one only
-_MENDED = locks.replacing(  # and so is this
+# These three are entered in this order, inside the one above.
+_CONVERTED = locks.replacing(lambda: conversions_by(_convert))
+_MENDED = locks.replacing(
     lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *verifying_sizes()]
 )
+_ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch.fx.graph import _Namespace
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.legalizing import dialect_passes
 from exir_lowering._upstream.operators import is_overload, list_arguments, mutates_arguments, packet_name
+from exir_lowering._upstream.passes import mended_passes
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering.fast.rewriter import Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS
@@ -54,7 +55,7 @@ class Dialect(Stage):
         pruning = pins.find(_PRUNING)
         # What unknown passes do is remembered for nobody else: they may be others the next time.
         passes = getattr(pruning, "__code__", pruning) if self._by_name else object()
-        self.key = ("edge", bool(config._skip_dim_order), passes)
+        self.key = ("edge", bool(config._skip_dim_order), passes, mended_passes())
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""

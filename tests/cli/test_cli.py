@@ -148,22 +148,6 @@ def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
         assert part in done.stdout + done.stderr
 
 
-def test_files_are_read_without_the_compiler(tmp_path: Path) -> None:
-    """Which takes longer to import than all of this."""
-    program, file = tmp_path / "model.pt2", tmp_path / "model.pte"
-    exported = export(torch.nn.Linear(3, 4), (torch.ones(2, 3),))
-    torch.export.save(exported, program)
-    exir_lowering.lower(exported, "xnnpack").emit().save(file)
-    code = (
-        "import sys\nfrom exir_lowering.cli import main\n"
-        "for argv in map(str.split, sys.argv[1:]):\n    assert main(argv) == 0, argv\n"
-        "    assert argv[0] not in ('inspect', 'run') or 'sympy' not in sys.modules\n"
-        "assert 'torch' in sys.modules and 'executorch.exir' not in sys.modules"
-    )
-    done = command(f"inspect {file}", f"run {file}", f"verify {file} {program}", code=code)
-    assert done.returncode == 0, done.stderr
-
-
 def test_python_m_is_the_same_command_line() -> None:
     for argv in (["-m", "exir_lowering"], ["-c", RUN]):
         done = subprocess.run([sys.executable, *argv, "--help"], capture_output=True, text=True, timeout=120)

@@ -4,7 +4,7 @@ python tests/compat/upstream_suite.py                     each test that passes 
 python tests/compat/upstream_suite.py --engine convex     with this package's proposals in ExecuTorch's partitioners too
 python tests/compat/upstream_suite.py --delegates         those too that need the demo backend, in Python
 python tests/compat/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
-python tests/compat/upstream_suite.py --part others       run a part of them
+python tests/compat/upstream_suite.py --part 1/7          run a part of them
 python tests/compat/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
 """
 
@@ -22,9 +22,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 PASSING = Path(__file__).parent / "upstream_suite_passing.txt"
-
-LONGEST = ("test_backends_lifted.py", "test_group_partitioner.py", "test_lowered_backend_module.py")
-"""The files that are a part of their own."""
 
 DELEGATED = frozenset(
     {
@@ -80,13 +77,7 @@ class Outcomes:
         return self.passed - self.failed
 
 
-def part_of(name: str) -> str:
-    """Return the part of the suite that a test belongs to: parts take about the same time."""
-    file = name.partition("::")[0]
-    return file if file in LONGEST else "others"
-
-
-def run(engine: str, delegates: bool = False, part: str = "all") -> set[str]:
+def run(engine: str, delegates: bool = False, part: str = "") -> set[str]:
     """Run the tests, or those of one part, and return the names of those that pass."""
     from executorch_demo import DemoDelegate, ExecutorDelegate
 
@@ -94,8 +85,11 @@ def run(engine: str, delegates: bool = False, part: str = "all") -> set[str]:
 
     outcomes = Outcomes()
     # Beside demos/rpc there is a test of a runtime that is in no wheel.
-    found = [path for folder in (suite(), suite() / "demos/rpc") for path in folder.glob("test_*.py")]
-    files = sorted(str(path) for path in found if part in ("all", part_of(path.name)))
+    found = {path.name: path for folder in (suite(), suite() / "demos/rpc") for path in folder.glob("test_*.py")}
+    files = sorted(map(str, found.values()))
+    if part:
+        names = [name.partition("::") for name in sorted(expected_of(delegates, part))]
+        files = [f"{found[file]}::{test}" for file, _, test in names]
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--show-capture=no"]
     options += ["--rootdir", str(suite()), "--import-mode=importlib", "--tb=line", "-W", "ignore"]
     ours = compat.patch_executorch(convex_proposals=engine == "convex")
@@ -106,9 +100,11 @@ def run(engine: str, delegates: bool = False, part: str = "all") -> set[str]:
 
 
 def expected_of(delegates: bool, part: str) -> set[str]:
-    """Return the tests that have to pass."""
-    names = {*PASSING.read_text().split(), *(DELEGATED if delegates else ())}
-    return {name for name in names if part in ("all", part_of(name))}
+    """Return the tests that have to pass, or a part of them, with some of each file."""
+    names = sorted({*PASSING.read_text().split(), *DELEGATED})
+    number, _, count = part.partition("/")
+    chosen = names[int(number) - 1 :: int(count)] if part else names
+    return {name for name in chosen if delegates or name not in DELEGATED}
 
 
 def main() -> int:
@@ -117,7 +113,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("ours", "convex", "upstream"), default="ours")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--delegates", action="store_true")
-    parser.add_argument("--part", choices=("all", *LONGEST, "others"), default="all")
+    parser.add_argument("--part", default="", metavar="K/N")
     arguments = parser.parse_args()
     passed = run("upstream" if arguments.record else arguments.engine, arguments.delegates, arguments.part)
     if arguments.record:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from operator_samples import sample_inputs
 from torch import nn
 from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
@@ -115,7 +116,7 @@ def call(seed: int) -> Call | None:
     function = op.inplace_variant if variant in ("in place", "in place on input", "through views") else op.op
     if function is None:
         function, variant = op.op, "inputs"
-    samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), 40))
+    samples = list(itertools.islice(sample_inputs(op, dtype), 40))
     if not samples:
         return None
     sample = random_.choice(samples)

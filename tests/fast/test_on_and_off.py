@@ -1,11 +1,10 @@
-"""Nothing but speed: with `fast` off, all bytes of all files are the same, and nothing of `fast` is imported."""
+"""Nothing but speed: with `fast` off, all bytes of all files are the same; test_lean: nothing of it is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import forked
 import models
 import pytest
 import quantized_models
@@ -139,27 +138,10 @@ def test_quantised_files_are_the_same(dynamic: bool) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"external_weights": "weights"},
-        {"keep_originals": True},
-        {"constant_methods": {"size": 3}},
+        {"external_weights": "weights", "keep_originals": True, "constant_methods": {"size": 3}},
         {"variants": {"npu": ["xnnpack"], "cpu": None}},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_files_of_any_form_are_the_same(options: dict[str, Any]) -> None:
     check({**layers(False), **cache()}, None if "variants" in options else "xnnpack", **options)
-
-
-OFF = """
-import sys, torch
-from exir_lowering import LoweringOptions, load, lower
-program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-file = lower(program, "xnnpack", options=LoweringOptions(fast=False)).emit().buffer
-load(file).run("forward", torch.ones(1, 2))
-assert not [name for name in sys.modules if name.startswith("exir_lowering.fast.")]
-"""
-
-
-def test_nothing_of_it_is_imported_when_it_is_off() -> None:
-    done = forked.run(OFF, fresh=True)
-    assert done.returncode == 0, done.stderr

@@ -232,13 +232,9 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        "plugins.Backend",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lower", "LoweredMethods", "Artifact", "bisect")),
-        pytest.param("testing.check_backend", marks=pytest.mark.nightly),
-        pytest.param("dynamo.lowering.EdgeCompileConfig", marks=pytest.mark.nightly),
-        pytest.param("partitioners.SupportPartitioner", marks=pytest.mark.nightly),
-        pytest.param("partitioners.RuledPartitioner", marks=pytest.mark.nightly),
-        pytest.param("shape_buckets.buckets", marks=pytest.mark.nightly),
+        *("lower", "LoweredMethods", "Artifact", "bisect", "testing.check_backend"),
+        *("dynamo.lowering.EdgeCompileConfig", "partitioners.SupportPartitioner", "partitioners.RuledPartitioner"),
+        "shape_buckets.buckets",
     ],
 )
 def test_the_compiler_comes_without_inductor_whatever_is_imported_first(names: str) -> None:

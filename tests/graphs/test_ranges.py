@@ -418,7 +418,7 @@ def scores_of(node: Node) -> list[Node]:
     return found
 
 
-PROVEN = ("vit_tiny", "whisper_encoder", "swin", "gpt2", "gemma", "t5", "clip")
+PROVEN = ("clip", "vit_tiny", "whisper_encoder", "swin", "gpt2", "gemma", "t5")
 MASKED = ("bert_mini", "bert_dynamic", "llama4_prefill", "llama4_decode")
 
 

@@ -40,7 +40,8 @@ def test_same_windows_without_ceil_mode() -> None:
         host.check(x, exact=True)
 
 
-def test_every_geometry_is_equal_or_left_alone() -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_every_geometry_is_equal_or_left_alone(part: int) -> None:
     class Pools(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([torch.nn.functional.avg_pool2d(x, *form).flatten() for form in forms])
@@ -48,8 +49,9 @@ def test_every_geometry_is_equal_or_left_alone() -> None:
     products = itertools.product((2, 3, 5, 7, 9, 12), (1, 2, 3, 11), (0, 1, 2), (True,), (True, False), (None, 5))
     forms = [form for form in products if _is_valid(form)]
     assert len(forms) > 100
+    forms = forms[part::3]
     found = versions(Pools(), (torch.randn(1, 2, 5, 6),), [Pooling()])
-    assert found.after.count(MEAN) > 10 and found.after.count(POOL) == len(forms) - found.after.count(MEAN)
+    assert found.after.count(MEAN) > 3 and found.after.count(POOL) == len(forms) - found.after.count(MEAN)
     found.check(torch.randn(1, 2, 5, 6))
     found.check(adversarial(1, 2, 5, 6))
 

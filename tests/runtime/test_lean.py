@@ -36,12 +36,18 @@ class Model(nn.Module):
 
 
 RUN = """
-import sys
-import torch
-import exir_lowering
+import os, sys
 from exir_lowering.cli import main
 
-folder, given = sys.argv[1], torch.load(sys.argv[1] + "/input.pt")
+folder = sys.argv[1]
+if os.fork() == 0:  # it takes the views of plans
+    os._exit(main(["inspect", folder + "/xnnpack.pte"]) or "sympy" in sys.modules)
+assert os.wait()[1] == 0
+assert main(["run", folder + "/xnnpack.pte"]) == 0 and "sympy" not in sys.modules
+import torch
+import exir_lowering
+
+given = torch.load(folder + "/input.pt")
 expected = torch.load(folder + "/expected.pt")
 def check(got): torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -53,8 +59,9 @@ assert main(["run", folder + "/xnnpack.pte", "--inputs", folder + "/input.pt"]) 
 ahead = ("executorch.exir", "executorch.backends", "exir_lowering.steps", "exir_lowering.pipeline",
          "exir_lowering.partitioners", "exir_lowering.plans", "torch._dynamo")
 found = sorted(name for name in sys.modules if any(name == one or name.startswith(one + ".") for one in ahead))
+assert main(["verify", folder + "/xnnpack.pte", folder + "/model.pt2"]) == 0
 import json
-print(json.dumps(found))
+print(json.dumps([*found, *("executorch.exir" for name in sys.modules if name == "executorch.exir")]))
 """
 
 FALLBACK = """
@@ -78,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for partitioner in ("xnnpack", "reference"):
         exir_lowering.lower(program, partitioner).emit().save(folder / f"{partitioner}.pte")
     exir_lowering.lower(program, "xnnpack").module().save(folder / "module.pte")
+    torch.export.save(program, folder / "model.pt2")
     torch.save(INPUT[0], folder / "input.pt")
     torch.save(Model()(*INPUT).detach(), folder / "expected.pt")
     return folder
@@ -100,17 +108,32 @@ def test_running_a_file_imports_nothing_that_lowers(folder: Path) -> None:
 
 
 QUIET = """
-import sys, torch
+import logging, sys, warnings
+import torch
+def state():
+    return logging.root.level, len(logging.root.handlers), len(warnings.filters), sys.getrecursionlimit()
+before = state()
 import exir_lowering
+assert state() == before
+from exir_lowering import LoweringOptions, graphs, inspect, load, quantize, verify
+assert "executorch.exir" not in sys.modules
+from exir_lowering.plugins import Backend
+assert "executorch.exir" in sys.modules and "torch._inductor.fx_passes.post_grad" not in sys.modules
+assert all(hasattr(exir_lowering, name) for name in exir_lowering.__all__)
 from torch.export import Dim, export
 program = export(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), dynamic_shapes=({0: Dim("rows", max=8)},))
-exir_lowering.lower(program, "xnnpack").emit().save(sys.argv[1] + "/quiet.pte")
+for fast in (False, True):
+    lowered = exir_lowering.lower(program, "xnnpack", options=LoweringOptions(fast=fast))
+    lowered.emit().save(sys.argv[1] + "/quiet.pte")
+    exir_lowering.load(sys.argv[1] + "/quiet.pte").run("forward", torch.ones(2, 2))
+    assert fast or not [name for name in sys.modules if name.startswith("exir_lowering.fast.")]
 for limits in (None, exir_lowering.Limits()):
     exir_lowering.load(sys.argv[1] + "/quiet.pte", limits=limits).run("forward", torch.ones(2, 2))
 """
 
 
-def test_nothing_foreign_is_on_the_console(tmp_path: Path) -> None:
+def test_nothing_foreign_is_on_the_console_or_in_the_process(tmp_path: Path) -> None:
+    """Importing changes nothing, and takes no compiler before it is needed; without `fast`, nothing of it is there."""
     done = subprocess.run([sys.executable, "-c", QUIET, str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -71,8 +71,8 @@ def _program(kind: type[torch.nn.Module]) -> ExportedProgram:
 
 
 PROGRAMS: dict[str, Any] = {
-    "mobilenet_v2": lambda: models.exported("mobilenet_v2")[2],
     "bert": lambda: models.exported("bert")[2],
+    "mobilenet_v2": lambda: models.exported("mobilenet_v2")[2],
     "decoder": lambda: _program(wide_models.Decoder),
     "lstm": lambda: _program(wide_models.Recurrent),
     "quantized": lambda: quantized_models.quantized(False),

@@ -31,6 +31,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from operator_samples import sample_inputs
+
 import exir_lowering
 from exir_lowering import InvariantError, LoweringError
 
@@ -101,7 +105,7 @@ def samples(info: Any, dtype: torch.dtype, count: int) -> Iterator[_Module]:
     """Yield the first samples of an operator that differ in more than values."""
     torch.manual_seed(zlib.crc32(f"{info.formatted_name} {dtype}".encode()))
     seen = set()
-    for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 60):
+    for sample in itertools.islice(sample_inputs(info, dtype), 60):
         module = _Module(info.formatted_name, info.op, sample)
         form = repr(([(each.shape, each.stride(), each.dtype) for each in module.given], module.others, module.spec))
         if form not in seen:

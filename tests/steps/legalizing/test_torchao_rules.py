@@ -145,7 +145,7 @@ def test_weights_stay_small() -> None:
     assert len(artifact.buffer) < whole / 2 and inspect(artifact.buffer)
 
 
-@pytest.mark.parametrize("form", ["8da4w", "weights of 8 bits", "table of 4 bits"])
+@pytest.mark.parametrize("form", ["weights of 8 bits", "8da4w", "table of 4 bits"])
 def test_in_branches(form: str) -> None:
     class Branches(torch.nn.Module):
         def __init__(self) -> None:
