@@ -6,6 +6,8 @@ Bounds of sizes: those of intervals, which can be far too large, become exact on
 
 Views: memory is not shared between a value of fixed sizes and a view of it whose sizes are computed: that is a copy.
 
+Types of arguments: what computes with sizes that depend on data cannot be run to look at them.
+
 Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
 
 Text of sizes: each program that is made has its guards as text, and each pass compares sizes by theirs. What an
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from executorch.exir import pass_base, sym_util, tensor, tensor_layout
 from executorch.exir.emit import _emitter as et_emitter  # all of these import the same function by its name
+from executorch.exir.error import InternalError
 from executorch.exir.passes import replace_view_copy_with_view_pass as viewing, sym_shape_eval_pass
 from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
 from executorch.exir.verification import verifier
@@ -88,10 +91,23 @@ def _views(active: Callable[[], bool]) -> list[Replacement]:
     return [(viewing, "_is_view_copy", _is_view_copy)]
 
 
-def functions_of_sizes() -> list[Replacement]:
-    """Return what lets the verifier know the functions of sizes that are emitted."""
+def verifying_sizes() -> list[Replacement]:
+    """Return what lets the verifier know the functions of sizes that are emitted, and sizes that depend on data."""
     known = {one for one in _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS if isinstance(one, FunctionType)}
-    return [(verifier, "_EXECUTORCH_SYM_OPS", verifier._EXECUTORCH_SYM_OPS | known)]
+
+    class Validator(verifier.EdgeOpArgValidator):  # type: ignore[misc]
+        def run_node(self, n: torch.fx.Node) -> Any:
+            try:
+                return super().run_node(n)
+            except InternalError as error:  # raised where the result is computed, after the types were looked at
+                if not isinstance(error.__cause__, GuardOnDataDependentSymNode):
+                    raise
+                return n.meta["val"]
+
+    return [
+        (verifier, "_EXECUTORCH_SYM_OPS", verifier._EXECUTORCH_SYM_OPS | known),
+        (verifier, "EdgeOpArgValidator", Validator),
+    ]
 
 
 def _guards(active: Callable[[], bool]) -> list[Replacement]:

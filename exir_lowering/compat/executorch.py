@@ -23,7 +23,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.hooks import conversions_by, conversions_in
 from exir_lowering._upstream.passes import mending_passes
-from exir_lowering._upstream.repairs import functions_of_sizes
+from exir_lowering._upstream.repairs import verifying_sizes
 from exir_lowering.errors import BackendFailure, InputError, LoweringError, PartitionerContractError, UnknownPluginError
 from exir_lowering.fast import accelerated, convert
 from exir_lowering.graphs.copies import has_symbols, private_copy
@@ -197,7 +197,7 @@ _WAITING = locks.replacing(lambda: conversions_in(locks.conversion))
 # These three are entered in this order, inside the one above.
 _CONVERTED = locks.replacing(lambda: conversions_by(_convert))
 _MENDED = locks.replacing(
-    lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *functions_of_sizes()]
+    lambda: [*conversions_in(lambda: mending_passes(numbers=False), as_convertible), *verifying_sizes()]
 )
 _ACCELERATED = locks.replacing(lambda: conversions_in(accelerated))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from executorch import exir
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch.exir._serialize._program import deserialize_pte_binary
@@ -15,6 +16,7 @@ from lowering_support import NoopBackend, TagPartitioner
 from torch.export import Dim, ExportedProgram
 
 from exir_lowering import LoweringError, LoweringOptions, load, lower, plan, to_backend
+from exir_lowering.compat import patch_executorch
 
 
 class _Nonzero(torch.nn.Module):
@@ -149,3 +151,21 @@ def test_a_failure_leaves_the_program_as_it_is(name: str) -> None:
             fail()
         assert _described(program) == before
     assert lower(program, "reference").emit().buffer
+
+
+class Split(torch.nn.Module):
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        one, other = x.split(sizes.tolist())
+        return torch.cat([one * 2, other - 1])
+
+
+def test_what_is_split_by_data_is_lowered_by_executorchs_calls_too() -> None:
+    """Its verifier runs each operator, which these sizes do not let it."""
+    x, calls = torch.randn(8, 4), [torch.tensor(sizes) for sizes in ([3, 5], [0, 8], [8, 0])]
+    program = torch.export.export(Split(), (x, calls[0]))
+    with patch_executorch():
+        edge = exir.to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        buffer = edge.to_executorch().buffer
+    loaded = load(buffer)
+    for sizes in calls:
+        torch.testing.assert_close(loaded.run("forward", x, sizes)[0], Split()(x, sizes))

@@ -91,7 +91,6 @@ KINDS = {
 """Further classes, by what they are."""
 
 SMALL: dict[str, int] = {
-    **dict.fromkeys(("vocab_size",), 99),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "decoder_hidden_size"), 32),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("num_decoder_layers", "num_encoder_layers", "encoder_num_hidden_layers"), 2),
@@ -102,26 +101,17 @@ SMALL: dict[str, int] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 64),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "projection_dim", "num_mel_bins"), 16),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"), 128),
-    **dict.fromkeys(("image_size",), 32),
     **dict.fromkeys(("time_step_rank", "num_frames", "layerdrop"), 4),
-    "layerdrop": 0,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{"layerdrop": 0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 99, "image_size": 32},
 }
 """Values for every configuration that has a whole number of that name."""
 
 SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "patch_size": 2, "image_size": 16}
-BACKBONE = {
-    **SWIN,
-    "depths": [1, 1, 1, 1],
-    "num_heads": [2, 2, 2, 2],
-    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-}
+STAGE_NAMES = ["stage1", "stage2", "stage3", "stage4"]
+BACKBONE = {**SWIN, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "out_features": STAGE_NAMES}
 DETECTED = {
     "d_model": 32, "num_queries": 6, "num_feature_levels": 3, "encoder_n_points": 2, "decoder_n_points": 2,
-        "max_text_len": 8,
-    "disable_custom_kernels": True,
+    "max_text_len": 8, "disable_custom_kernels": True,
     "backbone_config": {**BACKBONE, "image_size": 32, "out_features": ["stage2", "stage3", "stage4"]},
 }  # fmt: skip
 DELTA = {
