@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 
@@ -38,9 +40,11 @@ class HostLinear(Rewrite):
             return None
         if value.dtype not in (torch.float32, torch.float64) or any(factor != 1 for factor in node.kwargs.values()):
             return None
-        turned = calls(matrix, _PERMUTE) and [dim % 2 for dim in matrix.args[1]] == [1, 0]
-        if turned and is_contiguous(matrix.args[0]) and all(static_shape(bias) == shape[1:] for bias in biases):
-            return scope.call(_LINEAR, operand, matrix.args[0], *biases, like=node)
+        permuted: Any = matrix.args if calls(matrix, _PERMUTE) else (None, ())
+        weight, order = permuted
+        turned = [dim % 2 for dim in order] == [1, 0] and is_contiguous(weight)
+        if turned and all(static_shape(bias) == shape[1:] for bias in biases):
+            return scope.call(_LINEAR, operand, weight, *biases, like=node)
         if not biases:
             return None
         total = scope.call(_ADD, scope.call(_MM, operand, matrix, like=node), *biases)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +121,7 @@ def _convert_views(
             with node.graph.inserting_after(node):
                 copied = node.graph.call_function(torch.ops.aten.clone.default, (node,), _CONTIGUOUS)
             copied.meta = dict(node.meta)
-            node.replace_all_uses_with(copied, lambda user, copied=copied: user is not copied)
+            node.replace_all_uses_with(copied, partial(operator.is_not, copied))
     return _convert(replace(method, program=private), options, decomposed)
 
 
