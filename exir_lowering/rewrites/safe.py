@@ -1,8 +1,7 @@
-"""The set "safe": every rewrite of this package, in the order in which they are tried at a node."""
+"""The set "safe": the rewrites of this package that need no kernel which a portable runtime lacks, in order."""
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
-from exir_lowering.rewrites.host_linear import HostLinear
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
 from exir_lowering.rewrites.scalar_operands import ScalarOperands
@@ -19,6 +18,5 @@ SAFE = (
     LayerNorm,
     WideDepthwise,
     CommonSubexpressions,
-    HostLinear,
 )
-"""Every rewrite of this package, in order: what `LoweringOptions(rewrites="safe")` stands for."""
+"""What `LoweringOptions(rewrites="safe")` stands for: the rewrites of this package but `host-linear`, in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def operators(program: Any) -> list[str]:
 def run(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *others: tuple[torch.Tensor, ...], **dynamic: Any):
     """Lower for the host, compare with eager on all inputs, and return the operators."""
     program = export(model.eval(), inputs, **dynamic)
-    lowered = lower(program)
+    lowered = lower(program, options=WITH_IT)
     loaded = load(lowered.emit().buffer)
     for call in (inputs, *others):
         (got,) = loaded.run("forward", *call)
@@ -48,6 +49,7 @@ def run(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *others: tuple
 
 
 A, B, C = torch.randn(5, 7), torch.randn(7, 3), torch.randn(3)
+WITH_IT = LoweringOptions(rewrites=["safe", "host-linear"])
 BATCH = {"dynamic_shapes": ({0: Dim("batch", max=64)},)}
 
 
@@ -115,10 +117,10 @@ INPUTS = (A, torch.randn(3, 7), C)
 def test_what_a_backend_takes_is_left_to_it() -> None:
     program = export(Two().eval(), INPUTS)
     taking = SupportPartitioner({"reference": ops("aten.addmm", "aten.permute_copy")})
-    with_it, without = (lower(program, taking, options=LoweringOptions(rewrites=one)) for one in ("safe", "none"))
+    with_it, without = (lower(program, taking, options=one) for one in (WITH_IT, LoweringOptions(rewrites="none")))
     assert not with_it.report.methods[0].rewritings
     assert with_it.emit().buffer == without.emit().buffer
-    lowered = lower(program, XnnpackPartitioner())
+    lowered = lower(program, XnnpackPartitioner(), options=WITH_IT)
     (done,) = lowered.report.methods[0].rewritings
     assert done.rewrite == "host-linear" and ADDMM in done.operators
     (host,) = [one for one in lowered.report.methods[0].host if one.operator == LINEAR]
@@ -133,12 +135,12 @@ def test_a_runtime_without_the_kernel_gets_what_it_has(tmp_path: Path) -> None:
         json.dumps({"name": "portable", "runtime": "1.5.1", "operators": kernels, "backends": []})
     )
     program = export(torch.nn.Linear(7, 3).eval(), (A,))
-    options = LoweringOptions(target=tmp_path / "portable.json")
+    options = replace(WITH_IT, target=tmp_path / "portable.json")
     assert ADDMM in operators(lower(program, options=options)["forward"])
 
 
 def test_an_edge_program_and_a_plan_are_rewritten_too() -> None:
     edge = edge_program(torch.nn.Linear(7, 3).eval(), (A,))
-    assert operators(lower(edge)["forward"]) == [LINEAR]
-    assert [one.operator for one in plan(edge, None).methods[0].host] == [LINEAR]
-    assert ADDMM in operators(lower(edge, options=LoweringOptions(rewrites="none"))["forward"])
+    assert operators(lower(edge, options=WITH_IT)["forward"]) == [LINEAR]
+    assert [one.operator for one in plan(edge, None, options=WITH_IT).methods[0].host] == [LINEAR]
+    assert ADDMM in operators(lower(edge, options=LoweringOptions())["forward"])
