@@ -333,7 +333,7 @@ def _partition_all(
         for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators that run, or run faster
             tagged, partitioned = _partition(method, shared, session, treatment)
             found = list_refused(partitioned.program, session.target)
-            changed = legalize(method, found, session.target) if left else None
+            changed = legalize(method, found, session) if left else None
             if changed is None and left:
                 changed = rewrite_host(method, partitioned.program, rewrites, session.target)
             if changed is None:

@@ -18,7 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
 from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
 from exir_lowering._upstream.legalizing import remove_effect_tokens
-from exir_lowering._upstream.operators import operator_name
+from exir_lowering._upstream.operators import operator_name, wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
@@ -32,6 +32,7 @@ from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.size_functions import lacks_instruction
 
+_DRAWS = torch.Tag.nondeterministic_seeded
 ROUNDS = 3  # how often partitioners may give back other operators than before
 
 Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its graph, and why it does not run
@@ -43,9 +44,15 @@ def list_refused(program: ExportedProgram, target: Target) -> list[Refused]:
     return [(path, node, why) for path, node in nodes if (why := runs_not(node, target)) is not None]
 
 
-def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> EdgeMethod | None:
+def legalize(method: EdgeMethod, refused: Sequence[Refused], session: Session) -> EdgeMethod | None:
     """Return a method with other operators for those on its host that do not run; None if nothing is to be changed."""
-    found = {graphs.qualified_name(path, node): why for path, node, why in refused}
+    config = session.options.edge_compile_config
+    preserved = set(config.preserve_ops) if config else set()  # those that draw numbers draw these, not others
+    found = {
+        graphs.qualified_name(path, node): why
+        for path, node, why in refused
+        if (operator := wrapped_operator(node.target)) not in preserved or _DRAWS not in getattr(operator, "tags", ())
+    }
     if not found:
         return None
     program = private_copy(method.program, handles=True)
@@ -54,7 +61,7 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], target: Target) -> 
         return None
     _drop_checks(program)
     editor, nodes = Editor(program, mode, {}, ()), list(graphs.every_node(program.graph_module))
-    fragments = Fragments(mode, target, relaid=not any(path for path, _ in nodes))
+    fragments = Fragments(mode, session.target, relaid=not any(path for path, _ in nodes))
     done: list[Legalization] = []
     moved: set[Node] = set()  # what may lie in memory in another order than what it replaced
     for path, node in nodes:
