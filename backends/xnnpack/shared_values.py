@@ -44,18 +44,19 @@ def separate(program: ExportedProgram) -> None:
 
 
 def _keep_copies(program: ExportedProgram) -> None:
-    """Return what is an input, or is returned already, as a maximum of itself: of copies, that value would be left."""
+    """Return what is returned already as a maximum of itself: copies are removed, but those of inputs."""
     from executorch.backends.transforms.remove_clone_ops import exir_ops
 
     returned: Any = program.graph.output_node().args[0]
-    seen = {value for value in returned if not _is_copy(value)}
-    for value in filter(_is_copy, returned):
-        source = value
-        while _is_copy(source):
-            source = source.args[0]
-        if source.op == "placeholder" or source in seen:
+    leaving, left = {*returned}, dict[Any, Any]()  # what is there in the place of a copy, perhaps itself
+    for node in filter(_is_copy, program.graph.nodes):
+        source = left.get(node.args[0], node.args[0])
+        left[node] = node if source.op == "placeholder" and node in leaving else source
+    seen = {value for value in returned if left.get(value, value) is value}
+    for value in (value for value in returned if left.get(value, value) is not value):
+        if left[value] in seen:
             value.target, value.args, value.kwargs = exir_ops.edge.aten.maximum.default, (value.args[0],) * 2, {}
-        seen.add(source)
+        seen.add(left[value])
 
 
 def _is_copy(value: Any) -> bool:

@@ -561,6 +561,7 @@ def test_what_a_branch_computes(fast: bool) -> None:
         lambda x: (lambda y: (y.clone().cumsum(0), y.cumsum(1)))(x + 1),
         lambda x: (lambda y: (y, y.clone().clone()))(x + 1),
         lambda x: (lambda y: (y.clone() * 2, y.clone().cumsum(0), y - 1))(x * 3),
+        lambda x: (lambda c: (lambda d: (d, c, d.clone(), c * 2))(c.clone()))(x.clone()),
         lambda x: (lambda y, copy: ((copy * copy).cumsum(0) * copy, y - x))(*(lambda y: (y, y.clone()))(x + x)),
     ],
 )

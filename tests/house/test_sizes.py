@@ -34,7 +34,7 @@ ROOMS = {
     "exir_lowering/testing": (1413, 1400),
     "exir_lowering/verification": (2285, 2000),
     "partitioners": (2804, 3200),
-    "backends": (1880, 2000),
+    "backends": (1881, 2000),
 }
 """Rooms, with the lines that their Python files have, without those in rooms of their own: growth is a decision."""
 
