@@ -66,12 +66,7 @@ def _greatest(expression: Any, symbols: tuple[Any, ...], limits: tuple[tuple[int
 
     try:
         return int(np.max(compute(expression)))
-    except (
-        KeyError,
-        ValueError,
-        ZeroDivisionError,
-        OverflowError,
-    ):  # another operation, or not in whole numbers of 64 bits
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError):  # another operation, or not in 64 bits
         return None
 
 

@@ -94,6 +94,8 @@ def rewrite_host(
 ) -> EdgeMethod | None:
     """Rewrite what stays on the host of a method, as the target runs faster; None if nothing is to be changed."""
     chosen = [one for one in rewrites if one.when == "host"]
+    if not chosen:
+        return None
     wanted = {name for one in chosen for name in one.operators}
     names = {node.name for node in host.graph.nodes if node.op == "call_function"}
     left = [node.name in names and graphs.operator_name(node) in wanted for node in method.program.graph.nodes]

@@ -71,18 +71,20 @@ def tag(
 
 def leave_refused(tagged: TaggedMethod) -> TaggedMethod:
     """Return a tagged method without what the backends are known to fail on."""
-    backends: dict[str, Any] = {}
-    for spec in tagged.destinations.values():
+    knowing: dict[str, ExecutorchBackend] = {}
+    for backend_id in {spec.backend_id for spec in tagged.destinations.values()}:
         with suppress(UnknownPluginError, PluginLoadError):  # a plan needs no backend
-            backends[spec.backend_id] = registry.find_backend(spec.backend_id)
+            backend = registry.find_backend(backend_id)
+            if isinstance(backend, ExecutorchBackend) and type(backend).refuse is not ExecutorchBackend.refuse:
+                knowing[backend_id] = backend
     refused: dict[str, str] = {}
-    for path, node in graphs.every_node(tagged.program.graph_module):
+    for path, node in graphs.every_node(tagged.program.graph_module) if knowing else ():
         own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
-        backend = None if own is None else backends.get(tagged.destinations[own].backend_id)
-        if not isinstance(backend, ExecutorchBackend):
+        known = None if own is None else knowing.get(tagged.destinations[own].backend_id)
+        if known is None:
             continue
         source = node.args[0] if graphs.is_getitem(node) else node
-        if (reason := backend.refuse(source)) is not None:  # type: ignore[arg-type]
+        if (reason := known.refuse(source)) is not None:  # type: ignore[arg-type]
             refused[graphs.qualified_name(path, node)] = reason
     return retag(tagged, lambda method, backend_id, name: refused.get(name)) if refused else tagged
 
