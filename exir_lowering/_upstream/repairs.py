@@ -46,19 +46,20 @@ def replacements(active: Callable[[], bool]) -> list[Replacement]:
 
 
 def _orders(active: Callable[[], bool]) -> list[Replacement]:
-    comparing = tensor.dim_order_from_stride
+    def of(comparing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @wraps(comparing)
+        def dim_order_from_stride(stride: Any) -> Any:
+            try:
+                return comparing(stride)
+            except GuardOnDataDependentSymNode:
+                if not active():
+                    raise
+            return tuple(sorted(range(len(stride)), key=lambda dim: -magnitude(stride[dim])))
 
-    @wraps(comparing)
-    def dim_order_from_stride(stride: Any) -> Any:
-        try:
-            return comparing(stride)
-        except GuardOnDataDependentSymNode:
-            if not active():
-                raise
-        return tuple(sorted(range(len(stride)), key=lambda dim: -magnitude(stride[dim])))
+        return dim_order_from_stride
 
-    users = (tensor, tensor_layout, et_emitter, viewing)
-    return [(one, "dim_order_from_stride", dim_order_from_stride) for one in users]
+    name = "dim_order_from_stride"
+    return [(one, name, of(getattr(one, name))) for one in (tensor, tensor_layout, et_emitter, viewing)]
 
 
 def _bounds(active: Callable[[], bool]) -> list[Replacement]:
