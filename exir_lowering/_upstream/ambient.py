@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,18 +36,12 @@ def switches() -> tuple[object, ...]:
     )
 
 
-def _reader(owner: Any, names: Iterable[str]) -> Callable[[], tuple[Any, ...]]:
-    found = [(name, getattr(owner, name, None)) for name in names]
-    read = attrgetter(*(name for name, value in found if callable(value) and not isinstance(value, type)))
-    return lambda: read(owner)
-
-
-_READERS = [_reader(module, vars(module)) for module in (torch, torch.nn.functional)]
-_READERS.append(_reader(torch.Tensor, dir(torch.Tensor)))
+_OWNERS = (torch, torch.nn.functional, torch.Tensor)
+_PLACES = [(owner, name) for owner in _OWNERS for name in dir(owner) if callable(getattr(owner, name, None))]
 
 
 def _functions() -> list[Any]:
-    return [function for read in _READERS for function in read()]
+    return [getattr(owner, name, None) for owner, name in _PLACES]
 
 
 _BEFORE = _functions()
