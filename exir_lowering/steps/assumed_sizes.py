@@ -16,7 +16,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import expression, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import guards_code_of
 
-_FIRST, _MOST = 64, 1 << 14  # how many values are tried, and how many where one fails
+_FEW, _MANY = 64, 1 << 13  # how many of the smallest sizes are tried, and where one fails also of the largest
 _LONGEST = 4000  # characters of a guard: one can be exponentially longer than what it says
 
 _SIZE = re.compile(r"""L((?:\[["']?\w+["']?\])+)\.size\(\)\[(\d+)\]""")  # as in L['x'].size()[1]
@@ -47,7 +47,7 @@ class AssumedSize:
 
 def list_assumed(program: ExportedProgram) -> list[AssumedSize]:
     """List guards on one size that do not hold for all; none that leaves out single sizes, as torch does 0 and 1."""
-    inputs = {node.name: node.meta.get("val") for node in graphs.user_inputs(program)}
+    inputs: dict[str, Any] = {node.name: node.meta.get("val") for node in graphs.user_inputs(program)}
     found: dict[tuple[str, int], AssumedSize] = {}
     for text in guards_code_of(program):
         try:
@@ -57,9 +57,10 @@ def list_assumed(program: ExportedProgram) -> list[AssumedSize]:
             symbol = expression(size := inputs[name].shape[dimension])
             known = ranges_in_file(shape_env_of(size))[symbol]
             sizes = range(int(known.lower), int(known.upper) + 1)
-            if all(_holds(guard, one) for one in [*sizes[:: len(sizes) // _FIRST + 1], sizes[-1]]):
+            tried = {*sizes[:_FEW], *sizes[:: len(sizes) // _FEW + 1], sizes[-1]}
+            if all(_holds(guard, one) for one in tried):
                 continue
-            wrong = {one for one in sizes[-_MOST:] if not _holds(guard, one)}
+            wrong = {one for one in tried.union(sizes[:_MANY], sizes[-_MANY:]) if not _holds(guard, one)}
         except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # about several sizes, or computed by what is not known here
         if not (isinstance(guard, ast.Compare) and isinstance(guard.ops[0], ast.NotEq)):

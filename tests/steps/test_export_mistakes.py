@@ -133,6 +133,32 @@ def test_what_export_assumed_of_a_size_is_told_and_small_sizes_are_refused(
             loaded.run("forward", ROWS[:, :size])
 
 
+@pytest.mark.parametrize("most", [202, None])
+def test_every_second_size_is_told_and_none_is_refused(most: int | None) -> None:
+    program = export(
+        Call(lambda x: x * 2 if x.shape[1] % 2 == 0 else x), (ROWS,), dynamic_shapes=({1: Dim.AUTO(max=most)},)
+    )
+    found = [text for text in told(plan, program) if "torch.export assumed" in text]
+    assert len(found) == 1 and "(size % 2) == 0" in found[0] and "does not hold for 3, 5, 7 and" in found[0]
+    loaded = load(lower(program).emit().buffer)
+    (got,) = loaded.run("forward", ROWS[:, :10])
+    torch.testing.assert_close(got, ROWS[:, :10] * 2)
+
+
+def test_small_sizes_of_very_many_are_refused() -> None:
+    program = export(
+        Call(lambda x: x * 2 if (x.shape[1] // 3) * (x.shape[1] // 5) > 3 else x),
+        (ROWS,),
+        dynamic_shapes=({1: Dim.AUTO(max=1 << 20)},),
+    )
+    assert [text for text in told(plan, program) if "torch.export assumed" in text]
+    loaded = load(lower(program).emit().buffer)
+    (got,) = loaded.run("forward", ROWS)
+    torch.testing.assert_close(got, ROWS * 2)
+    with pytest.raises(InputError, match="at least 10"):
+        loaded.run("forward", ROWS[:, :9])
+
+
 @pytest.mark.parametrize(
     "function", [lambda x: x[:, :4] + 1, lambda x: x.mean(1), lambda x: x * 2 if x.shape[1] > 8 else x], ids=str
 )
