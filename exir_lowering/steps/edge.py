@@ -29,12 +29,12 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.host_memory import has_odd_inputs, make_inputs_contiguous
+from exir_lowering.steps.host_memory import make_inputs_contiguous, odd_inputs
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.size_functions import needs_spelling, spell
+from exir_lowering.steps.size_functions import IN_FILES, spell
 from exir_lowering.steps.write_back import check_written, separate
 
 _EXPECTED = (
@@ -151,11 +151,11 @@ def _convert(
 
 def as_convertible(program: ExportedProgram) -> ExportedProgram:
     """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
-    odd = not is_edge(program) and has_odd_inputs(program)
-    if not odd and not needs_spelling(program):
+    odd = not is_edge(program) and any(odd_inputs(program))
+    if not odd and not any(node.target in IN_FILES for _, node in graphs.every_node(program.graph_module)):
         return program
     private = private_copy(program)
-    spell(private)
+    spell(private, IN_FILES)
     if odd:
         make_inputs_contiguous(private)
     return private
