@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -38,22 +37,14 @@ def switches() -> tuple[object, ...]:
 
 _OWNERS = (torch, torch.nn.functional, torch.Tensor)
 _PLACES = [(owner, name) for owner in _OWNERS for name in dir(owner) if callable(getattr(owner, name, None))]
-
-
-def _functions() -> list[Any]:
-    return [getattr(owner, name, None) for owner, name in _PLACES]
-
-
-_BEFORE = _functions()
+_BEFORE = [getattr(owner, name) for owner, name in _PLACES]
 
 
 def replaced() -> tuple[object, ...]:
     """Return the code that somebody has put in the place of torch's functions, which its decompositions call."""
-    now = _functions()
-    if now == _BEFORE:
-        return ()
-    places = enumerate(zip(now, _BEFORE, strict=True))
-    return tuple((index, getattr(new, "__code__", new)) for index, (new, before) in places if new != before)
+    now = [getattr(owner, name, None) for owner, name in _PLACES]
+    changed = () if now == _BEFORE else zip(_PLACES, _BEFORE, now, strict=True)
+    return tuple((place, getattr(new, "__code__", new)) for place, before, new in changed if new != before)
 
 
 @contextmanager
