@@ -237,7 +237,8 @@ def _accept(
         raise
     except Exception as error:
         raise PartitionerContractError(
-            f"{name} raised {type(error).__name__} for the match at {describe_node(results[-1], scope)}: {error}",
+            f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
+            f"{describe_node(results[-1], scope)}: {error}",
             violation="raised",
             details={"pattern": pattern.name, "node": graphs.qualified_name(scope.path, results[-1])},
         ) from error
