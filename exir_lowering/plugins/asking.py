@@ -31,7 +31,7 @@ from exir_lowering.graphs import measures, sources
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
-    "Answer", "Decomposing", "ask", "asked_of_forms", "list_supported", "listen", "note_raised", "proposing_with",
+    "Answer", "Decomposing", "ask", "asked_of_forms", "guarded", "list_supported", "listen", "proposing_with",
     "qualified_operator",
 ]  # fmt: skip
 
@@ -58,21 +58,18 @@ class _Listener:
     def refused(self, node: Node, reason: str, by: str) -> None:
         self.reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
-    def raised(self, node: Node, error: Exception, plugin: type | None, check: str) -> str:
-        said = f"{check} raised {exception_text(error)}"
-        at = (plugin and sources.find_raised_at(error, plugin)) or sources.find_raised_at(error, None)
+    def raised(self, node: Node, error: Exception, plugin: object, check: str) -> None:
+        at = sources.find_raised_at(error, type(plugin)) or sources.find_raised_at(error, None)
+        said, line = f"{check} raised {exception_text(error)}", graphs.source_line(node)
         if self.strict:
-            line = graphs.source_line(node)
             raise PartitionerContractError(
                 f"{said} for node {node.name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
                 f"{'' if at is None else f'{chr(10)}  raised at {at}'}",
                 violation="raised",
                 details={"node": node.name},
             ) from error
-        reason = f"{said}{'' if at is None else f', at {at}'}"
         for told in (self.reported, self.failed):
-            told.setdefault(node, {}).setdefault(reason, check)
-        return reason
+            told.setdefault(node, {}).setdefault(f"{said}{'' if at is None else f', at {at}'}", check)
 
 
 @contextmanager
@@ -82,12 +79,6 @@ def listen(strict: bool | None = None) -> Iterator[_Listener]:
     new = _Listener(outer.strict if strict is None and isinstance(outer, _Listener) else bool(strict))
     with listening(new):
         yield new
-
-
-def note_raised(node: Node, error: Exception, check: str) -> str | None:
-    """Return why a node stays on the host if a check of it raised; None if nobody listens, so that it is an error."""
-    heard = listener()
-    return None if heard is None else heard.raised(node, error, None, check)
 
 
 class Decomposing:
