@@ -151,6 +151,9 @@ SPECIAL: dict[str, Callable[[Any, int, int], dict[str, Any]]] = {
         "input_values": torch.randn(batch, 3000 * scale), "decoder_input_ids": _ids(batch, 6 * scale)},
     "Encodec": lambda config, batch, scale: {"input_values": torch.randn(batch, 1, 320 * scale)},
     "Dac": lambda config, batch, scale: {"input_values": torch.randn(batch, 1, 320 * scale)},
+    "ViTMAE": lambda config, batch, scale: {
+        "pixel_values": torch.randn(batch, 3, 32, 32),
+        "noise": torch.rand(batch, (config.image_size // config.patch_size) ** 2)},
     "SpeechT5HifiGan": lambda config, batch, scale: {"spectrogram": torch.randn(batch, 12 * scale, 16)},
     "FastSpeech2ConformerHifiGan": lambda config, batch, scale: {"spectrogram": torch.randn(batch, 12 * scale, 16)},
     "Qwen3_5": lambda config, batch, scale: {"input_ids": _ids(batch, 8 * scale), "attention_mask": _mask(batch,
