@@ -160,6 +160,8 @@ SPECIAL: dict[str, Callable[[Any, int, int], dict[str, Any]]] = {
         8 * scale)},
     "Qwen3_5Model": lambda config, batch, scale: _picture(batch, scale, (96,)),
     "Qwen3_5ForConditionalGeneration": lambda config, batch, scale: _picture(batch, scale, (96,)),
+    "Qwen3_5MoeModel": lambda config, batch, scale: _picture(batch, scale, (96,)),
+    "Qwen3_5MoeForConditionalGeneration": lambda config, batch, scale: _picture(batch, scale, (96,)),
     "PaddleOCRVL": lambda config, batch, scale: _picture(batch, scale, (3, 4, 4)),
     "MuseGlimmer": lambda config, batch, scale: _picture(batch, scale, (48,), types=False),
     "MiniCPMV4_6": lambda config, batch, scale: {

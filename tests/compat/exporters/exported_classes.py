@@ -50,7 +50,8 @@ SKIPPED = {
 PARTS = {
     "image_encoder language_model": """
         MiniCPMV4_6Model MiniCPMV4_6ForConditionalGeneration PaddleOCRVLForConditionalGeneration MuseGlimmerModel
-        MuseGlimmerForConditionalGeneration Qwen3_5Model Qwen3_5ForConditionalGeneration""",
+        MuseGlimmerForConditionalGeneration Qwen3_5Model Qwen3_5ForConditionalGeneration Qwen3_5MoeModel
+        Qwen3_5MoeForConditionalGeneration""",
     "audio_encoder multi_modal_projector language_model": """
         Qwen3ASRForConditionalGeneration MusicFlamingoModel MusicFlamingoForConditionalGeneration""",
 }
