@@ -148,6 +148,10 @@ ROWS: dict[str, Row] = {
     # XNNPACK
     "clones": Row(_clones, _rows),
     "prelu": Row(lambda m, x: m.act(m.linear(x)), lambda: (torch.randn(2, 3, 4),)),
+    "seven dimensions": Row(
+        lambda m, x: (x.view(2, 1, 2, 1, 3, 1, 4) * x.view(1, 2, 1, 2, 3, 4, 1).exp()).sum((1, 6)) + 1,
+        lambda: (torch.randn(2, 2, 3, 4),),
+    ),
     "not finite": Row(_pad, _rows),
     "squeeze": Row(
         lambda m, x: m.conv(x).relu() + (x[:, :1] * 2).unsqueeze(-1).squeeze(-1)[:, :, 2:],
