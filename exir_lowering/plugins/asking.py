@@ -81,7 +81,7 @@ def listen(strict: bool | None = None) -> Iterator[_Listener]:
 
 
 def _raised_at(error: Exception, plugin: object, before: str = "\n  raised at ") -> str:
-    at = sources.find_raised_at(error, type(plugin)) or sources.find_raised_at(error, None)
+    at = sources.find_raised_at(error, type(plugin))
     return "" if at is None else f"{before}{at}"
 
 
@@ -112,15 +112,10 @@ class Decomposing:
 
 def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
     """Return the nodes that a partitioner's support takes, and report those that it refuses."""
-    modules = dict(partitioner.graph_module.named_modules())
-    found: dict[Node, None] = {}
-    for node in partitioner.graph_module.graph.nodes:
-        if node.op == "output":
-            continue
-        support = partitioner.operator_support
-        if ask_support(support, node, partial(support.is_node_supported, modules, node)):
-            found[node] = None
-    return found
+    modules, support = dict(partitioner.graph_module.named_modules()), partitioner.operator_support
+    nodes = [node for node in partitioner.graph_module.graph.nodes if node.op != "output"]
+    asked = ((node, partial(support.is_node_supported, modules, node)) for node in nodes)
+    return {node: None for node, check in asked if ask_support(support, node, check)}
 
 
 @dataclass(frozen=True, slots=True)
