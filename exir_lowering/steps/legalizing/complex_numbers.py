@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,10 +13,13 @@ from exir_lowering.steps.legalizing.registry import require, rules
 def _join(real: Tensor, imaginary: Tensor) -> Tensor:
     """Return complex numbers: the second coefficient of the transform of [x, 0, 0, y] is (x - 0) + (y - 0) i."""
     require(real.dtype in (torch.float32, torch.float64) and real.dtype is imaginary.dtype)
-    real, imaginary = torch.broadcast_tensors(real, imaginary)
+    broadcast: Any = torch.broadcast_tensors
+    real, imaginary = broadcast(real, imaginary)
     none = torch.zeros_like(real)
-    four = torch.stack([real, none, none, imaginary], -1)
-    return torch.ops.aten._fft_r2c.default(four, [real.dim()], 0, True).select(-1, 1)
+    found: Tensor = torch.ops.aten._fft_r2c.default(
+        torch.stack([real, none, none, imaginary], -1), [real.dim()], 0, True
+    )
+    return found.select(-1, 1)
 
 
 def _parts(value: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,8 @@ def _broadcasts_complex(node: Node) -> bool:
 
 
 def _broadcast(compute: Callable[..., Any], x: Tensor, y: Tensor, **kwargs: Any) -> Any:
-    return compute(*torch.broadcast_tensors(x, y), **kwargs)
+    broadcast: Any = torch.broadcast_tensors
+    return compute(*broadcast(x, y), **kwargs)
 
 
 def _sums_number(node: Node) -> bool:
