@@ -54,6 +54,7 @@ SPELLED: Mapping[Any, _Call] = {
 IN_FILES: Mapping[Any, _Call] = {**SPELLED, operator.mod: _remainder}
 """Those whose results are others in a file, too."""
 
+_OF_WHOLE_NUMBERS = (operator.mod, torch.sym_max, torch.sym_min)
 # `emit` joins truths itself.
 _JOINING, _KNOWN = (operator.and_, operator.or_, operator.xor), {operator.getitem, operator.ne, *SIZE_FUNCTIONS}
 
@@ -81,6 +82,9 @@ def spell(program: ExportedProgram, functions: Mapping[Any, _Call] = SPELLED) ->
 
 def lacks_instruction(node: Node) -> bool:
     """Return whether a node computes a number by a function that a file has no instruction for."""
+    value = node.meta.get("val")
     if node.target in _JOINING:
-        return not isinstance(node.meta.get("val"), (bool, torch.SymBool))
+        return not isinstance(value, (bool, torch.SymBool))
+    if node.target in _OF_WHOLE_NUMBERS:
+        return isinstance(value, (float, torch.SymFloat))
     return isinstance(node.target, (FunctionType, BuiltinFunctionType)) and node.target not in _KNOWN
