@@ -34,7 +34,7 @@ from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.size_functions import IN_FILES, spell
+from exir_lowering.steps.size_functions import IN_FILES, SPELLED, spell
 from exir_lowering.steps.write_back import check_written, separate
 
 _EXPECTED = (
@@ -151,11 +151,12 @@ def _convert(
 
 def as_convertible(program: ExportedProgram) -> ExportedProgram:
     """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
-    odd = not is_edge(program) and any(odd_inputs(program))
-    if not odd and not any(node.target in IN_FILES for _, node in graphs.every_node(program.graph_module)):
+    functions = SPELLED if is_edge(program) else IN_FILES  # once, as remainders are made of remainders
+    odd = functions is IN_FILES and any(odd_inputs(program))
+    if not odd and not any(node.target in functions for _, node in graphs.every_node(program.graph_module)):
         return program
     private = private_copy(program)
-    spell(private, IN_FILES)
+    spell(private, functions)
     if odd:
         make_inputs_contiguous(private)
     return private

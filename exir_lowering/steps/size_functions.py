@@ -45,20 +45,21 @@ def _remainder(call: _Call, dividend: Any, divisor: Any) -> Any:
     return call(operator.mod, call(operator.add, call(operator.mod, dividend, divisor), divisor), divisor)
 
 
-_SPELLED: Mapping[Any, _Call] = {
+SPELLED: Mapping[Any, _Call] = {
     torch.sym_sum: lambda call, terms: reduce(lambda total, term: call(operator.add, total, term), terms),
     operator.pow: _raise,
     math.floor: lambda call, x: call(operator.neg, call(math.ceil, call(operator.neg, x))),
 }
 
-IN_FILES: Mapping[Any, _Call] = {**_SPELLED, operator.mod: _remainder}
+IN_FILES: Mapping[Any, _Call] = {**SPELLED, operator.mod: _remainder}
 """Those whose results are others in a file, too."""
 
+_OF_WHOLE_NUMBERS = (operator.mod, torch.sym_max, torch.sym_min)
 # `emit` joins truths itself.
 _JOINING, _KNOWN = (operator.and_, operator.or_, operator.xor), {operator.getitem, operator.ne, *SIZE_FUNCTIONS}
 
 
-def spell(program: ExportedProgram, functions: Mapping[Any, _Call] = _SPELLED) -> None:
+def spell(program: ExportedProgram, functions: Mapping[Any, _Call] = SPELLED) -> None:
     """Replace functions of sizes in a private copy."""
     for _, node in list(graphs.every_node(program.graph_module)):
         if node.op != "call_function" or node.target not in functions:
@@ -81,6 +82,9 @@ def spell(program: ExportedProgram, functions: Mapping[Any, _Call] = _SPELLED) -
 
 def lacks_instruction(node: Node) -> bool:
     """Return whether a node computes a number by a function that a file has no instruction for."""
+    value = node.meta.get("val")
     if node.target in _JOINING:
-        return not isinstance(node.meta.get("val"), (bool, torch.SymBool))
+        return not isinstance(value, (bool, torch.SymBool))
+    if node.target in _OF_WHOLE_NUMBERS:
+        return isinstance(value, (float, torch.SymFloat))
     return isinstance(node.target, (FunctionType, BuiltinFunctionType)) and node.target not in _KNOWN

@@ -104,9 +104,7 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
             while part in tagged.destinations:  # a partitioner may call its own tags so
                 part += "-"
             node.meta[DELEGATION_TAG], destinations[part] = part, spec
-    for node in tagged.program.graph.find_nodes(
-        op="placeholder"
-    ):  # a constant that may not be copied follows its readers
+    for node in tagged.program.graph.find_nodes(op="placeholder"):  # a constant without copies follows its readers
         if node.meta.get("no_copy") and node.meta.pop(DELEGATION_TAG, None) is not None:
             tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
             if len(tags) == 1 and None not in tags:

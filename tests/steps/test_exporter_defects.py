@@ -225,7 +225,13 @@ def test_bounds_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("pow", lambda x: x * x.shape[0] ** 0.5), ("and", lambda x: x * (x.shape[0] & 3))]
+    ("name", "function"),
+    [
+        ("pow", lambda x: x * x.shape[0] ** 0.5),
+        ("and", lambda x: x * (x.shape[0] & 3)),
+        ("mod", lambda x: x * (x.shape[0] / 4 % 3)),
+        ("sym_max", lambda x: x * torch.sym_max(x.shape[0], 2.5)),
+    ],
 )
 def test_functions_without_an_instruction_are_refused_with_their_line(name: str, function: Any) -> None:
     row = _sized(function)
