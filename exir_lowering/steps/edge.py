@@ -13,6 +13,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
@@ -150,9 +151,10 @@ def _convert(
 def as_convertible(program: ExportedProgram) -> ExportedProgram:
     """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
     odd = not is_edge(program) and has_odd_inputs(program)
-    if not odd and not needs_spelling(program):
+    if not odd and not needs_spelling(program) and not _vector_layers(program):
         return program
     private = private_copy(program)
+    _take_vectors(private)
     spell(private)
     if odd:
         make_inputs_contiguous(private)
@@ -186,13 +188,25 @@ def _fill_empty(private: ExportedProgram) -> None:
             node.args, node.kwargs = (sizes, 0), {"dtype": value.dtype, "device": value.device}
 
 
+def _vector_layers(program: ExportedProgram) -> list[Node]:
+    """Return the linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
+    layers = [
+        node for _, node in graphs.every_node(program.graph_module) if node.target is torch.ops.aten.linear.default
+    ]
+    return [node for node in layers if node.args[1].meta["val"].dim() == 1]  # type: ignore[union-attr]
+
+
 def _take_vectors(private: ExportedProgram) -> None:
-    """Make products of linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
-    for _, node in graphs.every_node(private.graph_module):
-        if node.target is torch.ops.aten.linear.default and graphs.argument(node, "bias") is None:
-            weight: Any = node.args[1]
-            if weight.meta["val"].dim() == 1:
-                node.target = torch.ops.aten.matmul.default
+    """Make products of linear layers whose weight is a vector, and add the bias, a number."""
+    for node in _vector_layers(private):
+        bias = graphs.argument(node, "bias")
+        if bias is None:
+            node.target = torch.ops.aten.matmul.default
+            continue
+        with node.graph.inserting_before(node):
+            product = node.graph.call_function(torch.ops.aten.matmul.default, node.args[:2])
+        product.meta = dict(node.meta)
+        node.target, node.args = torch.ops.aten.add.Tensor, (product, bias)
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:
