@@ -10,9 +10,8 @@ Types of arguments: what computes with sizes that depend on data cannot be run t
 
 Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
 
-Text of sizes: each program that is made has its guards as text, and each pass compares sizes by theirs. What an
-expression has twice is written twice, so that text can be exponentially longer than what it says. Guards that are
-too long are left out, and sizes are compared as they are.
+Guards: each program that is made has its guards as text. What an expression has twice is written twice, so that text
+can be exponentially longer than what it says; guards that are too long are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from executorch.exir import pass_base, sym_util, tensor, tensor_layout
+from executorch.exir import sym_util, tensor, tensor_layout
 from executorch.exir.emit import _emitter as et_emitter  # all of these import the same function by its name
 from executorch.exir.error import InternalError
 from executorch.exir.passes import replace_view_copy_with_view_pass as viewing, sym_shape_eval_pass
@@ -32,10 +31,8 @@ from executorch.exir.verification import verifier
 from torch.export import exported_program
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from exir_lowering._upstream import pins
 from exir_lowering._upstream.bounds import greatest
 from exir_lowering._upstream.fakes import magnitude
-from exir_lowering._upstream.tensors import SYMBOLS
 
 _LONG = 2000  # how many operations a text may have
 
@@ -44,8 +41,7 @@ Replacement = tuple[Any, str, Any]
 
 def replacements(active: Callable[[], bool]) -> list[Replacement]:
     """Return what takes the place of what fails, for threads in which it is active."""
-    found = [*_orders(active), *_bounds(active), *_views(active), *_guards(active)]
-    return [*found, *(_texts(active) if pins.is_on("long sizes") else [])]
+    return [*_orders(active), *_bounds(active), *_views(active), *_guards(active)]
 
 
 def _orders(active: Callable[[], bool]) -> list[Replacement]:
@@ -128,18 +124,6 @@ def _guards(active: Callable[[], bool]) -> list[Replacement]:
             environment.guards = guards
 
     return [(exported_program, "_convert_guards_to_code", _convert_guards_to_code)]
-
-
-def _texts(active: Callable[[], bool]) -> list[Replacement]:
-    describing = pass_base._symbolic_scalar_snapshot
-
-    @wraps(describing)
-    def _symbolic_scalar_snapshot(value: Any) -> Any:
-        if not active() or not isinstance(value, SYMBOLS) or _length(value.node.expr) <= _LONG:
-            return describing(value)
-        return type(value).__name__, value.node.expr
-
-    return [(pass_base, "_symbolic_scalar_snapshot", _symbolic_scalar_snapshot)]
 
 
 @lru_cache(maxsize=4096)

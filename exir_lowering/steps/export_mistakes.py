@@ -10,9 +10,10 @@ from typing import Any
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.errors import ExportWarning
+from exir_lowering.errors import ExportWarning, few
 from exir_lowering.graphs.sources import format_lines, lines_of
 from exir_lowering.model import EdgeMethod
+from exir_lowering.steps.assumed_sizes import list_assumed
 from exir_lowering.steps.provenance import list_narrowed
 
 
@@ -20,13 +21,25 @@ def list_mistakes(methods: Sequence[EdgeMethod]) -> tuple[str, ...]:
     """Return what to tell of methods that torch.export made: once of the variants of one."""
     given = [*reversed({id(one.converted_from): one for one in reversed(methods) if one.converted_from}.values())]
     training = (text for method in given for text in _in_training(method))
-    return (*training, *(str(one) for one in list_narrowed(given) if one.given[1] is None))
+    assumed = (text for method in given for text in _assuming(method))
+    return (*training, *(str(one) for one in list_narrowed(given) if one.given[1] is None), *assumed)
 
 
 def warn(mistakes: Sequence[str]) -> None:
     """Warn of mistakes, from the caller of our caller."""
     for text in mistakes:
         warnings.warn(text, ExportWarning, stacklevel=3)
+
+
+def _assuming(method: EdgeMethod) -> Iterator[str]:
+    for one in list_assumed(method.converted_from) if method.converted_from is not None else ():
+        yield (
+            f"Method {method.name!r}: torch.export assumed `{few(one.guards, 2)}` for dimension {one.dimension} of "
+            f"input {one.input}. Of the sizes {one.sizes[0]}..{one.sizes[-1]} that the file takes, this does not hold "
+            f"for {few(map(str, one.wrong), 3)}. Eager mode checks it, a file does not: results for these sizes may be "
+            "wrong. Export with a Dim of the sizes for which it holds, or compute sizes of whole numbers, as n // 2 "
+            "for int(n * 0.5)."
+        )
 
 
 def _in_training(method: EdgeMethod) -> Iterator[str]:

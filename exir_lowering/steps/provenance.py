@@ -31,6 +31,7 @@ from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.provenance import Bounds, Dimension, MethodProvenance, NamedValue, Provenance
+from exir_lowering.steps.assumed_sizes import list_assumed
 from exir_lowering.steps.file import EmitOptions, File
 
 _VERSIONS = ("exir-lowering", "executorch", "torch")
@@ -189,12 +190,15 @@ def _dimensions(program: ExportedProgram, declared: bool) -> Iterator[Dimension]
             if not isinstance(size, int) and (found := linear_in(size)) is not None:
                 places.setdefault(found[0], []).append((index, number, *found[1:]))
                 names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
+    # Those that are too small for what export assumed, where larger ones are not.
+    small = {one.symbol: one.wrong[-1] for one in list_assumed(program) if one.wrong[-1] < one.sizes[-1]}
     for symbol, found_at in places.items():
         least = int(bounds_of(symbol, program.range_constraints).lower)
         # Export takes sizes without a Dim, and those that others are computed from, for at least 2, as does the
         # conversion, and eager mode takes others too.
         itself = declared and symbol in names and any(place[2:] == (1, 0) for place in found_at)
         least = max(least, 0) if least > 2 or itself else 0
+        least = max(least, small.get(symbol, -1) + 1)
         if least or len(found_at) > 1 or found_at[0][2:] != (1, 0):
             yield Dimension(names.get(symbol, ""), least, tuple(found_at))
 

@@ -402,7 +402,6 @@ import sys
 from pathlib import Path
 import torch
 from exir_lowering.backends.reference import ReferenceDelegate
-from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering import DelegateContext
 
 folder = Path(sys.argv[1])
@@ -434,8 +433,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering._upstream.operators",
         "exir_lowering._upstream.tensors",
         "exir_lowering.backends",
-        "exir_lowering.backends.compiler_demo",
-        "exir_lowering.backends.compiler_demo.delegate",
         "exir_lowering.backends.reference",
         "exir_lowering.backends.reference.delegate",
         "exir_lowering.errors",

@@ -5,12 +5,10 @@ from pathlib import Path
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from toy import ToyBackend, ToyDelegate
 
-from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
 from exir_lowering.backends.echo import EchoBackend
 from exir_lowering.testing import check_backend, conformance_tests
 
 test_reference = conformance_tests("reference")
-test_compiler_demo = conformance_tests(CompilerDemoBackend, CompilerDemoDelegate)
 test_toy = conformance_tests(ToyBackend, ToyDelegate)
 # On models it is compared with eager and with ExecuTorch elsewhere.
 test_xnnpack = conformance_tests(

@@ -333,7 +333,7 @@ def feature_cases() -> dict[str, Case]:
         for kind in KINDS:
             made = lambda s=share, k=kind: files(lower(cache_programs(), k).emit(share_state=s))  # noqa: E731
             found[f"share state {share} {kind}"] = made
-    for backend in ("reference", "compiler_demo", "echo"):
+    for backend in ("reference", "echo"):
         found[f"backend {backend}"] = lambda b=backend: program(models.exported("vit")[2], _everything(b))
     for name in ("vit", "llama_with_cache"):
         found[f"compiled {name}"] = partial(_compiled, name)

@@ -27,7 +27,7 @@ from exir_lowering.backends.reference import reference_partitioner
 from exir_lowering.partitioners import SupportPartitioner, ops
 
 FOLDER = Path(__file__).parents[1] / "pte" / "frozen"
-LINEAR = SupportPartitioner({"compiler_demo": ops("aten.add.Tensor", "aten.mul.Tensor")})
+LINEAR = SupportPartitioner({"reference": ops("aten.add.Tensor", "aten.mul.Tensor")})
 CASES: dict[str, Any] = {}
 
 
@@ -76,7 +76,6 @@ def main() -> None:
     simple("host", relu, None, X)
     simple("xnnpack", relu, "xnnpack", X)
     simple("reference", relu, "reference", X)
-    simple("compiler_demo", relu, LINEAR, X)
     simple("external", relu, "xnnpack", X, external_weights="external")
     simple("external_host", relu, None, X, external_weights="external_host")
     simple("originals", relu, "xnnpack", X, keep_originals=True)

@@ -11,15 +11,15 @@ from typing import Any
 import models
 import pytest
 import torch
-from debug_models import TWO, Branches, Product, Quotient, Steps, demo, line, lowered
+from debug_models import TWO, Branches, Product, Quotient, Steps, line, lowered, tag
 from lowering_support import TagPartitioner, delegates, edge_program
 from torch.export import ExportedProgram, export
 from torch.fx import Node
 
 import exir_lowering
-from exir_lowering import BackendFailure, LoweredMethods
-from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
-from exir_lowering.graphs import debug_handles, every_node, is_operator, operator_name, walk
+from exir_lowering import Backend, BackendFailure, InputError, LoweredMethods
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.graphs import debug_handles, every_node, is_operator, operator_name, source_code, walk
 from exir_lowering.pte.debug_info import DebugInfo
 
 
@@ -96,7 +96,7 @@ def test_programs_without_handles_get_some_and_keep_none() -> None:
     for _, node in every_node(program.graph_module):
         node.meta.pop("debug_handle", None)
     before = [dict(node.meta) for _, node in every_node(program.graph_module)]
-    made = [exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo")) for _ in range(2)]
+    made = [exir_lowering.to_backend(program, TagPartitioner(tag, "reference")) for _ in range(2)]
     check_complete(made[0], made[0].emit().debug_info)
     assert made[0].emit().debug_info == made[1].emit().debug_info
     after = [dict(node.meta) for _, node in every_node(program.graph_module)]
@@ -109,27 +109,43 @@ def test_handles_are_executorchs_own() -> None:
     own = {node.name: node.meta["debug_handle"] for node in program.graph.nodes if node.op == "call_function"}
     filled = debug_handles.copy_with_handles(program)
     assert {node.name: node.meta["debug_handle"] for node in filled.graph.nodes if node.name in own} == own
-    found = exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo"))
+    found = exir_lowering.to_backend(program, TagPartitioner(tag, "reference"))
     assert {node.meta["debug_handle"] for node in operators(found["forward"])} <= set(own.values())
 
 
-def test_ahead_of_time_the_line_is_told() -> None:
+class Refuses(Backend):
+    """Names the operator by its debug handle, or itself tells the line."""
+
+    def __init__(self, by_handle: bool) -> None:
+        self.by_handle = by_handle
+
+    def preprocess(self, program: ExportedProgram, compile_specs: Any) -> Any:
+        (node,) = filter(is_operator, program.graph.nodes)
+        if self.by_handle:
+            raise BackendFailure("No divider.", debug_handle=node.meta["debug_handle"])
+        raise InputError(f"No divider. {source_code(node)}")
+
+
+@pytest.mark.parametrize("by_handle", [True, False])
+def test_ahead_of_time_the_line_is_told(by_handle: bool) -> None:
     with pytest.raises(BackendFailure) as caught:
-        exir_lowering.lower(export(Quotient(), TWO), TagPartitioner(backend="compiler_demo"))
-    assert f"aten.div is not supported in this compiler. Source code: {line('quotient')}" in str(caught.value)
+        backends = {"refuses": Refuses(by_handle)}
+        exir_lowering.lower(export(Quotient(), TWO), TagPartitioner(backend="refuses"), backends=backends)
+    assert str(caught.value).count(f"No divider. Source code: {line('quotient')}") == 1
+    assert type(caught.value.__cause__) is (BackendFailure if by_handle else InputError)
 
 
-class Fails(CompilerDemoDelegate):
+class Fails(ReferenceDelegate):
     """Raises at the second instruction, the way a delegate of another package would."""
 
     def execute(self, handle: Any, inputs: list[Any]) -> Any:
         error = RuntimeError("out of memory")
-        if handle[0].instructions[1:]:
-            error.debug_handle = handle[0].instructions[1].handle  # type: ignore[attr-defined]
+        _, _, number, *_ = handle.program.code[1]
+        error.debug_handle = number  # type: ignore[attr-defined]
         raise error
 
 
-class NeverCompiles(CompilerDemoDelegate):
+class NeverCompiles(ReferenceDelegate):
     def compile(self, *args: Any) -> Any:
         raise RuntimeError("no licence")
 
@@ -140,13 +156,13 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_failure_at_run_time_tells_the_line(steps: Path) -> None:
-    program = exir_lowering.load(steps, delegates={"compiler_demo": Fails})
+    program = exir_lowering.load(steps, delegates={"reference": Fails})
     with pytest.raises(BackendFailure) as caught:
         program.run("forward", *TWO)
     assert str(caught.value).endswith(f". Source code: {line('second')}")
     assert caught.value.debug_handle is not None
     with pytest.raises(BackendFailure) as caught:
-        exir_lowering.load(steps, delegates={"compiler_demo": NeverCompiles})
+        exir_lowering.load(steps, delegates={"reference": NeverCompiles})
     assert str(caught.value).endswith(f"no licence. Source code:\n    {line('first')}\n    {line('second')}")
 
 
@@ -160,7 +176,7 @@ def test_stale_and_damaged_debug_information(steps: Path, tmp_path: Path) -> Non
     debug = tmp_path / "model.debug.json"
     model = tmp_path / "model.pte"
     model.write_bytes(steps.read_bytes())
-    delegates = {"compiler_demo": Fails}
+    delegates = {"reference": Fails}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "Source code" not in _message(exir_lowering.load(model, delegates=delegates))

@@ -19,7 +19,7 @@ from exir_lowering import (
     LoadedProgram,
 )
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
+from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.cli import main
 from exir_lowering.runtime.native import bridge
 
@@ -38,40 +38,40 @@ def test_each_instruction_has_its_line(steps: Path) -> None:
     assert rows(program) == [
         ("method", "forward", ()),
         ("delegate", "delegate 0", (line("first"), line("second"))),
-        ("instruction", "aten.mul #0", (line("first"),)),
-        ("instruction", "aten.add #1", (line("second"),)),
+        ("instruction", "aten.mul.Tensor #0", (line("first"),)),
+        ("instruction", "aten.add.Tensor #1", (line("second"),)),
         ("kernel", "aten.sin.default", (line("host"),)),
         ("delegate", "delegate 1", (line("difference"), line("last"))),
-        ("instruction", "aten.sub #0", (line("difference"),)),
-        ("instruction", "aten.mul #1", (line("last"),)),
+        ("instruction", "aten.sub.Tensor #0", (line("difference"),)),
+        ("instruction", "aten.mul.Tensor #1", (line("last"),)),
     ]
     found = program.profile("forward", *TWO, runs=3)
     assert found.runs == 3 and {row.calls for row in found.rows} == {3}
     whole = found.rows[0].milliseconds
     outer = [row for row in found.rows if row.kind in ("kernel", "delegate")]
     assert 0 < sum(row.milliseconds for row in outer) <= whole and found.rows[0].share == 1
-    assert {row.backend for row in found.rows if row.kind in ("delegate", "instruction")} == {"compiler_demo"}
+    assert {row.backend for row in found.rows if row.kind in ("delegate", "instruction")} == {"reference"}
     tree = json.loads(found.to_json())
     assert tree["version"] == 1 and len(tree["rows"]) == len(found.rows)
     text = found.to_text(100)
-    assert "delegate 0 (compiler_demo)" in text and max(map(len, text.splitlines())) <= 100
+    assert "delegate 0 (reference)" in text and max(map(len, text.splitlines())) <= 100
 
 
 def test_without_debug_information_the_rows_still_come(steps: Path) -> None:
     found = exir_lowering.load(steps.read_bytes()).profile("forward", *TWO)
     assert [row.kind for row in found.rows].count("instruction") == 4
     assert {row.sources for row in found.rows} == {()}
-    assert [row.backend for row in found.rows if row.kind == "delegate"] == ["compiler_demo"] * 2
+    assert [row.backend for row in found.rows if row.kind == "delegate"] == ["reference"] * 2
 
 
 def test_nested_graphs(tmp_path: Path) -> None:
     program = exir_lowering.load(lowered(Branches()).emit().save(tmp_path / "cond.pte"))
     taken = rows(program)
     names = [name for kind, name, _ in taken if kind == "instruction"]
-    assert names == ["aten.mul #0", "aten.mul #0", "aten.add #1", "aten.add #0"]
+    assert names == ["aten.mul.Tensor #0", "aten.mul.Tensor #0", "aten.add.Tensor #1", "aten.add.Tensor #0"]
     assert ("kernel", "aten.sin.default", (line("cond"),)) in taken
     other = [row.name for row in program.profile("forward", TWO[0], -TWO[1]).rows if row.kind == "instruction"]
-    assert other == ["aten.mul #0", "aten.sub #0", "aten.add #0"]
+    assert other == ["aten.mul.Tensor #0", "aten.sub.Tensor #0", "aten.add.Tensor #0"]
 
 
 class Nested(torch.nn.Module):
@@ -113,7 +113,7 @@ def test_a_mixed_model(mixed: tuple[Path, tuple[Any, ...]]) -> None:
     torch.testing.assert_close(program.run("forward", *inputs), before, rtol=0, atol=0)
 
 
-class Notes(CompilerDemoDelegate):
+class Notes(ReferenceDelegate):
     """Records events where none may be, and with what is no identifier."""
 
     identifier: Any = "a"
@@ -124,13 +124,13 @@ class Notes(CompilerDemoDelegate):
         return super().compile(processed, compile_specs, context)
 
     def execute(self, handle: Any, inputs: list[Any]) -> Any:
-        with handle[1].event(self.identifier):
+        with handle.program.context.event(self.identifier):
             return super().execute(handle, inputs)
 
 
 def test_events_of_other_delegates(steps: Path) -> None:
     delegate = Notes()
-    program = exir_lowering.load(steps, delegates={"compiler_demo": delegate})
+    program = exir_lowering.load(steps, delegates={"reference": delegate})
     for identifier, name in ((7, "event 7"), ("ä b", "ä b")):
         delegate.identifier = identifier
         names = [name for kind, name, _ in rows(program) if kind == "instruction"]
@@ -173,9 +173,10 @@ def test_the_inspector_of_executorch(tmp_path: Path) -> None:
         for event in block.events
         if event.is_delegated_op
     }
-    assert [name for name, _ in events] == ["aten.mul #0", "aten.add #1", "aten.sub #0", "aten.mul #1"]
+    names = ["mul.Tensor #0", "add.Tensor #1", "sub.Tensor #0", "mul.Tensor #1"]
+    assert [name for name, _ in events] == [f"aten.{name}" for name in names]
     for (name, _), mark in zip(events, ("first", "second", "difference", "last"), strict=True):
         code = line(mark).split(": ")[-1]
         event = next(e for key, e in events.items() if key[0] == name and code in str(e.stack_traces))
-        assert event.debug_handles and event.delegate_backend_name == "compiler_demo"
+        assert event.debug_handles and event.delegate_backend_name == "reference"
         assert "debug_models.Steps" in str(event.module_hierarchy)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim, export
 from torch.nn import functional as F
 
-from exir_lowering import lower, plan
+from exir_lowering import InputError, load, lower, plan
 from exir_lowering.cli import main
 from exir_lowering.errors import ExportWarning
 
@@ -100,3 +100,42 @@ def test_the_command_line_says_it(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert main(["plan", str(path), "-p", "xnnpack"]) == 0
     printed = capfd.readouterr()
     assert "Warning: Method 'forward' was exported in training mode" in printed.out and not printed.err
+
+
+ROWS = torch.randn(2, 16)
+ASSUMING = {
+    "a product of a size": (
+        lambda x: x[:, : int(x.shape[1] * 0.5)] * 2,
+        "math.trunc(0.5*torch.sym_float(size)) == 8",
+        16,
+    ),
+    "a multiple": (lambda x: x.view(2, x.shape[1] // 4, -1).sum(1), "size // 4", None),
+}
+
+
+@pytest.mark.parametrize("case", ASSUMING)
+@pytest.mark.parametrize("stored", [False, True], ids=["made here", "from a file"])
+def test_what_export_assumed_of_a_size_is_told_and_small_sizes_are_refused(
+    case: str, stored: bool, tmp_path: Path
+) -> None:
+    function, guard, least = ASSUMING[case]
+    program = export(Call(function), (ROWS,), dynamic_shapes=({1: Dim.AUTO},))
+    if stored:
+        torch.export.save(program, tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2")
+    found = [text for text in told(plan, program) if "torch.export assumed" in text]
+    assert len(found) == 1 and guard in found[0] and "dimension 1 of input x. Of the sizes" in found[0]
+    loaded = load(lower(program).emit().buffer)
+    (got,) = loaded.run("forward", ROWS)
+    torch.testing.assert_close(got, function(ROWS))
+    for size in (2, least - 1) if least is not None else ():
+        with pytest.raises(InputError, match=f"at least {least}"):
+            loaded.run("forward", ROWS[:, :size])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x[:, :4] + 1, lambda x: x.mean(1), lambda x: x * 2 if x.shape[1] > 8 else x], ids=str
+)
+def test_guards_that_hold_for_all_sizes_are_not_told(function: Any) -> None:
+    program = export(Call(function), (ROWS,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    assert not [text for text in told(plan, program) if "torch.export assumed" in text]

@@ -41,7 +41,7 @@ class Inner(torch.nn.Module):
 
 
 class Steps(torch.nn.Module):
-    """Operators for compiler_demo, and one that stays on the host between them."""
+    """Operators that `tag` gives to the backend, and one that stays on the host between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,10 +67,10 @@ class Branches(torch.nn.Module):
         return torch.cond(z.sum() > 0, yes, no, (z,)) + y  # cond
 
 
-def demo(node: Node) -> str | None:
-    """Give each operator that compiler_demo knows a tag of its own kind."""
-    return "demo" if operator_name(node) in ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor") else None
+def tag(node: Node) -> str | None:
+    """Tag what `reference` gets."""
+    return "t" if operator_name(node) in ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor") else None
 
 
 def lowered(module: torch.nn.Module, inputs: tuple[Any, ...] = TWO) -> LoweredMethods:
-    return exir_lowering.lower(export(module.eval(), inputs), TagPartitioner(demo, "compiler_demo"))
+    return exir_lowering.lower(export(module.eval(), inputs), TagPartitioner(tag, "reference"))

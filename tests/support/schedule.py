@@ -31,7 +31,7 @@ READERS = frozenset({"test_inspect", "test_provenance", "test_signatures"})
 
 EVERY = """
 aliases: inputs_may_be_views/3 memory_is_shared_and_laid_out_as_in_eager/10
-backends: compiler_demo/16 reference/12 toy/16 xnnpack/10
+backends: reference/12 toy/16 xnnpack/10
 bisect: one_operator_of_two_hundred_is_named/3 what_ends_the_process_hangs_or_fails/2
 both_ways: operators/3 programs_in_which_they_differed_once/8 random_programs/3
 by_support: nested_graphs/2

@@ -1,2 +1,0 @@
-from .backend import CompilerDemoBackend as CompilerDemoBackend
-from .delegate import CompilerDemoDelegate as CompilerDemoDelegate
