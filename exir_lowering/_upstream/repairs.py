@@ -6,7 +6,8 @@ Bounds of sizes: those of intervals, which can be far too large, become exact on
 
 Views: memory is not shared between a value of fixed sizes and a view of it whose sizes are computed: that is a copy.
 
-Types of arguments: what computes with sizes that depend on data cannot be run to look at them.
+Types of arguments: what computes with sizes that depend on data cannot be run to look at them, and complex types are
+in no table of types; which kernels compute with them is known elsewhere.
 
 Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
 
@@ -45,19 +46,20 @@ def replacements(active: Callable[[], bool]) -> list[Replacement]:
 
 
 def _orders(active: Callable[[], bool]) -> list[Replacement]:
-    comparing = tensor.dim_order_from_stride
+    def of(comparing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @wraps(comparing)
+        def dim_order_from_stride(stride: Any) -> Any:
+            try:
+                return comparing(stride)
+            except GuardOnDataDependentSymNode:
+                if not active():
+                    raise
+            return tuple(sorted(range(len(stride)), key=lambda dim: -magnitude(stride[dim])))
 
-    @wraps(comparing)
-    def dim_order_from_stride(stride: Any) -> Any:
-        try:
-            return comparing(stride)
-        except GuardOnDataDependentSymNode:
-            if not active():
-                raise
-        return tuple(sorted(range(len(stride)), key=lambda dim: -magnitude(stride[dim])))
+        return dim_order_from_stride
 
-    users = (tensor, tensor_layout, et_emitter, viewing)
-    return [(one, "dim_order_from_stride", dim_order_from_stride) for one in users]
+    name = "dim_order_from_stride"
+    return [(one, name, of(getattr(one, name))) for one in (tensor, tensor_layout, et_emitter, viewing)]
 
 
 def _bounds(active: Callable[[], bool]) -> list[Replacement]:
@@ -92,6 +94,14 @@ def verifying_sizes() -> list[Replacement]:
     known = {one for one in _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS if isinstance(one, FunctionType)}
 
     class Validator(verifier.EdgeOpArgValidator):  # type: ignore[misc]
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            before = dict(self.violating_ops)
+            made = super().call_function(target, args, kwargs)
+            types, _ = self.violating_ops.get(target, ({}, None))
+            if any(dtype is not None and dtype.is_complex for dtype in types.values()):  # no table of types has them
+                self.violating_ops = before
+            return made
+
         def run_node(self, n: torch.fx.Node) -> Any:
             try:
                 return super().run_node(n)

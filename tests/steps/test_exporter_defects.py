@@ -117,6 +117,11 @@ ROWS: dict[str, Row] = {
     "no bound": _sized(lambda x: (x * 2).reshape(x.shape[0] * 4 // 2, 2)),
     # empty tensors in a concatenation
     "empty": Row(lambda m, x: torch.cat([x[:, :0], x[:, 4:]]).sum(1) + x.sum(), _rows, ((8,), (5,)), {0: _n}),
+    # complex numbers
+    "complex": Row(
+        lambda m, x: (torch.fft.rfft(x).abs(), torch.fft.irfft(torch.fft.rfft(x * 2) * torch.fft.rfft(x))),
+        _rows,
+    ),
     # orders of dimensions
     "unknown strides": Row(_slice, lambda n=3: (torch.randn(2, 8, 4), torch.tensor([n, 1])), ((3,), (8,))),
     "expanded input": Row(lambda m, x: x * 2 + 1, lambda: (torch.randn(1, 4).expand(3, 4),)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -80,6 +81,20 @@ def _becomes_complex(node: Node) -> bool:
     """Return whether a copy is complex, and what is copied is no float that has as many digits."""
     read, made = _read(node).dtype, node.meta["val"].dtype
     return made.is_complex and not read.is_complex and read is not made.to_real()
+
+
+def _is_complex(node: Node) -> bool:
+    return any(dtype.is_complex for dtype in _dtypes(node))
+
+
+def _broadcasts_complex(node: Node) -> bool:
+    """Return whether complex operands do not have the shape of the result; not whether sizes are equal by chance."""
+    shape = tuple(node.meta["val"].shape)
+    return _is_complex(node) and any(tuple(_read(node, number).shape) != shape for number in (0, 1))
+
+
+def _broadcast(compute: Callable[..., Any], x: Tensor, y: Tensor, **kwargs: Any) -> Any:
+    return compute(*torch.broadcast_tensors(x, y), **kwargs)
 
 
 def _sums_number(node: Node) -> bool:
@@ -168,8 +183,10 @@ FAULTS = (
           lambda node: (order := dim_order(node.meta["val"])) != tuple(range(len(order))), _along_last),
     Fault("copy to complex", _COPY, "it converts only some types of floats to complex numbers",
           _becomes_complex, lambda x, *, dtype, **_: x.to(dtype.to_real()).to(dtype)),
-    Fault("complex", "full.default full_like.default", "it makes no complex numbers",
-          lambda node: node.meta["val"].is_complex(), lambda *_, **__: NotImplemented),
+    Fault("complex to another type", _COPY, "it copies no complex number to another type",
+          lambda node: (read := _read(node).dtype).is_complex and read is not node.meta["val"].dtype),
+    *(Fault("complex shapes", f"{name}.Tensor", "it computes with complex numbers of equal shapes only",
+            _broadcasts_complex, partial(_broadcast, getattr(torch, name))) for name in ("add", "sub", "mul", "div")),
     Fault("sign", "sign.default", "the sign of NaN is NaN for it", _of_floats),
     Fault("clamp", "clamp.default", "it refuses negative bounds for uint8", _below_zero, _clamped),
     Fault("max pool", f"{_POOL}.default", "it takes NaN for less than any number", _pools_nan, _max_pool),
@@ -177,7 +194,15 @@ FAULTS = (
     Fault("empty rows", "_log_softmax.default", f"{_ENDS} rows have no elements",
           lambda node: 0 in _rows(node, node.args[1])),
     Fault("no dimension", "sum.dim_IntList", f"{_ENDS} tensor has no dimension, but it is given one", _sums_number),
+    Fault("complex", "", "it does not compute complex numbers", _is_complex),
 )  # fmt: skip
+
+# What computes complex numbers, or copies them: the last fault is that of all others.
+_OF_COMPLEX = (
+    "_fft_c2r _fft_r2c _to_dim_order_copy _clone_dim_order abs add as_strided_copy bmm cat diagonal_copy div embedding "
+    "expand_copy index index_select mul permute_copy repeat select_copy slice_copy squeeze_copy sub sum unbind_copy "
+    "unsqueeze_copy view_as_real_copy view_copy"
+)
 
 _BY_OPERATOR: dict[str, list[Fault]] = {}
 for _fault in FAULTS:
@@ -188,5 +213,7 @@ for _fault in FAULTS:
 def find_fault(node: Node) -> Fault | None:
     """Return what is wrong in the kernel of a call; None if nothing is known."""
     namespace, _, name = graphs.operator_name(node).partition(".")
-    found = _BY_OPERATOR.get(name, ()) if namespace in ("aten", "dim_order_ops") else ()
-    return next((fault for fault in found if fault.applies(node)), None)
+    if namespace not in ("aten", "dim_order_ops"):
+        return None
+    general = () if name.partition(".")[0] in _OF_COMPLEX.split() else FAULTS[-1:]
+    return next((fault for fault in (*_BY_OPERATOR.get(name, ()), *general) if fault.applies(node)), None)

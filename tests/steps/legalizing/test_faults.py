@@ -88,8 +88,18 @@ CASES: dict[str, list[Case]] = {
     ],
     "transform": [(lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), (ROW[:, :64].reshape(8, 16),))],
     "copy to complex": [(lambda x: torch.view_as_real(x.to(torch.complex64)), (WHOLE[:4],))],
+    "complex to another type": [
+        (lambda x: torch.view_as_real(torch.fft.rfft(x).to(torch.complex128)), (ROW[:, :8],)),
+    ],
+    "complex shapes": [
+        (lambda x, f=f: torch.view_as_real(f(torch.fft.rfft(x), torch.fft.rfft(x[:1]))), (ROW[:, :8],))
+        for f in (torch.add, torch.sub, torch.div)
+    ]
+    + [(lambda x: torch.view_as_real(torch.fft.rfft(x) * 0.5), (ROW[:, :8],))],
     "complex": [
         (lambda x: torch.view_as_real(torch.full_like(torch.complex(x, x), 1.0)), (ROW[0, :2],)),
+        (lambda x: torch.view_as_real(-torch.fft.rfft(x)), (ROW[:, :8],)),
+        (lambda x: torch.view_as_real(torch.fft.rfft(x).flip(0)), (ROW[:, :8],)),
     ],
     "max pool": [(lambda x: F.max_pool2d(x.reshape(1, 1, 3, 4), 2, 1), (ODD,))],
     "empty": [(lambda x: x[:0].reshape(4, 0, 3).amax(2), (ODD,))],
@@ -98,7 +108,8 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-REFUSED = {"mask", "complex"}  # the cure of the one would make a size that depends on data, and the other has none
+# The cure of the one would make a size that depends on data, and the others have none.
+REFUSED = {"mask", "complex", "complex to another type"}
 ENDS = {"empty", "empty rows", "no dimension"}  # ExecuTorch's own files end the process
 
 
