@@ -22,6 +22,7 @@ from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, t
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
+from exir_lowering.graphs import measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import Adjustment, EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -190,23 +191,28 @@ def _fill_empty(private: ExportedProgram) -> None:
 
 def _vector_layers(program: ExportedProgram) -> list[Node]:
     """Return the linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
-    layers = [
-        node for _, node in graphs.every_node(program.graph_module) if node.target is torch.ops.aten.linear.default
+    linear = torch.ops.aten.linear.default
+    layers = [node for _, node in graphs.every_node(program.graph_module) if node.target is linear]
+    return [
+        node for node in layers if any(one.dim() == 1 for one in measures.tensors(_operands(node)[1].meta.get("val")))
     ]
-    return [node for node in layers if node.args[1].meta["val"].dim() == 1]  # type: ignore[union-attr]
 
 
 def _take_vectors(private: ExportedProgram) -> None:
     """Make products of linear layers whose weight is a vector, and add the bias, a number."""
     for node in _vector_layers(private):
-        bias = graphs.argument(node, "bias")
-        if bias is None:
-            node.target = torch.ops.aten.matmul.default
-            continue
-        with node.graph.inserting_before(node):
-            product = node.graph.call_function(torch.ops.aten.matmul.default, node.args[:2])
-        product.meta = dict(node.meta)
-        node.target, node.args = torch.ops.aten.add.Tensor, (product, bias)
+        *factors, bias = _operands(node)
+        product = node
+        if bias is not None:
+            with node.graph.inserting_before(node):
+                product = node.graph.call_function(torch.ops.aten.matmul.default)
+            product.meta = dict(node.meta)
+            node.target, node.args, node.kwargs = torch.ops.aten.add.Tensor, (product, bias), {}
+        product.target, product.args, product.kwargs = torch.ops.aten.matmul.default, tuple(factors), {}
+
+
+def _operands(node: Node) -> list[Any]:
+    return [graphs.argument(node, name) for name in ("input", "weight", "bias")]
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:
