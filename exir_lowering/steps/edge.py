@@ -13,6 +13,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import fast, graphs
@@ -21,6 +22,7 @@ from exir_lowering._upstream.edge import SpecViolationError, gen_edge_manager, t
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
+from exir_lowering.graphs import measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.model import Adjustment, EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -153,9 +155,11 @@ def as_convertible(program: ExportedProgram) -> ExportedProgram:
     """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
     functions = SPELLED if is_edge(program) else IN_FILES  # once, as remainders are made of remainders
     odd = functions is IN_FILES and any(odd_inputs(program))
-    if not odd and not any(node.target in functions for _, node in graphs.every_node(program.graph_module)):
+    spelled = any(node.target in functions for _, node in graphs.every_node(program.graph_module))
+    if not odd and not spelled and not _vector_layers(program):
         return program
     private = private_copy(program)
+    _take_vectors(private)
     spell(private, functions)
     if odd:
         make_inputs_contiguous(private)
@@ -189,13 +193,30 @@ def _fill_empty(private: ExportedProgram) -> None:
             node.args, node.kwargs = (sizes, 0), {"dtype": value.dtype, "device": value.device}
 
 
+def _vector_layers(program: ExportedProgram) -> list[Node]:
+    """Return the linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
+    linear = torch.ops.aten.linear.default
+    layers = [node for _, node in graphs.every_node(program.graph_module) if node.target is linear]
+    return [
+        node for node in layers if any(one.dim() == 1 for one in measures.tensors(_operands(node)[1].meta.get("val")))
+    ]
+
+
 def _take_vectors(private: ExportedProgram) -> None:
-    """Make products of linear layers whose weight is a vector: XNNPACK takes them, and fails on them at run time."""
-    for _, node in graphs.every_node(private.graph_module):
-        if node.target is torch.ops.aten.linear.default and graphs.argument(node, "bias") is None:
-            weight: Any = node.args[1]
-            if weight.meta["val"].dim() == 1:
-                node.target = torch.ops.aten.matmul.default
+    """Make products of linear layers whose weight is a vector, and add the bias, a number."""
+    for node in _vector_layers(private):
+        *factors, bias = _operands(node)
+        product = node
+        if bias is not None:
+            with node.graph.inserting_before(node):
+                product = node.graph.call_function(torch.ops.aten.matmul.default)
+            product.meta = dict(node.meta)
+            node.target, node.args, node.kwargs = torch.ops.aten.add.Tensor, (product, bias), {}
+        product.target, product.args, product.kwargs = torch.ops.aten.matmul.default, tuple(factors), {}
+
+
+def _operands(node: Node) -> list[Any]:
+    return [graphs.argument(node, name) for name in ("input", "weight", "bias")]
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:

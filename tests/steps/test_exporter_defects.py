@@ -160,6 +160,12 @@ ROWS: dict[str, Row] = {
         {0: Dim("b", min=1, max=4), 2: Dim("t", min=8, max=64)},
     ),
     "maximum": Row(lambda m, x: x.max(-1, keepdim=True).values, **_IMAGE),
+    "vector": Row(
+        lambda m, x: (F.linear(x, m.linear.bias) + 1, F.linear(x[None], m.linear.bias, torch.tensor(0.5)) * 2),
+        _rows,
+        ((5,), (8,)),
+        {0: _n},
+    ),
     # torch's
     "pool": Row(
         lambda m, x: F.adaptive_avg_pool2d(x, (2, 4)), sizes=((6, 6), (8, 7)), dynamic={2: _h, 3: _w}, **_IMAGE

@@ -129,7 +129,7 @@ cache/cache: a_cached_lowering_gives_the_same_bytes(mobilenet_v2-xnnpack)
     a_cached_lowering_gives_the_same_bytes(convnext-xnnpack)
 cache/store: a_kill_at_any_moment_leaves_nothing_wrong
 fast/dynamic_sizes: what_is_not_covered_goes_the_other_way_untouched
-exporters/detection: ultralytics
+exporters/detection: libreyolo rfdetr ultralytics
 compat/exporters: exporters_of_detectors
 compat/patched_by_others: executorchs_bytes_under_the_same_patches
 compat/upstream_rows: m3_upstream_copies_the_weight_for_each_method
