@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -49,14 +48,13 @@ from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Partitioned, lower_groups
 from exir_lowering.steps.rewrite import rewrite, rewrite_host
-from exir_lowering.steps.session import Session
+from exir_lowering.steps.session import Backends, Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import Treatment, leave_refused, make_fake_state, retag, tag
+from exir_lowering.steps.tag import Treatment, known_failures, make_fake_state, retag, tag
 from exir_lowering.steps.trials import advise
 
 Programs = Mapping[str, ExportedProgram]
-Backends = Mapping[str, Any]
 PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
 
 
@@ -101,10 +99,8 @@ def lower(
         CoverageError: Less is delegated than the options require; no backend was called.
         MemoryRequirementError: A method takes more memory than the options allow; no backend was called.
     """
-    session = Session(arguments.check_options(options))
-    lowered = lower_in(
-        session, programs, partitioners, backends=backends, transform_passes=transform_passes, variants=variants
-    )
+    session = Session(arguments.check_options(options), backends)
+    lowered = lower_in(session, programs, partitioners, transform_passes=transform_passes, variants=variants)
     availability.warn_unavailable(lowered.report.backend_ids)
     export_mistakes.warn(lowered.report.warnings)
     return lowered
@@ -115,7 +111,6 @@ def lower_in(
     programs: ExportedProgram | Programs | EdgeProgramManager,
     partitioners: PartitionerLike = None,
     *,
-    backends: Backends | None = None,
     transform_passes: TransformPasses = None,
     variants: Mapping[str, PartitionerLike] | None = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
@@ -124,10 +119,9 @@ def lower_in(
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
     chosen = arguments.choose_rewrites(session.options, default="safe")
-    registry.check_backends(backends)
     with session.progress:
         given = to_edge(request.methods, session)
-        return _lower(given, chosen, request, backends, session, preprocess_group, treatment)
+        return _lower(given, chosen, request, session, preprocess_group, treatment)
 
 
 def plan(
@@ -206,13 +200,12 @@ def to_backend(
     Raises:
         InputError: Also when a program is not in Edge dialect. The other errors are those of `lower`.
     """
-    session = Session(arguments.check_options(options))
+    session = Session(arguments.check_options(options), backends)
     request = arguments.read_request(method_to_program, method_to_partitioner)
     rewrites = arguments.choose_rewrites(session.options, default="none")
     given = as_edge(request.methods)
-    registry.check_backends(backends)
     with session.progress:
-        lowered = _lower(given, rewrites, request, backends, session)
+        lowered = _lower(given, rewrites, request, session)
     availability.warn_unavailable(lowered.report.backend_ids)
     return lowered
 
@@ -242,13 +235,13 @@ def lower_whole_program(
     """
     arguments.require_edge("forward", arguments.check_program("lower_whole_program", program))
     arguments.check_destination("lower_whole_program", backend_id, compile_specs)
-    registry.check_backends(backends)
+    session = Session(LoweringOptions(), backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "")
     with converting([program], gradients=True):
         copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
-    (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
+    (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, session)
     availability.warn_unavailable([backend_id])
     return delegate(lowered)
 
@@ -257,7 +250,6 @@ def _lower(
     given: Sequence[EdgeMethod],
     rewrites: Sequence[Rewrite],
     request: Request,
-    backends: Backends | None,
     session: Session,
     preprocess_group: PreprocessGroup = preprocess_cached,
     treatment: Treatment | None = None,
@@ -279,7 +271,7 @@ def _lower(
                 own_state(itertools.chain.from_iterable(programs))
             set_aside()
             groups = _group(extracted)
-            called = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+            called = {group.backend_id: registry.find_backend(group.backend_id, session.backends) for group in groups}
             return Partitioned(methods, tuple(extracted), planned, tuple(groups), called, families)
 
         def lower_group(group: BackendGroup, backend: Backend) -> list[LoweredPartition]:
@@ -366,9 +358,10 @@ def _partition(
     strict = session.options.on_backend_error == "raise"
     for partitioner in edge.partitioners:
         with session.timed("tag"):
-            claimed = leave_refused(tag(edge.name, method.program, partitioner, state, strict=strict))
-            if treatment is not None:
-                claimed, non_convex = retag(claimed, treatment), "split"  # around what was taken away
+            claimed = tag(edge.name, method.program, partitioner, state, strict=strict)
+            for taken_away in (known_failures(claimed, session.backends), treatment):
+                if taken_away is not None:
+                    claimed, non_convex = retag(claimed, taken_away), "split"  # around it
             tagged.append(claimed)
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)

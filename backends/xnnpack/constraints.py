@@ -351,9 +351,9 @@ _CERTAIN: dict[str, _Refusal] = {
 
 
 def refuse_certainly(node: Node) -> str | None:
-    """Return why ExecuTorch's preprocess fails on an operator, whatever else is in its partition."""
+    """Return why ExecuTorch's preprocess, or its runtime, fails on an operator, whatever else is in its partition."""
     refuse = _CERTAIN.get(_name(node))
-    return None if refuse is None else refuse(node)
+    return (refuse and refuse(node)) or _refuse_dimensions(node)
 
 
 def _tensor(node: Any) -> torch.Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from operator import attrgetter
-from typing import Any
 
 import torch
 
@@ -37,30 +35,16 @@ def switches() -> tuple[object, ...]:
     )
 
 
-def _reader(owner: Any, names: Iterable[str]) -> Callable[[], tuple[Any, ...]]:
-    found = [(name, getattr(owner, name, None)) for name in names]
-    read = attrgetter(*(name for name, value in found if callable(value) and not isinstance(value, type)))
-    return lambda: read(owner)
-
-
-_READERS = [_reader(module, vars(module)) for module in (torch, torch.nn.functional)]
-_READERS.append(_reader(torch.Tensor, dir(torch.Tensor)))
-
-
-def _functions() -> list[Any]:
-    return [function for read in _READERS for function in read()]
-
-
-_BEFORE = _functions()
+_OWNERS = (torch, torch.nn.functional, torch.Tensor)
+_PLACES = [(owner, name) for owner in _OWNERS for name in dir(owner) if callable(getattr(owner, name, None))]
+_BEFORE = [getattr(owner, name) for owner, name in _PLACES]
 
 
 def replaced() -> tuple[object, ...]:
     """Return the code that somebody has put in the place of torch's functions, which its decompositions call."""
-    now = _functions()
-    if now == _BEFORE:
-        return ()
-    places = enumerate(zip(now, _BEFORE, strict=True))
-    return tuple((index, getattr(new, "__code__", new)) for index, (new, before) in places if new != before)
+    now = [getattr(owner, name, None) for owner, name in _PLACES]
+    changed = () if now == _BEFORE else zip(_PLACES, _BEFORE, now, strict=True)
+    return tuple((place, getattr(new, "__code__", new)) for place, before, new in changed if new != before)
 
 
 @contextmanager

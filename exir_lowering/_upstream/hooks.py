@@ -37,8 +37,8 @@ class Listener(Protocol):
     def refused(self, node: torch.fx.Node, reason: str, by: str) -> None:
         """Learn the reason, and what refused the node."""
 
-    def raised(self, node: torch.fx.Node, error: Exception, plugin: type | None, check: str) -> str:
-        """Learn that a check of a plug-in raised, which refuses the node; return the reason, or raise."""
+    def raised(self, node: torch.fx.Node, error: Exception, plugin: object, check: str) -> None:
+        """Learn that a check, of a plug-in or None, raised, which refuses the node; or raise."""
 
 
 _listener: ContextVar[Listener | None] = ContextVar("exir_lowering_listener", default=None)
@@ -68,7 +68,7 @@ def guarded(node: torch.fx.Node, plugin: object, check: str, call: Callable[[], 
     except Exception as error:
         if (heard := listener()) is None:
             raise
-        heard.raised(node, error, type(plugin), f"{type(plugin).__name__}.{check}")
+        heard.raised(node, error, plugin, check if plugin is None else f"{type(plugin).__name__}.{check}")
         return no
 
 

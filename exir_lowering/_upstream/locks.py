@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from inspect import getattr_static
+from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
 
 Lock: TypeAlias = Any  # threading.RLock is a function
@@ -153,32 +154,46 @@ if hasattr(os, "register_at_fork"):
 
 Value = TypeVar("Value")
 
-_REPLACED: dict[tuple[int, str, int], Any] = {}
-"""What is replaced now, by the identity of its owner, its name, and the identity of what is in its place."""
+_REPLACED: dict[tuple[int, str, int], tuple[Any, bool]] = {}
+"""What was replaced, by the identity of its owner, its name, and the identity of what took its place; and whether that
+has ended, and others may still put it back."""
 
 
-def original_of(owner: Any, name: str, value: Any) -> Any:
-    """Return what an attribute would be without `replacing`: the value itself, unless it was put there."""
-    while (id(owner), name, id(value)) in _REPLACED:
-        value = _REPLACED[id(owner), name, id(value)]
+def original_of(owner: Any, name: str, value: Any, *, ended: bool = False) -> Any:
+    """Return what an attribute would be without `replacing`, or only what has ended: the value, unless put there."""
+    while (known := _REPLACED.get((id(owner), name, id(value)))) is not None and (known[1] or not ended):
+        value = known[0]
     return value
 
 
 def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Shared:
-    """Replace attributes of upstream classes and modules as long as any thread needs it."""
+    """Replace attributes of upstream classes and modules as long as any thread needs it.
+
+    Others, such as exporters in another thread, replace the same ones, and end at other times: what they have put there
+    meanwhile stays, and what they put back, which may be from here, is known.
+    """
 
     def prepare() -> tuple[Change, Change]:
-        originals = [(owner, name, getattr_static(owner, name), new) for owner, name, new in replacements()]
+        originals = [
+            (owner, name, original_of(owner, name, getattr_static(owner, name), ended=True), new)
+            for owner, name, new in replacements()
+        ]
 
         def replace() -> None:
             for owner, name, original, new in originals:
-                _REPLACED[id(owner), name, id(new)] = original
+                _REPLACED[id(owner), name, id(new)] = original, False
                 setattr(owner, name, new)
 
         def restore() -> None:
             for owner, name, original, new in originals:
-                setattr(owner, name, original)
-                _REPLACED.pop((id(owner), name, id(new)), None)
+                key = id(owner), name, id(new)
+                if vars(owner).get(name) is new:
+                    setattr(owner, name, original)
+                elif isinstance(new, FunctionType) and key in _REPLACED:
+                    _REPLACED[key] = original, True
+                    weakref.finalize(new, _REPLACED.pop, key, None)
+                    continue
+                _REPLACED.pop(key, None)
 
         return replace, restore
 

@@ -94,6 +94,8 @@ def verifying_sizes() -> list[Replacement]:
     known = {one for one in _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS if isinstance(one, FunctionType)}
 
     class Validator(verifier.EdgeOpArgValidator):  # type: ignore[misc]
+        violating_ops: Any
+
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
             before = dict(self.violating_ops)
             made = super().call_function(target, args, kwargs)

@@ -43,7 +43,7 @@ def compile_graphs(
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
         return {one.name: compile_graph(one, None, delegates) for one in captured}, None, False
-    once = Once(attempt.backends)
+    once = Once()
     with outside_tracing():
         session, captured, chosen = _prepare(kind, captured, attempt)
         lowered = _lower(session, _programs(captured), chosen, once)
@@ -70,7 +70,7 @@ def _prepare(
     for name, program in programs.items():
         _restore_pools(program, chosen[name])
     given = attempt.options.lowering
-    session = Session(_options(kind, programs.values(), given))
+    session = Session(_options(kind, programs.values(), given), attempt.backends)
     whole = given.edge_compile_config is not None  # which says itself what is decomposed
     requested = [RequestedMethod(name, programs[name], tuple(chosen[name]) if whole else (), None) for name in programs]
     edge = {method.name: method.program for method in to_edge(requested, session, decomposed=not whole)}
@@ -145,8 +145,8 @@ def _lower(
     orders = {name: order_of(program.graph_module) for name, program in programs.items()}
     apart = {name: [ApartByRandom.of(each) for each in found] for name, found in partitioners.items()}
     for chosen in (partitioners, apart):
-        own = Session(session.options) if chosen is apart else session
-        lowered = lower_in(own, programs, chosen, backends=once.backends, preprocess_group=once.preprocess)
+        own = Session(session.options, session.backends) if chosen is apart else session
+        lowered = lower_in(own, programs, chosen, preprocess_group=once.preprocess)
         if all(restore_order(lowered[name].graph_module, order) for name, order in orders.items()):
             return lowered
     raise NotLowered("operators that draw random numbers would run in another order")

@@ -58,13 +58,12 @@ def forget() -> None:
 class Once:
     """Step preprocess of a compilation: backends are called with the partitions that no compiled graph has."""
 
-    def __init__(self, backends: Mapping[str, Any]) -> None:
-        self.backends = backends  # by id, before the installed ones
+    def __init__(self) -> None:
         self.used: list[Cached] = []  # to be kept as long as what is compiled
 
     def preprocess(self, group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
         """Lower a group as `preprocess_cached` does, those partitions that are new in one call."""
-        given = self.backends.get(group.backend_id, getattr(backend, "details", type(backend)))
+        given = (session.backends or {}).get(group.backend_id, getattr(backend, "details", type(backend)))
         numbers = [debug_handles.number_handles(one.program) for one in group.partitions]
         equal = [_without_origins(one, own) for one, own in zip(group.partitions, numbers, strict=True)]
         keys: list[Hashable] = []

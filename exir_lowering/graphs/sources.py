@@ -58,18 +58,12 @@ def find_innermost(stack: Sequence[Frame]) -> int | None:
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
 
-def find_raised_at(error: BaseException, plugin: type | None) -> Frame | None:
-    """Return the innermost line in the package, file or folder of a plug-in from which an exception came; or None.
-
-    Without a plug-in, that of a function, it is the innermost line outside torch.
-    """
+def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
+    """Return the innermost line in the package, file or folder of a plug-in, or else outside torch, if any."""
     frames = [
         Frame(one.filename, one.lineno or 0, one.name, one.line or "")
         for one in traceback.extract_tb(error.__traceback__)
     ]
-    if plugin is None:
-        innermost = find_innermost(frames)
-        return None if innermost is None else frames[innermost]
     module = sys.modules.get(plugin.__module__)
     members = (getattr(member, "__func__", member) for member in vars(plugin).values())
     codes = (getattr(member, "__code__", None) for member in members)
@@ -81,7 +75,8 @@ def find_raised_at(error: BaseException, plugin: type | None) -> Frame | None:
         folders = list(getattr(sys.modules.get(package), "__path__", ()))
     inside = tuple(f"{folder}{os.sep}" for folder in folders if folder)
     own = [frame for frame in frames if frame.file in files or frame.file.startswith(inside)]
-    return own[-1] if own else None
+    innermost = find_innermost(frames)
+    return own[-1] if own else None if innermost is None else frames[innermost]
 
 
 def format_lines(lines: Sequence[str]) -> str:

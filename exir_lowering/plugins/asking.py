@@ -26,12 +26,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import ask_support, guarded, listener, listening, proposing_with, qualified_operator
 from exir_lowering._upstream.tensors import SYMBOLS
-from exir_lowering.errors import InputError, PartitionerContractError, exception_text
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
 from exir_lowering.graphs import measures, sources
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
-    "Answer", "Decomposing", "ask", "asked_of_forms", "list_supported", "listen", "note_raised", "proposing_with",
+    "Answer", "Decomposing", "ask", "asked_of_forms", "guarded", "list_supported", "listen", "proposing_with",
     "qualified_operator",
 ]  # fmt: skip
 
@@ -58,21 +58,17 @@ class _Listener:
     def refused(self, node: Node, reason: str, by: str) -> None:
         self.reported.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
-    def raised(self, node: Node, error: Exception, plugin: type | None, check: str) -> str:
-        said = f"{check} raised {exception_text(error)}"
-        at = (plugin and sources.find_raised_at(error, plugin)) or sources.find_raised_at(error, None)
+    def raised(self, node: Node, error: Exception, plugin: object, check: str) -> None:
+        said, line = f"{check} raised {exception_text(error)}", graphs.source_line(node)
         if self.strict:
-            line = graphs.source_line(node)
             raise PartitionerContractError(
                 f"{said} for node {node.name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
-                f"{'' if at is None else f'{chr(10)}  raised at {at}'}",
+                f"{_raised_at(error, plugin)}",
                 violation="raised",
                 details={"node": node.name},
             ) from error
-        reason = f"{said}{'' if at is None else f', at {at}'}"
         for told in (self.reported, self.failed):
-            told.setdefault(node, {}).setdefault(reason, check)
-        return reason
+            told.setdefault(node, {}).setdefault(f"{said}{_raised_at(error, plugin, ', at ')}", check)
 
 
 @contextmanager
@@ -84,10 +80,9 @@ def listen(strict: bool | None = None) -> Iterator[_Listener]:
         yield new
 
 
-def note_raised(node: Node, error: Exception, check: str) -> str | None:
-    """Return why a node stays on the host if a check of it raised; None if nobody listens, so that it is an error."""
-    heard = listener()
-    return None if heard is None else heard.raised(node, error, None, check)
+def _raised_at(error: Exception, plugin: object, before: str = "\n  raised at ") -> str:
+    at = sources.find_raised_at(error, type(plugin))
+    return "" if at is None else f"{before}{at}"
 
 
 class Decomposing:
@@ -101,7 +96,14 @@ class Decomposing:
 
     def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], Callable[[Node], Any] | None]:
         """Return what the partitioner returns, with a check that does not raise."""
-        wanted, check = self.partitioner.ops_to_not_decompose(program)
+        try:
+            wanted, check = self.partitioner.ops_to_not_decompose(program)
+        except (LoweringError, MemoryError):
+            raise
+        except Exception as error:
+            name, at = type(self.partitioner).__name__, _raised_at(error, self.partitioner)
+            text = f"{name}.ops_to_not_decompose raised {exception_text(error)}{at}"
+            raise PartitionerContractError(text, violation="raised") from error
         if check is None:
             return wanted, None
         ask = partial(guarded, plugin=self.partitioner, check="ops_to_not_decompose")
@@ -110,15 +112,10 @@ class Decomposing:
 
 def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
     """Return the nodes that a partitioner's support takes, and report those that it refuses."""
-    modules = dict(partitioner.graph_module.named_modules())
-    found: dict[Node, None] = {}
-    for node in partitioner.graph_module.graph.nodes:
-        if node.op == "output":
-            continue
-        support = partitioner.operator_support
-        if ask_support(support, node, partial(support.is_node_supported, modules, node)):
-            found[node] = None
-    return found
+    modules, support = dict(partitioner.graph_module.named_modules()), partitioner.operator_support
+    nodes = [node for node in partitioner.graph_module.graph.nodes if node.op != "output"]
+    asked = ((node, partial(support.is_node_supported, modules, node)) for node in nodes)
+    return {node: None for node, check in asked if ask_support(support, node, check)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +169,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram, strict: bo
     except MemoryError:
         raise
     except Exception as error:
-        raised = sources.find_raised_at(error, type(partitioner))
-        at = "" if raised is None else f"\n  raised at {raised}"
-        message = f"{who} raised {exception_text(error)}{at}"
+        message = f"{who} raised {exception_text(error)}{_raised_at(error, partitioner)}"
         raise PartitionerContractError(message, violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(

@@ -31,12 +31,12 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.control_flow import check_carried
 from exir_lowering.steps.conversion_context import converting
-from exir_lowering.steps.host_memory import has_odd_inputs, make_inputs_contiguous
+from exir_lowering.steps.host_memory import make_inputs_contiguous, odd_inputs
 from exir_lowering.steps.nested_constants import lift_nested
 from exir_lowering.steps.one_memory import unite
 from exir_lowering.steps.provenance import check_declared
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.size_functions import needs_spelling, spell
+from exir_lowering.steps.size_functions import IN_FILES, SPELLED, spell
 from exir_lowering.steps.write_back import check_written, separate
 
 _EXPECTED = (
@@ -44,6 +44,7 @@ _EXPECTED = (
     "given; or it is an ExportedProgramPassBase."
 )
 
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 _EMPTY = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default})
 
@@ -100,30 +101,31 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
             _recover_sources(origin, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)
-    decomposed_for = tuple(
+    adjustments = (
         Adjustment(method.name, "decomposed", (node.name,), f"{reason}; {graphs.source_line(node)}", by)
         for node, reasons in heard.failed.items()
         for reason, by in reasons.items()
     )
-    return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, left, decomposed_for)
+    program, once = _with_parameters_as_state(edge), tuple(dict.fromkeys(adjustments))  # of all copies
+    return EdgeMethod(method.name, program, method.partitioners, origin, left, once)
 
 
 def _convert_views(
     method: RequestedMethod, options: LoweringOptions, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """Convert a program; where a view of attention fails, of copies: decomposed, it is not contiguous as exported."""
+    """Convert a program; if that fails, with copies of attention: decomposed, it is not contiguous, and views fail."""
     try:
         return _convert(method, options, decomposed)
-    except ValueError as error:
-        if "Cannot view a tensor" not in str(error):
+    except ValueError:
+        private = private_copy(method.program)
+        attention = [node for _, node in graphs.every_node(private.graph_module) if node.target is _ATTENTION]
+        if not attention:
             raise
-    private = private_copy(method.program)
-    for _, node in graphs.every_node(private.graph_module):
-        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-            with node.graph.inserting_after(node):
-                copied = node.graph.call_function(torch.ops.aten.clone.default, (node,), _CONTIGUOUS)
-            copied.meta = dict(node.meta)
-            node.replace_all_uses_with(copied, partial(operator.is_not, copied))
+    for node in attention:
+        with node.graph.inserting_after(node):
+            copied = node.graph.call_function(torch.ops.aten.clone.default, (node,), _CONTIGUOUS)
+        copied.meta = dict(node.meta)
+        node.replace_all_uses_with(copied, partial(operator.is_not, copied))
     return _convert(replace(method, program=private), options, decomposed)
 
 
@@ -151,12 +153,14 @@ def _convert(
 
 def as_convertible(program: ExportedProgram) -> ExportedProgram:
     """Return a program that ExecuTorch's own conversion takes: a copy where it would fail on inputs or sizes."""
-    odd = not is_edge(program) and has_odd_inputs(program)
-    if not odd and not needs_spelling(program) and not _vector_layers(program):
+    functions = SPELLED if is_edge(program) else IN_FILES  # once, as remainders are made of remainders
+    odd = functions is IN_FILES and any(odd_inputs(program))
+    spelled = any(node.target in functions for _, node in graphs.every_node(program.graph_module))
+    if not odd and not spelled and not _vector_layers(program):
         return program
     private = private_copy(program)
     _take_vectors(private)
-    spell(private)
+    spell(private, functions)
     if odd:
         make_inputs_contiguous(private)
     return private

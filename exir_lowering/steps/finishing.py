@@ -28,7 +28,7 @@ from exir_lowering.steps.file import File
 from exir_lowering.steps.legalizing.plain import compute_plainly
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.size_functions import spell
+from exir_lowering.steps.size_functions import IN_FILES, spell
 from exir_lowering.steps.write_back import write_back
 
 
@@ -66,7 +66,7 @@ def copy_programs(file: File) -> None:
 def choose_operators(file: File) -> None:
     """Let the host compute with operators that its kernels do right."""
     for program in file.programs.values():
-        spell(program)
+        spell(program, IN_FILES)
         compute_plainly(program, fusing=file.config.do_quant_fusion_and_const_prop)
 
 

@@ -44,7 +44,7 @@ _MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 def check_inputs(method: str, program: ExportedProgram) -> None:
     """Refuse inputs that are neither contiguous nor channels last: the runtime takes no others, in whatever order."""
-    for node in _odd_inputs(program):
+    for node in odd_inputs(program):
         shape, strides = node.meta["val"].shape, node.meta["val"].stride()
         raise InputError(
             f"Method {method!r} was exported with an example input {node.name!r} of shape {[*shape]} and strides "
@@ -55,7 +55,7 @@ def check_inputs(method: str, program: ExportedProgram) -> None:
 
 def make_inputs_contiguous(program: ExportedProgram) -> None:
     """Describe the odd inputs of a private copy as contiguous ones, and what is computed of them."""
-    odd, mode = set(_odd_inputs(program)), fake_mode_of(program.graph_module)
+    odd, mode = set(odd_inputs(program)), fake_mode_of(program.graph_module)
     if not odd or mode is None:
         return
     for node in program.graph.nodes:
@@ -72,12 +72,7 @@ def make_inputs_contiguous(program: ExportedProgram) -> None:
                 odd.add(node)
 
 
-def has_odd_inputs(program: ExportedProgram) -> bool:
-    """Return whether the example of an input was transposed or expanded."""
-    return any(True for _ in _odd_inputs(program))
-
-
-def _odd_inputs(program: ExportedProgram) -> Iterator[Node]:
+def odd_inputs(program: ExportedProgram) -> Iterator[Node]:
     """Yield the inputs whose example was transposed or expanded."""
     given = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):

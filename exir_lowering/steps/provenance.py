@@ -191,7 +191,8 @@ def _dimensions(program: ExportedProgram, declared: bool) -> Iterator[Dimension]
                 places.setdefault(found[0], []).append((index, number, *found[1:]))
                 names.update({named: name for name, named in names_of_symbols(shape_env_of(size)).items()})
     # Those that are too small for what export assumed, where larger ones are not.
-    small = {one.symbol: one.wrong[-1] for one in list_assumed(program) if one.wrong[-1] < one.sizes[-1]}
+    assumed = (one for one in list_assumed(program) if one.wrong == tuple(one.sizes[: len(one.wrong)]))
+    small = {one.symbol: one.wrong[-1] for one in assumed if one.wrong[-1] < one.sizes[-1]}
     for symbol, found_at in places.items():
         least = int(bounds_of(symbol, program.range_constraints).lower)
         # Export takes sizes without a Dim, and those that others are computed from, for at least 2, as does the

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, TextColumn, TimeElapsedColumn
 
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.report import Times
+from exir_lowering.plugins import registry
 from exir_lowering.pte.releases import find_target
 from exir_lowering.steps.cache.store import Cache
 
 T = TypeVar("T")
+Backends = Mapping[str, Any]  # by id, before the installed ones
 
 
 class Progress(RichProgress):
@@ -40,8 +42,9 @@ class Progress(RichProgress):
 class Session:
     """One call of the compiler; `with session.progress` shows what it does."""
 
-    def __init__(self, options: LoweringOptions) -> None:
-        self.options, self.progress = options, Progress(options.progress)
+    def __init__(self, options: LoweringOptions, backends: Backends | None = None) -> None:
+        registry.check_backends(backends)
+        self.options, self.backends, self.progress = options, backends, Progress(options.progress)
         self.times, self.cache = Times(), Cache(options.cache)
         self.timed = self.times.step
         self.target = find_target(options.target)  # the runtime that host operators have to run in

@@ -69,24 +69,21 @@ def tag(
     )
 
 
-def leave_refused(tagged: TaggedMethod) -> TaggedMethod:
-    """Return a tagged method without what the backends are known to fail on."""
-    knowing: dict[str, ExecutorchBackend] = {}
+def known_failures(tagged: TaggedMethod, backends: Mapping[str, Any] | None) -> Treatment | None:
+    """Return how to leave what the backends are known to fail on; None if nothing is."""
+    checks: dict[str, Callable[[Any], str | None]] = {}
     for backend_id in {spec.backend_id for spec in tagged.destinations.values()}:
         with suppress(UnknownPluginError, PluginLoadError):  # a plan needs no backend
-            backend = registry.find_backend(backend_id)
+            backend = registry.find_backend(backend_id, backends)
             if isinstance(backend, ExecutorchBackend) and type(backend).refuse is not ExecutorchBackend.refuse:
-                knowing[backend_id] = backend
-    refused: dict[str, str] = {}
-    for path, node in graphs.every_node(tagged.program.graph_module) if knowing else ():
+                checks[backend_id] = backend.refuse
+    found: dict[str, str] = {}
+    for path, node in graphs.every_node(tagged.program.graph_module) if checks else ():
         own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
-        known = None if own is None else knowing.get(tagged.destinations[own].backend_id)
-        if known is None:
-            continue
-        source = node.args[0] if graphs.is_getitem(node) else node
-        if (reason := known.refuse(source)) is not None:  # type: ignore[arg-type]
-            refused[graphs.qualified_name(path, node)] = reason
-    return retag(tagged, lambda method, backend_id, name: refused.get(name)) if refused else tagged
+        check = None if own is None else checks.get(tagged.destinations[own].backend_id)
+        if check is not None and (why := check(node.args[0] if graphs.is_getitem(node) else node)) is not None:
+            found[graphs.qualified_name(path, node)] = why
+    return (lambda method, backend_id, name: found.get(name)) if found else None
 
 
 def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
@@ -107,9 +104,7 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
             while part in tagged.destinations:  # a partitioner may call its own tags so
                 part += "-"
             node.meta[DELEGATION_TAG], destinations[part] = part, spec
-    for node in tagged.program.graph.find_nodes(
-        op="placeholder"
-    ):  # a constant that may not be copied follows its readers
+    for node in tagged.program.graph.find_nodes(op="placeholder"):  # a constant without copies follows its readers
         if node.meta.get("no_copy") and node.meta.pop(DELEGATION_TAG, None) is not None:
             tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
             if len(tags) == 1 and None not in tags:

@@ -159,7 +159,7 @@ class _Search:
 
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""
-        self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
+        self.lowered = lower_in(Session(self.options, self.backends), self.programs, self.partitioners)
         file = read(self.lowered.emit(share_state=self.share_state), None)
         try:
             self.whole = self._execute(file)
@@ -242,7 +242,7 @@ class _Search:
         kept = {(one.method, one.backend_id, one.node.name) for unit in chosen for one in self.units[unit]}
         known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
-        session = Session(replace(self._for_pieces, rewrites="none"))
+        session = Session(replace(self._for_pieces, rewrites="none"), self.backends)
 
         def leave_out(method: str, backend_id: str, node: str) -> str | None:  # not a getitem, which is not known
             left = (method, node) in known and (method, backend_id, node) not in kept
@@ -252,7 +252,7 @@ class _Search:
         self.advance()
         try:
             edge = self.lowered.edge_programs
-            lowered = lower_in(session, edge, self.partitioners, backends=self.backends, treatment=leave_out)
+            lowered = lower_in(session, edge, self.partitioners, treatment=leave_out)
             lowered = replace(lowered, in_place=self.lowered.in_place)  # as the rewrites had it
             file = read(lowered.emit(share_state=self.share_state), None)
             if _lacks_kernels(file):  # for what is left out: that it fails says nothing of the rest

@@ -228,15 +228,14 @@ def _accept(
     pattern: Pattern, scope: GraphScope, nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]
 ) -> bool:
     """Ask a pattern's check whether to take a match."""
-    if pattern.check is None:
+    if (check := pattern.check) is None:
         return True
+    match, name = Match(pattern, nodes, inputs, results), f"The check of pattern {pattern.name}"
     try:
-        return bool(pattern.check(Match(pattern, nodes, inputs, results)))
-    except MemoryError:
+        return bool(asking.guarded(results[-1], None, name, lambda: bool(check(match))))
+    except (PartitionerContractError, MemoryError):
         raise
     except Exception as error:
-        if asking.note_raised(results[-1], error, f"The check of pattern {pattern.name}") is not None:
-            return False
         raise PartitionerContractError(
             f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at "
             f"{describe_node(results[-1], scope)}: {error}",

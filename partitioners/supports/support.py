@@ -194,14 +194,12 @@ def make_check(support: Support, scope: GraphScope) -> Check:
         if graphs.operator_name(node) == graphs.OUT_OF_SIGHT:
             return No("out_of_sight", "a rule or another partitioner decides where it goes", str(support))
         try:
-            answer = check(node)
+            refused = No("raised", "its check raised", str(support))
+            answer = asking.guarded(node, None, f"Support {support}", lambda: check(node), refused)
         except (PartitionerContractError, MemoryError):
             raise
         except Exception as error:
-            why = asking.note_raised(node, error, f"Support {support}")
-            if why is None:
-                raise _raised(support, describe_node(node, scope), error) from error
-            return No("raised", why, str(support))
+            raise _raised(support, describe_node(node, scope), error) from error
         if answer is not None and not isinstance(answer, No):
             raise PartitionerContractError(
                 f"Support {support} answered {answer!r} for {describe_node(node, scope)}; expected None for yes, or "

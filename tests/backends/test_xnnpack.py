@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from lowering_support import delegates, without_address
 from quantized_models import INPUTS, ConvNet, quantized
 from torch.export import ExportedProgram, export
 
 import exir_lowering
-from exir_lowering import LoweredMethods, Partitioner
+from exir_lowering import LoweredMethods, Partitioner, graphs
 from exir_lowering.backends.xnnpack.partitioner import xnnpack
 
 Programs = Callable[[str], ExportedProgram]
@@ -163,3 +164,34 @@ def test_a_linear_layer_whose_weight_is_a_vector(fast: bool) -> None:
     for call in calls:
         (got,) = loaded.run("forward", call)
         torch.testing.assert_close(got, model(call))
+
+
+class Around(torch.nn.Module):
+    """An operator on which ExecuTorch's preprocess fails, between others that depend on each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prelu = torch.nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        return self.prelu(y - 0.5) + y
+
+
+def test_what_it_is_known_to_fail_on_is_cut_out_but_not_for_another_backend_of_that_id() -> None:
+    model, x, taken = Around().eval(), torch.randn(2, 3), []
+
+    class Fixed(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
+            taken.extend(graphs.operator_name(node) for node in edge_program.graph.nodes)
+            return PreprocessResult(b"")
+
+    program = torch.export.export(model, (x,))
+    whole = exir_lowering.LoweringOptions(non_convex="raise")
+    lowered = exir_lowering.lower(program, XnnpackPartitioner(), options=whole)
+    assert {one.operator for one in lowered.report.methods[0].host} == {"aten.gt.Scalar", "aten.where.self"}
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", x)
+    torch.testing.assert_close(got, model(x))
+    exir_lowering.lower(program, XnnpackPartitioner(), backends={"XnnpackBackend": Fixed})
+    assert "aten.prelu.default" in taken

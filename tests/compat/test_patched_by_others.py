@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,10 +13,12 @@ import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import tensor, to_edge_transform_and_lower
 from executorch.exir.emit import _emitter
+from executorch.exir.passes.prune_empty_tensors_pass import PruneEmptyTensorsPass
 from torch import nn
 
 from exir_lowering import LoweringOptions, lower
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.passes import mending_passes
 from exir_lowering.compat import patch_executorch
 from exir_lowering.fast import accelerated
 
@@ -89,6 +93,42 @@ def test_executorchs_bytes_under_the_same_patches() -> None:
             assert file() == plain
         (report,) = [lowering.report for lowering in lowerings]
         assert report is not None and report.switched_off == ()
+
+
+@pytest.mark.parametrize("begin", ["before", "meanwhile"])
+def test_patches_of_others_end_in_any_order(begin: str) -> None:
+    """As those of another thread: theirs stay while they last, and what they put back when they end does no harm."""
+    name, own = "remove_empty_tensors_from_cat", PruneEmptyTensorsPass.remove_empty_tensors_from_cat
+
+    def theirs(self: Any, graph_module: Any, cat_node: Any) -> None:
+        return own(self, graph_module, cat_node)
+
+    exported = program()
+    expected = lower(exported).emit().buffer
+    try:
+        if begin == "before":
+            PruneEmptyTensorsPass.remove_empty_tensors_from_cat = theirs
+        with mending_passes():
+            found = getattr(PruneEmptyTensorsPass, name)
+            PruneEmptyTensorsPass.remove_empty_tensors_from_cat = own if begin == "before" else theirs
+        assert getattr(PruneEmptyTensorsPass, name) is (own if begin == "before" else theirs)
+        if begin == "meanwhile":
+            PruneEmptyTensorsPass.remove_empty_tensors_from_cat = found
+        lowered = lower(exported)
+        assert lowered.report.switched_off == () and lowered.emit().buffer == expected
+        assert getattr(PruneEmptyTensorsPass, name) is own  # what was put back has gone, too
+    finally:
+        PruneEmptyTensorsPass.remove_empty_tensors_from_cat = own
+
+
+def test_what_somebody_has_added_to_torch_may_go_again() -> None:
+    code = (
+        "import torch; torch.added = torch.nn.functional.added = torch.relu\n"
+        "from exir_lowering import lower\n"
+        "del torch.added, torch.nn.functional.added\n"
+        "lower(torch.export.export(torch.nn.ReLU(), (torch.ones(2),))).emit()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_each_module_is_asked_by_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,17 @@ def test_what_is_no_answer_passes_through(error: BaseException, monkeypatch: pyt
     assert caught.value is error
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_asked_before_the_conversion_and_is_no_check_of_a_node(fast: bool) -> None:
+    class Broken(XnnpackPartitioner):
+        def ops_to_not_decompose(self, ep: Any) -> Any:
+            broken()
+
+    expected = rf"'forward' to Edge dialect: Broken.ops_to_not_decompose raised ValueError.*\n  raised at .*{__file__}"
+    with pytest.raises(PartitionerContractError, match=expected):
+        plan(PROGRAM, Broken(), options=LoweringOptions(fast=fast))
+
+
 def test_what_is_no_check_of_a_node_stays_an_error() -> None:
     class Broken(VisitorPartitioner):
         def partition(self, exported_program: Any) -> PartitionResult:

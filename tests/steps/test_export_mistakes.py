@@ -134,7 +134,42 @@ def test_what_export_assumed_of_a_size_is_told_and_small_sizes_are_refused(
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: x[:, :4] + 1, lambda x: x.mean(1), lambda x: x * 2 if x.shape[1] > 8 else x], ids=str
+    ("size", "most", "guard", "wrong"),
+    [(16, 202, "% 2) == 0", "3, 5, 7"), (16, None, "% 2) == 0", "3, 5, 7"), (15, 200, "% 2) != 0", "2, 4, 6")],
+)
+def test_every_second_size_is_told_and_none_is_refused(size: int, most: int | None, guard: str, wrong: str) -> None:
+    model, rows = Call(lambda x: x * 2 if x.shape[1] % 2 == 0 else x), ROWS[:, :size]
+    program = export(model, (rows,), dynamic_shapes=({1: Dim.AUTO(max=most)},))
+    found = [text for text in told(plan, program) if "torch.export assumed" in text]
+    assert len(found) == 1 and guard in found[0] and f"does not hold for {wrong} and" in found[0]
+    loaded = load(lower(program).emit().buffer)
+    (got,) = loaded.run("forward", rows[:, 6:])
+    torch.testing.assert_close(got, model(rows[:, 6:]))
+
+
+def test_small_sizes_of_very_many_are_refused() -> None:
+    program = export(
+        Call(lambda x: x * 2 if (x.shape[1] // 3) * (x.shape[1] // 5) > 3 else x),
+        (ROWS,),
+        dynamic_shapes=({1: Dim.AUTO(max=1 << 20)},),
+    )
+    assert [text for text in told(plan, program) if "torch.export assumed" in text]
+    loaded = load(lower(program).emit().buffer)
+    (got,) = loaded.run("forward", ROWS)
+    torch.testing.assert_close(got, ROWS * 2)
+    with pytest.raises(InputError, match="at least 10"):
+        loaded.run("forward", ROWS[:, :9])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, :4] + 1,
+        lambda x: x.mean(1),
+        lambda x: x[:, ::2] + x[:, :1],
+        lambda x: x * 2 if x.shape[1] > 8 else x,
+    ],
+    ids=str,
 )
 def test_guards_that_hold_for_all_sizes_are_not_told(function: Any) -> None:
     program = export(Call(function), (ROWS,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))

@@ -142,11 +142,16 @@ ROWS: dict[str, Row] = {
     "ite": _sized(lambda x: x.new_ones(torch.sym_ite(x.shape[0] > 10, x.shape[0], x.shape[0] + 3), 2)),
     "sum": _sized(lambda x: x.new_ones(torch.sym_sum([x.shape[0], x.shape[0], 3]), 2)),
     "power": _sized(lambda x: x.new_ones(x.shape[0] ** 2, 2)),
+    "padding": _sized(lambda x: (F.pad(x, (0, 0, 0, -x.shape[0] % 5)), x * ((x.shape[0] - 10) % 7))),
     "floor": _sized(lambda x: x.new_ones(math.floor(x.shape[0] / 3), 2)),
     "float": _sized(lambda x: x * torch.sym_float(x.shape[0]) / 3),
     # XNNPACK
     "clones": Row(_clones, _rows),
     "prelu": Row(lambda m, x: m.act(m.linear(x)), lambda: (torch.randn(2, 3, 4),)),
+    "seven dimensions": Row(
+        lambda m, x: (x.view(2, 1, 2, 1, 3, 1, 4) * x.view(1, 2, 1, 2, 3, 4, 1).exp()).sum((1, 6)) + 1,
+        lambda: (torch.randn(2, 2, 3, 4),),
+    ),
     "not finite": Row(_pad, _rows),
     "squeeze": Row(
         lambda m, x: m.conv(x).relu() + (x[:, :1] * 2).unsqueeze(-1).squeeze(-1)[:, :, 2:],
@@ -225,8 +230,17 @@ def test_bounds_are_exact() -> None:
     assert memory.bytes < 16 * 128 * 128 * 2 * 4
 
 
-def test_functions_without_an_instruction_are_refused_with_their_line() -> None:
-    row = _sized(lambda x: x * x.shape[0] ** 0.5)
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("pow", lambda x: x * x.shape[0] ** 0.5),
+        ("and", lambda x: x * (x.shape[0] & 3)),
+        ("mod", lambda x: x * (x.shape[0] / 4 % 3)),
+        ("sym_max", lambda x: x * torch.sym_max(x.shape[0], 2.5)),
+    ],
+)
+def test_functions_without_an_instruction_are_refused_with_their_line(name: str, function: Any) -> None:
+    row = _sized(function)
     program = export(Program(row.function).eval(), _rows(5), dynamic_shapes=(({0: _n},),))
-    with pytest.raises(InputError, match=r"pow.*test_exporter_defects.py.*a file has no instruction for"):
+    with pytest.raises(InputError, match=rf"{name}.*test_exporter_defects.py.*a file has no instruction for"):
         lower(program, options=LoweringOptions())

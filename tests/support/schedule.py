@@ -134,6 +134,7 @@ compat/exporters: exporters_of_detectors
 compat/patched_by_others: executorchs_bytes_under_the_same_patches
 compat/upstream_rows: m3_upstream_copies_the_weight_for_each_method
 exporters/exported_classes: several_classes_are_right
+exporters/in_cpp: a_file_is_right_in_a_module
 contracts/suite: as_pytest_tests mistakes_that_few_programs_show_fail_in_few_cases the_right_one_passes
     the_suite_is_not_loaded_by_the_package
 dynamo/compilation: threads_call_one_compiled_function

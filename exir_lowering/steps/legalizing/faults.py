@@ -84,7 +84,8 @@ def _becomes_complex(node: Node) -> bool:
 
 
 def _is_complex(node: Node) -> bool:
-    return any(dtype.is_complex for dtype in _dtypes(node))
+    """Return whether a tensor is computed of complex ones, or is one."""
+    return any(True for _ in tensors(node.meta.get("val"))) and any(dtype.is_complex for dtype in _dtypes(node))
 
 
 def _broadcasts_complex(node: Node) -> bool:
@@ -94,7 +95,8 @@ def _broadcasts_complex(node: Node) -> bool:
 
 
 def _broadcast(compute: Callable[..., Any], x: Tensor, y: Tensor, **kwargs: Any) -> Any:
-    return compute(*torch.broadcast_tensors(x, y), **kwargs)
+    broadcast: Any = torch.broadcast_tensors
+    return compute(*broadcast(x, y), **kwargs)
 
 
 def _sums_number(node: Node) -> bool:

@@ -19,7 +19,7 @@ from exir_lowering._upstream.value_keys import call_key, renew
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.pte.releases import Target
-from exir_lowering.steps.legalizing import elements, linear, order, special, windows  # noqa: F401  each adds its rules
+from exir_lowering.steps.legalizing import complex_numbers, elements, linear, order, special, windows  # noqa: F401  each adds its rules
 from exir_lowering.steps.legalizing.faults import find_fault
 from exir_lowering.steps.legalizing.kernels import refuse
 from exir_lowering.steps.legalizing.registry import HALF, RULES, WHOLE, Failed, in_dtype, require

@@ -1,12 +1,14 @@
 """Classes of transformers, exported as its ExecuTorch exporter does, lowered in three ways, run, compared with eager
 mode.
 
-python tests/compat/exporters/class_table.py [--cases REGEX] [--seconds 1000] [--memory 12] [--results FILE] [--print]
+python tests/compat/exporters/class_table.py [--cases REGEX | --sample] [--seconds 1000] [--memory 12] [--results FILE]
+    [--print]
 
 Ways: `upstream` is ExecuTorch with the exporter's patches, `patched` is `patch_executorch()` with them, `plain` is
 `lower` without them, nor their repairs of the program. A program is exported once for the first two, once for the last,
 by a process of its own; what lowers and runs it is a process, too. Results are appended to a file of JSON lines, and
-what is in it is not run again; `--print` shows it as a table.
+what is in it is not run again; `--print` shows it as a table. `--sample` runs twenty classes in the first two ways, for
+the ratio of their CPU seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import resource
 import signal
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from exported_classes import Entry, entries
@@ -41,6 +45,13 @@ SIZES = ((2, 1, 0), (2, 1, 1), (3, 2, 2), (3, 1, 3), (2, 2, 4))
 RIGHT = 2e-3
 """What the largest difference may be, as a part of the largest number of that output."""
 
+SAMPLE = """
+    BertModel DistilBertModel GPT2LMHeadModel LlamaForCausalLM Qwen3ForCausalLM Gemma2ForCausalLM
+    T5ForConditionalGeneration BartForConditionalGeneration ViTModel ConvNextModel SegformerForSemanticSegmentation
+    Sam2VisionModel Wav2Vec2Model HubertModel WhisperForConditionalGeneration CLIPModel SiglipModel
+    PerceiverForSequenceClassification MambaForCausalLM MixtralForCausalLM"""
+"""Twenty classes, for a comparison of time."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -53,7 +64,8 @@ class Row:
         calls: Of how many inputs; sizes: of how many shapes of them.
         exported: CPU seconds of torch.export.
         lowered: CPU seconds from its program to the file.
-        size: The bytes of the file; partitions: the delegates in it.
+        edge: CPU seconds of that from its Edge program on.
+        size: The bytes of the file.
         message: Why there is no number.
     """
 
@@ -68,18 +80,23 @@ class Row:
     sizes: int = 0
     exported: float | None = None
     lowered: float | None = None
+    edge: float | None = None
     size: int | None = None
     message: str = ""
 
 
-def in_process(task: Callable[[], object], seconds: float, memory: float) -> tuple[str, str]:
-    """Run a task in a process with limits: how it ended, and what it raised."""
+def in_process(task: Callable[[], object], seconds: float, memory: float, several: int = 1) -> tuple[str, str]:
+    """Run a task in a process with limits, of CPU seconds and GiB: how it ended, and what it raised.
+
+    Four times as long may pass, for other work of the machine, and that `several` times, for processes that it starts.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         os.close(reader)
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_AS, (int(memory * 2**30),) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
         message = ""
         try:
             task()
@@ -91,7 +108,7 @@ def in_process(task: Callable[[], object], seconds: float, memory: float) -> tup
         os.write(writer, message.encode()[:4000])
         os._exit(bool(message))
     os.close(writer)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + 4 * seconds * several
     status = None
     while status is None:
         ended, code = os.waitpid(child, os.WNOHANG)
@@ -106,6 +123,8 @@ def in_process(task: Callable[[], object], seconds: float, memory: float) -> tup
             time.sleep(0.05)
     with os.fdopen(reader, "rb") as pipe:
         said = pipe.read().decode()
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return "over time", f"over {seconds:.0f} s of CPU"
     if os.WIFSIGNALED(status):
         return "died", f"signal {signal.Signals(os.WTERMSIG(status)).name}"
     return ("failed" if said else "done"), said
@@ -129,14 +148,15 @@ def export(entry: Entry, dynamic: bool, patches: ExitStack, plain: bool) -> tupl
     return model, program
 
 
-def lower(program: ExportedProgram, way: str) -> bytes:
-    """The file of a program, lowered for XNNPACK."""
+def lower(program: ExportedProgram, way: str, spent: list[float] | None = None) -> bytes:
+    """The file of a program, lowered for XNNPACK; the CPU seconds of each part of it after the Edge program."""
+    spent = [] if spent is None else spent
     if way == "plain":
         import exir_lowering
 
         return exir_lowering.lower(program, "xnnpack").emit().buffer
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    from executorch.exir import EdgeProgramManager, to_edge_transform_and_lower
     from transformers.exporters.exporter_executorch import _get_edge_compile_config
 
     from exir_lowering.compat import patch_executorch
@@ -145,9 +165,25 @@ def lower(program: ExportedProgram, way: str) -> bytes:
         if way == "patched":
             patched.enter_context(patch_executorch())
             from executorch.exir import to_edge_transform_and_lower
+        for name in ("to_backend", "to_executorch"):
+            timed = mock.patch.object(EdgeProgramManager, name, _timed(getattr(EdgeProgramManager, name), spent))
+            patched.enter_context(timed)
         config = _get_edge_compile_config("xnnpack")
         edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], compile_config=config)
         return edge.to_executorch().buffer
+
+
+def _timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """A function that notes the CPU seconds of each call."""
+
+    def timed(*args: Any, **named: Any) -> Any:
+        before = time.process_time()
+        try:
+            return function(*args, **named)
+        finally:
+            spent.append(time.process_time() - before)
+
+    return timed
 
 
 def warm() -> None:
@@ -241,11 +277,9 @@ def run(row: Row, entry: Entry, model: Any, program: ExportedProgram) -> Row:
     from executorch.runtime import Runtime
 
     tried = list(calls(entry, model, program, row.shapes == "dynamic"))
-    before = time.process_time()
-    try:
-        buffer = lower(program, row.way)
-    finally:
-        row = replace(row, lowered=round(time.process_time() - before, 2))
+    before, spent = time.process_time(), list[float]()
+    buffer = lower(program, row.way, spent)
+    row = replace(row, lowered=round(time.process_time() - before, 2), edge=round(sum(spent), 2) if spent else None)
     row = replace(row, size=len(buffer), calls=len(tried), sizes=len({shapes for *_, shapes in tried}))
     method = Runtime.get().load_program(buffer).load_method("forward")
     worst = max(difference(list(method.execute(feed)), expected) for feed, expected, _ in tried)
@@ -306,7 +340,7 @@ def try_class(entry: Entry, shapes: str, ways: list[str], results: Path, seconds
                     if ended != "done":
                         write(replace(one, outcome="refused" if ended == "failed" else ended, message=said))
 
-        ended, said = in_process(made, seconds * (1 + len(several)), memory)
+        ended, said = in_process(made, seconds, memory, 1 + len(several))
         if ended != "done" and not mark.exists():
             for way in several:
                 write(replace(blank, way=way, outcome="not exported", message=f"{ended}: {said}"))
@@ -316,11 +350,14 @@ def try_class(entry: Entry, shapes: str, ways: list[str], results: Path, seconds
 def printed(rows: list[Row]) -> str:
     """The table, and the ratio of the ways' CPU seconds."""
     by_class: dict[tuple[str, str], dict[str, Row]] = {}
+    rows = list({(row.name, row.shapes, row.way): row for row in rows}.values())
     for row in rows:
         by_class.setdefault((row.name, row.shapes), {})[row.way] = row
 
     def cell(row: Row | None) -> str:
-        return "" if row is None else row.outcome if row.error is None else f"{row.outcome} {row.error:.0e}"
+        if row is None or row.error is None:
+            return "" if row is None else row.outcome
+        return f"{row.outcome} {row.error:.0e}" + f" ({row.sizes} sizes)" * (row.sizes > 1)
 
     def seconds(row: Row | None, field: str) -> str:
         value = getattr(row, field) if row else None
@@ -328,26 +365,48 @@ def printed(rows: list[Row]) -> str:
 
     head = ("class", "shapes", "skipped", "ExecuTorch", "patched", "plain", "export, s", "ExecuTorch, s", "patched, s")
     lines = [f"| {' | '.join((*head, 'plain, s'))} |", "|---" * 10 + "|"]
-    ratios = []
-    for (name, shapes), ways in by_class.items():
+    both, order = [], {name: index for index, name in enumerate(entries())}
+    for (name, shapes), ways in sorted(by_class.items(), key=lambda one: (one[0][1] == "dynamic", order[one[0][0]])):
         up, ours, plain = (ways.get(way) for way in WAYS)
         any_row = next(iter(ways.values()))
-        if up and ours and up.lowered and ours.lowered and up.outcome == ours.outcome == "right":
-            ratios.append(up.lowered / ours.lowered)
+        if up and ours and up.outcome == ours.outcome == "right":
+            both.append((up, ours))
         cells = [name, shapes, any_row.skipped, *map(cell, (up, ours, plain)), seconds(ours or plain, "exported")]
         lines.append("| " + " | ".join([*cells, *(seconds(one, "lowered") for one in (up, ours, plain))]) + " |")
-    if ratios:
-        mean = exp(sum(map(log, ratios)) / len(ratios))
+    lines.append("")
+    for way in WAYS:
+        counted = Counter((row.shapes, row.outcome) for row in rows if row.way == way)
         lines.append(
-            f"\n{len(ratios)} are right in both ways: ExecuTorch takes {mean:.2f} times as long (geometric mean)."
+            f"* {way}: {', '.join(f'{count} {shapes} {outcome}' for (shapes, outcome), count in counted.items())}"
         )
+    lines.append(f"* {_listed(rows)}")
+    for field, what in (("lowered", "from the program to the file"), ("edge", "from the Edge program to the file")):
+        ratios = [getattr(up, field) / getattr(ours, field) for up, ours in both if getattr(ours, field)]
+        if ratios:
+            mean = exp(sum(map(log, ratios)) / len(ratios))
+            lines.append(f"* {what}: ExecuTorch takes {mean:.2f} times as long (geometric mean of {len(ratios)})")
     return "\n".join(lines)
+
+
+def _listed(rows: list[Row]) -> str:
+    """How many classes of the lists of the exporter's tests are right in one of our ways, for the shapes listed."""
+    right = {(row.name, row.shapes) for row in rows if row.way != "upstream" and row.outcome == "right"}
+    listed: dict[tuple[str, str], list[bool]] = {}
+    for entry in entries().values():
+        for how in filter(None, entry.skipped.split("; ")):
+            shapes = [one for one in ("static", "dynamic") if one in how] or ["static", "dynamic"]
+            found = any((entry.name, one) in right for one in shapes)
+            listed.setdefault((entry.name.partition(".")[0], how), []).append(found)
+    counts = Counter(how for _, how in listed)
+    good = Counter(how for (_, how), parts in listed.items() if all(parts))
+    return "right of those listed: " + ", ".join(f"{good[how]} of {counts[how]} ({how})" for how in counts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="(patched|plain)$", help="a regular expression of: class, kind, shapes, way")
-    parser.add_argument("--seconds", type=float, default=1000)
+    parser.add_argument("--sample", action="store_true", help="twenty classes, static, without and with this package")
+    parser.add_argument("--seconds", type=float, default=1000, help="of CPU, for the export, and for each way")
     parser.add_argument("--memory", type=float, default=12, help="GiB")
     parser.add_argument("--results", type=Path, default=Path("classes.jsonl"))
     parser.add_argument("--print", action="store_true")
@@ -358,6 +417,8 @@ def main() -> None:
     if given.print:
         print(printed(rows))
         return
+    if given.sample:
+        given.cases = f"^({'|'.join(SAMPLE.split())}) .* static (upstream|patched)$"
     torch.set_num_threads(1)
     import transformers
     import transformers.exporters.exporter_executorch

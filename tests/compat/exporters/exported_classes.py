@@ -1,20 +1,18 @@
 """Small models with random weights, of the classes of transformers that its exporters are tested with.
 
-A class is a name; its configuration is the default one with `SMALL` and what `CHANGES` says, its inputs are derived
-from
-what its forward takes. Sizes are those of a test: they show whether a class is exported, lowered and right.
+A class is a name; its configuration is the default one with `SMALL` and what `CHANGES` says, its inputs are those of
+class_inputs.py. Sizes are those of a test: they show whether a class is exported, lowered and right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from class_inputs import made
 
 SKIPPED = {
     "always": """
@@ -48,6 +46,16 @@ SKIPPED = {
     "not whole in XNNPACK": "UnivNetModel",
 }
 """The classes that transformers' own tests of its ExecuTorch exporter skip, or keep from XNNPACK, by shapes."""
+
+PARTS = {
+    "image_encoder language_model": """
+        MiniCPMV4_6Model MiniCPMV4_6ForConditionalGeneration PaddleOCRVLForConditionalGeneration MuseGlimmerModel
+        MuseGlimmerForConditionalGeneration Qwen3_5Model Qwen3_5ForConditionalGeneration Qwen3_5MoeModel
+        Qwen3_5MoeForConditionalGeneration""",
+    "audio_encoder multi_modal_projector language_model": """
+        Qwen3ASRForConditionalGeneration MusicFlamingoModel MusicFlamingoForConditionalGeneration""",
+}
+"""Classes that are exported in parts, as the exporter's tests do: whole, graphs depend on what is in the inputs."""
 
 KINDS = {
     "text": """
@@ -118,6 +126,8 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
 }  # fmt: skip
+PICTURED = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}
 WAVES = {"conv_dim": [16, 16], "conv_kernel": [8, 4], "conv_stride": [4, 2], "num_conv_pos_embeddings": 16,
          "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}  # fmt: skip
 STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "patch_size": 4}
@@ -190,9 +200,25 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Splinter": {"question_token_id": 3},
     "Qwen3_5Text": DELTA, "Qwen3_5ForCausalLM": DELTA, "Qwen3_5MoeForCausalLM": DELTA, "Qwen3_5MoeText": DELTA,
         "Qwen3Next": DELTA, "OlmoHybrid": {**DELTA, "num_key_value_heads": 4},
-    "Qwen3_5": {"text_config": DELTA, "image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92,
-                "vision_end_token_id": 93, "vision_config": {"depth": 1, "out_hidden_size": 32, "patch_size": 4,
-                                                            "num_position_embeddings": 16}},
+    "Qwen3_5": {
+        **PICTURED, "text_config": {**DELTA, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},
+        "vision_config": {"depth": 1, "out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16},
+    },
+    "Qwen3ASR": {
+        "audio_token_id": 90, "timestamp_token_id": 91,
+        "audio_config": {"downsample_hidden_size": 8, "output_dim": 32, "n_window_infer": 100,
+                         "max_position_embeddings": 13},
+    },
+    "MusicFlamingo": {"audio_token_id": 90, "audio_bos_token_id": 91, "audio_eos_token_id": 92,
+                      "audio_config": {"max_source_positions": 8}},
+    "PaddleOCRVL": {**PICTURED, "vision_config": {"patch_size": 4, "image_size": 16},
+                    "text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2]}}},
+    "MuseGlimmer": {
+        "image_token_id": 90, "video_token_id": 91, "out_hidden_size": 128, "projector_hidden_size": 32,
+        "vision_config": {"patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4, "patch_temporal": 1},
+    },
+    "MiniCPMV4_6": {"image_token_id": 90, "video_token_id": 91, "insert_layer_id": 0, "image_size": 16,
+                    "text_config": DELTA, "vision_config": {"patch_size": 4, "image_size": 16}},
     "Perceiver": {"num_latents": 6, "d_latents": 16, "num_self_attends_per_block": 2, "num_self_attention_heads": 2,
                   "num_cross_attention_heads": 2, "qk_channels": None, "v_channels": None},
     "PerceiverForOpticalFlow": {
@@ -228,8 +254,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "image_token_id": 90, "projector_hidden_size": 32, "vision_config": {"patch_size": 4, "num_patches": 16},
         "text_config": {"layer_types": ["conv", "full_attention"]},
     },
-    "ConvNext": {**STAGES, "num_stages": 4}, "ResNet": STAGES, "RegNet": {**STAGES, "groups_width": 4},
-        "PoolFormer": {**STAGES, "patch_size": 7},
+    "ConvNext": {**STAGES, "num_stages": 4, "num_hidden_layers": ...}, "ResNet": STAGES,
+    "RegNet": {**STAGES, "groups_width": 4}, "PoolFormer": {**STAGES, "patch_size": 7},
     "Bit": {**STAGES, "num_groups": 2},
     "FocalNet": {"embed_dim": 16, "depths": [1, 1], "focal_levels": [2, 2], "focal_windows": [3, 3], "patch_size": 4},
     "Cvt": {"embed_dim": [8, 16, 32], "depth": [1, 1, 1], "num_heads": [1, 2, 2]},
@@ -263,7 +289,7 @@ class Entry:
     """A class that is tried.
 
     Args:
-        name: The class in transformers.
+        name: The class in transformers; with a dot and a part of it, where that is exported.
         kind: What it is: text, vision, audio, multimodal, state space, mixture, or skipped.
         skipped: For which shapes transformers' tests skip it, or keep operators of it from XNNPACK; "" for none.
     """
@@ -273,10 +299,22 @@ class Entry:
     skipped: str = ""
 
     def model(self) -> Any:
-        """A model in evaluation mode; the same weights each time, of a size that keeps signals, so that no two tie."""
-        made = getattr(transformers, self.name)
+        """A model in evaluation mode, or the part of it that is tried; the same weights each time."""
+        whole = self._whole()
+        return self._part(whole, made(self.name, whole, 2, 1))[0] if "." in self.name else whole
+
+    def inputs(self, model: Any, batch: int = 2, scale: int = 1, seed: int = 0) -> dict[str, Any]:
+        """Inputs of a size: rows, and a scale of what else may vary (the length of a text, the side of an image)."""
+        whole = self._whole() if "." in self.name else model
+        torch.manual_seed(seed)
+        inputs = made(self.name, whole, batch, scale)
+        return self._part(whole, inputs)[1] if "." in self.name else inputs
+
+    def _whole(self) -> Any:
+        """A model whose weights keep signals of a size, so that no two tie."""
+        kind = getattr(transformers, self.name.partition(".")[0])
         torch.manual_seed(0)
-        model = made(small(made.config_class, _changes(self.name))).eval()
+        model = kind(small(kind.config_class, _changes(self.name))).eval()
         for part in model.modules():
             if isinstance(part, torch.nn.Linear | torch.nn.modules.conv._ConvNd):
                 torch.nn.init.normal_(part.weight, std=(2 / part.weight[0].numel()) ** 0.5)
@@ -286,10 +324,11 @@ class Entry:
                 torch.nn.init.ones_(part.weight)
         return model
 
-    def inputs(self, model: Any, batch: int = 2, scale: int = 1, seed: int = 0) -> dict[str, Any]:
-        """Inputs of a size: rows, and a scale of what else may vary (the length of a text, the side of an image)."""
-        torch.manual_seed(seed)
-        return _inputs(self.name, model, batch, scale)
+    def _part(self, whole: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """A part of a model, as the exporters take it apart, and what it takes."""
+        from transformers.exporters.utils import decompose_multimodal
+
+        return decompose_multimodal(whole, inputs)[self.name.partition(".")[2]]
 
 
 def _changes(name: str) -> dict[str, Any]:
@@ -316,133 +355,15 @@ def small(config_class: Any, changes: Mapping[str, Any]) -> Any:
     return config_class(**{name: value for name, value in values.items() if value is not ...})
 
 
-def _ids(batch: int, length: int, vocabulary: int = 90) -> Tensor:
-    return torch.randint(5, min(vocabulary, 90), (batch, length))
-
-
-def _mask(batch: int, length: int) -> Tensor:
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[-1, -2:] = 0
-    return mask
-
-
-def _side(config: Any) -> int:
-    for part in (config, getattr(config, "vision_config", None), getattr(config, "image_config", None)):
-        size = getattr(part, "image_size", None)
-        if size:
-            return size if isinstance(size, int) else size[0]
-    return 32
-
-
-def _pixels(batch: int, config: Any, scale: int) -> Tensor:
-    side = _side(config) * scale
-    return torch.randn(batch, getattr(config, "num_channels", 3), side, side)
-
-
-def _inputs(name: str, model: Any, batch: int, scale: int) -> dict[str, Any]:
-    config, takes = model.config, signature(model.forward).parameters
-    special = max((key for key in SPECIAL if name.startswith(key)), key=len, default=None)
-    if special is not None:
-        return SPECIAL[special](config, batch, scale)
-    made: dict[str, Any] = {}
-    length = 8 * scale
-    if "input_features" in takes:
-        made["input_features"] = torch.randn(batch, 16 * scale, config.num_mel_bins)
-    elif "input_values" in takes:
-        made["input_values"] = torch.randn(batch, 400 * scale)
-    elif "pixel_values" in takes:
-        made["pixel_values"] = _pixels(batch, config, scale)
-    if "input_ids" in takes:
-        made["input_ids"] = _ids(batch, length)
-        if "attention_mask" in takes:
-            made["attention_mask"] = _mask(batch, length)
-        if "MultipleChoice" in name:
-            made = {key: value.unsqueeze(1).repeat(1, 2, 1) for key, value in made.items()}
-    if "decoder_input_ids" in takes:
-        made["decoder_input_ids"] = _ids(batch, 6 * scale)
-    if "bool_masked_pos" in takes and "MaskedImage" in name:
-        patches = (_side(config) * scale // config.patch_size) ** 2
-        made["bool_masked_pos"] = torch.rand(batch, patches) < 0.5
-    return made
-
-
-def _video(config: Any, batch: int, scale: int) -> dict[str, Any]:
-    side = config.image_size * scale
-    return {"pixel_values": torch.randn(batch, config.num_frames, 3, side, side)}
-
-
-def _detected(config: Any, batch: int, scale: int) -> dict[str, Any]:
-    return {"pixel_values": torch.randn(batch, 3, 32 * scale, 32 * scale), "input_ids": _ids(batch, 8)}
-
-
-def _flava(config: Any, batch: int, scale: int) -> dict[str, Any]:
-    return {
-        "input_ids": _ids(batch, 8 * scale),
-        "pixel_values": torch.randn(batch, 3, 32, 32),
-        "attention_mask": _mask(batch, 8 * scale),
-    }
-
-
-def _patches(config: Any, batch: int, scale: int) -> dict[str, Any]:
-    high, wide = 2, 4 * scale
-    return {
-        "pixel_values": torch.randn(batch, high * wide, 3 * config.patch_size**2),
-        "pixel_attention_mask": torch.ones(batch, high * wide, dtype=torch.int64),
-        "spatial_shapes": torch.tensor([[high, wide]] * batch),
-    }
-
-
-SPECIAL: dict[str, Callable[[Any, int, int], dict[str, Any]]] = {
-    "Timesformer": _video, "VideoMAE": _video, "Vivit": _video,
-    "GroundingDino": _detected, "MMGroundingDino": _detected,
-    "Flava": _flava,
-    "FlavaImageModel": lambda config, batch, scale: {"pixel_values": torch.randn(batch, 3, 32, 32)},
-    "FlavaTextModel": lambda config, batch, scale: {"input_ids": _ids(batch, 8 * scale)},
-    "Siglip2": _patches,
-    "BigBird": lambda config, batch, scale: {"input_ids": _ids(batch, 32 * scale), "attention_mask": _mask(batch,
-        32 * scale)},
-    "BigBirdForMultipleChoice": lambda config, batch, scale: {"input_ids": _ids(batch * 2, 32 * scale).unflatten(0,
-        (batch, 2))},
-    "Splinter": lambda config, batch, scale: {"input_ids": torch.cat([_ids(batch, 7 * scale), torch.full((batch, 1),
-        3)], 1)},
-    "Wav2Vec2Bert": lambda config, batch, scale: {"input_features": torch.randn(batch, 32 * scale, 24)},
-    "UnivNet": lambda config, batch, scale: {
-        "input_features": torch.randn(batch, 7 * scale, 16), "noise_sequence": torch.randn(batch, 7 * scale, 8)},
-    "PerceiverModel": lambda config, batch, scale: {"inputs": torch.randn(batch, 10 * scale, 32)},
-    "PerceiverForSequenceClassification": lambda config, batch, scale: {"inputs": _ids(batch, 10)},
-    "PerceiverForOpticalFlow": lambda config, batch, scale: {"inputs": torch.randn(batch, 2, 27, 16, 24)},
-    "PerceiverForMultimodalAutoencoding": lambda config, batch, scale: {
-        "inputs": {"image": torch.randn(1, 2, 3, 16, 16), "audio": torch.randn(1, 64, 1), "label": torch.zeros(1, 5)},
-        "subsampled_output_points": {"image": torch.arange(8), "audio": torch.arange(4), "label": None}},
-    "Lfm2Vl": lambda config, batch, scale: {
-        "input_ids": torch.cat([_ids(batch, 6 * scale), torch.full((batch, 2 * scale), 90)], 1),
-        **_patches(config.vision_config, batch, scale)},
-    "Siglip2ForImageClassification": lambda config, batch, scale: _patches(config.vision_config, batch, scale),
-    "Whisper": lambda config, batch, scale: {
-        "input_features": torch.randn(batch, 16, 64), "decoder_input_ids": _ids(batch, 6 * scale)},
-    "WhisperForAudioClassification": lambda config, batch, scale: {"input_features": torch.randn(batch, 16, 64)},
-    "AST": lambda config, batch, scale: {"input_values": torch.randn(batch, 32, 16)},
-    "Speech2Text": lambda config, batch, scale: {
-        "input_features": torch.randn(batch, 32 * scale, 16), "decoder_input_ids": _ids(batch, 6 * scale)},
-    "Moonshine": lambda config, batch, scale: {
-        "input_values": torch.randn(batch, 3000 * scale), "decoder_input_ids": _ids(batch, 6 * scale)},
-    "Encodec": lambda config, batch, scale: {"input_values": torch.randn(batch, 1, 320 * scale)},
-    "Dac": lambda config, batch, scale: {"input_values": torch.randn(batch, 1, 320 * scale)},
-    "SpeechT5HifiGan": lambda config, batch, scale: {"spectrogram": torch.randn(batch, 12 * scale, 16)},
-    "FastSpeech2ConformerHifiGan": lambda config, batch, scale: {"spectrogram": torch.randn(batch, 12 * scale, 16)},
-    "Qwen3_5": lambda config, batch, scale: {"input_ids": _ids(batch, 8 * scale), "attention_mask": _mask(batch,
-        8 * scale)},
-}  # fmt: skip
-"""Inputs of the classes that take more than one tensor of a usual name, or of another size."""
-
-
 def entries() -> dict[str, Entry]:
     """All classes, those that transformers skips first."""
     found: dict[str, Entry] = {}
+    parts = {name: words for words, names in PARTS.items() for name in names.split()}
     for shapes, names in SKIPPED.items():
-        for name in names.split():
-            before = found[name].skipped + "; " if name in found else ""
-            found[name] = Entry(name, "skipped", before + shapes)
+        for one in names.split():
+            for name in [f"{one}.{part}" for part in parts.get(one, "").split()] or [one]:
+                before = found[name].skipped + "; " if name in found else ""
+                found[name] = Entry(name, "skipped", before + shapes)
     for kind, names in KINDS.items():
         found.update((name, Entry(name, kind)) for name in names.split() if name not in found)
     return found

@@ -32,6 +32,8 @@ CASES = (
     ("JetMoeModel", "static", "plain"),  # sizes that depend on data
     ("Lfm2VlModel", "static", "plain"),
     ("Siglip2VisionModel", "static", "plain"),  # checks of data
+    ("UnivNetModel", "static", "patched"),  # tensors of seven dimensions
+    ("MuseGlimmerModel.image_encoder", "static", "plain"),
     ("LlamaForCausalLM", "dynamic", "patched"),
 )
 """Classes, most of which the exporter's own tests skip."""
