@@ -169,7 +169,6 @@ def test_small_sizes_of_very_many_are_refused() -> None:
         lambda x: x[:, ::2] + x[:, :1],
         lambda x: x * 2 if x.shape[1] > 8 else x,
     ],
-    ids=str,
 )
 def test_guards_that_hold_for_all_sizes_are_not_told(function: Any) -> None:
     program = export(Call(function), (ROWS,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
