@@ -159,15 +159,16 @@ def test_libreyolo(name: str, size: str, pixels: int, exported: Exported, monkey
 
 
 @pytest.mark.usefixtures("ordered")
+@pytest.mark.parametrize("name", ["RFDETRNano", "RFDETRSegNano"])
 @pytest.mark.parametrize("patched", [False, True], ids=["as it is", "their pass"])
-def test_rfdetr(patched: bool, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rfdetr(patched: bool, name: str, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     rfdetr: Any = pytest.importorskip("rfdetr", reason="rfdetr is not installed")
     from executorch.backends.transforms import addmm_mm_to_linear
 
     if not patched:
         unchanged = lambda: lambda graph_module: PassResult(graph_module, False)  # noqa: E731
         monkeypatch.setattr(addmm_mm_to_linear, "AddmmToLinearTransform", unchanged)
-    detector = rfdetr.RFDETRNano(pretrain_weights=None)
+    detector = getattr(rfdetr, name)(pretrain_weights=None)
     spread(detector.model.model)
     with patch_executorch() as lowerings:
         file = detector.export(format="executorch", backend="xnnpack", verbose=False)
