@@ -12,29 +12,29 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 ROOMS = {
     # room: (lines at most now, target): both only shrink
-    "exir_lowering": (1045, 1000),
-    "exir_lowering/_upstream": (3560, 3100),
+    "exir_lowering": (1038, 1000),
+    "exir_lowering/_upstream": (3555, 3100),
     "exir_lowering/cli": (2673, 2600),
     "exir_lowering/compat": (383, 350),
-    "exir_lowering/dynamo": (2370, 2500),
+    "exir_lowering/dynamo": (2369, 2500),
     "exir_lowering/errors": (206, 220),
     "exir_lowering/fast": (2357, 3300),
-    "exir_lowering/graphs": (3553, 3700),
+    "exir_lowering/graphs": (3548, 3700),
     "exir_lowering/inspection": (925, 1300),
     "exir_lowering/lowered_module": (865, 950),
     "exir_lowering/plans": (1535, 1600),
-    "exir_lowering/plugins": (1342, 1400),
+    "exir_lowering/plugins": (1337, 1400),
     "exir_lowering/pte": (3113, 3000),
     "exir_lowering/quantization": (507, 450),
     "exir_lowering/rewrites": (1147, 1150),
     "exir_lowering/runtime": (2655, 2500),
     "exir_lowering/shape_buckets.py": (192, 220),
-    "exir_lowering/steps": (6147, 5500),
-    "exir_lowering/steps/legalizing": (1588, 1200),
+    "exir_lowering/steps": (6271, 5500),
+    "exir_lowering/steps/legalizing": (1692, 1200),
     "exir_lowering/testing": (1413, 1400),
     "exir_lowering/verification": (2285, 2000),
-    "partitioners": (2804, 3200),
-    "backends": (1881, 2000),
+    "partitioners": (2801, 3200),
+    "backends": (1641, 2000),
 }
 """Rooms, with the lines that their Python files have, without those in rooms of their own: growth is a decision."""
 

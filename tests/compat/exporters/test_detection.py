@@ -72,14 +72,16 @@ def picture(size: int, seed: int) -> torch.Tensor:
 
 @torch.no_grad()
 def spread(model: torch.nn.Module, size: int = 0) -> None:
-    """Make no weight a constant, as the last layers are at first, and statistics those of an image of a size."""
+    """Make no weight a constant, as the last layers are at first; and statistics random, or those of an image."""
     torch.manual_seed(0)
     for weight in model.parameters():
         weight.add_(torch.randn_like(weight) * (0.3 * float(weight.std(correction=0)) or 0.05))
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d) and size:
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.add_(torch.randn_like(module.running_mean) * 0.1)
+            module.running_var.mul_(1 + torch.rand_like(module.running_var))
             module.momentum = 1.0
-            module.train()
+            module.train(bool(size))
     if size:
         model(picture(size, 0))
         model.eval()
@@ -148,7 +150,7 @@ def test_libreyolo(name: str, size: str, pixels: int, exported: Exported, monkey
     if name == "LibreRTMDet":
         exported.prepare = share
     detector = getattr(libreyolo, name)(None, size=size)
-    spread(detector.model, pixels)
+    spread(detector.model, 0 if name == "LibreRTMDet" else pixels)  # without queries, all places count as they are
     with patch_executorch() as lowerings:
         file = detector.export(format="executorch", imgsz=pixels)
     assert [one.report.switched_off for one in lowerings] == [()]
@@ -157,15 +159,16 @@ def test_libreyolo(name: str, size: str, pixels: int, exported: Exported, monkey
 
 
 @pytest.mark.usefixtures("ordered")
+@pytest.mark.parametrize("name", ["RFDETRNano", "RFDETRSegNano"])
 @pytest.mark.parametrize("patched", [False, True], ids=["as it is", "their pass"])
-def test_rfdetr(patched: bool, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rfdetr(patched: bool, name: str, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     rfdetr: Any = pytest.importorskip("rfdetr", reason="rfdetr is not installed")
     from executorch.backends.transforms import addmm_mm_to_linear
 
     if not patched:
         unchanged = lambda: lambda graph_module: PassResult(graph_module, False)  # noqa: E731
         monkeypatch.setattr(addmm_mm_to_linear, "AddmmToLinearTransform", unchanged)
-    detector = rfdetr.RFDETRNano(pretrain_weights=None)
+    detector = getattr(rfdetr, name)(pretrain_weights=None)
     spread(detector.model.model)
     with patch_executorch() as lowerings:
         file = detector.export(format="executorch", backend="xnnpack", verbose=False)
