@@ -35,8 +35,8 @@ def mend(config: Any, together: Collection[str]) -> None:
     refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
     refuse = {"_softmax.default": _refuse_last_dimension, "max.dim": _refuse_first_reader}.get(config.target_name)
     if refuse is not None:
-        taken = frozenset(name.partition(".")[0] for name in together)
-        refusals = (*refusals, partial(refuse, taken=taken))
+        names = frozenset(name.partition(".")[0] for name in together)
+        refusals = (*refusals, partial(refuse, inside=lambda node: graphs.is_getitem(node) or _name(node) in names))
     config.check_constraints = partial(_check, config.check_constraints, refusals)
 
 
@@ -243,26 +243,24 @@ def _refuse_normalization(node: Node) -> str | None:
     return None
 
 
-def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
+def _refuse_last_dimension(node: Node, inside: Callable[[Node], bool]) -> str | None:
     """Refuse a softmax over the last dimension that may be computed over the channels: XNNPACK takes what lies last."""
     seen, waiting = {node}, [node]
     while waiting:
         for before in waiting.pop().all_input_nodes:
             if any(value.dim() == 4 for value in _values(before)) and before not in seen:
                 seen.add(before)
-                inside = _name(before) in taken or graphs.is_getitem(before)
-                if (inside and _makes_nhwc(before)) or any(map(_is_nhwc, _values(before))):
+                if (inside(before) and _makes_nhwc(before)) or any(map(_is_nhwc, _values(before))):
                     return f"XNNPACK computes it in channels-last order after {before.name}, over another dimension"
                 # What lies before another softmax was looked at for that one.
-                if inside and not _makes_nchw(before) and _name(before) != "_softmax":
+                if inside(before) and not _makes_nchw(before) and _name(before) != "_softmax":
                     waiting.append(before)
     return None
 
 
-def _refuse_first_reader(node: Node, taken: Collection[str]) -> str | None:
+def _refuse_first_reader(node: Node, inside: Callable[[Node], bool]) -> str | None:
     """Refuse a maximum of a channels-last input of a partition, on which ExecuTorch's preprocess fails."""
-    outside = not graphs.is_getitem(node.args[0]) and _name(node.args[0]) not in taken  # type: ignore[arg-type]
-    if outside and _is_nhwc(_tensor(node.args[0])):
+    if not inside(node.args[0]) and _is_nhwc(_tensor(node.args[0])):  # type: ignore[arg-type]
         return "it would read a partition's input in channels-last order"
     return None
 
@@ -351,7 +349,9 @@ _CERTAIN: dict[str, _Refusal] = {
 
 
 def refuse_certainly(node: Node) -> str | None:
-    """Return why ExecuTorch's preprocess, or its runtime, fails on an operator, whatever else is in its partition."""
+    """Return why ExecuTorch's preprocess, or its runtime, fails on an operator of a partition, or computes it wrong."""
+    if _name(node) == "_softmax" and (tag := node.meta.get(graphs.DELEGATION_TAG)) is not None:
+        return _refuse_last_dimension(node, lambda one: one.meta.get(graphs.DELEGATION_TAG) == tag)
     refuse = _CERTAIN.get(_name(node))
     return (refuse and refuse(node)) or _refuse_dimensions(node)
 

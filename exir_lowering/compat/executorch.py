@@ -37,6 +37,7 @@ from exir_lowering.runtime.engine import serving
 from exir_lowering.steps import arguments
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_convertible
+from exir_lowering.steps.finishing import keep_first_value
 
 
 @overload
@@ -270,6 +271,7 @@ def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, A
         lowered = pipeline.to_backend(programs, partitioners, options=patch.options)
     for program in lowered.values():
         _refuse_returned_state(program)
+        keep_first_value(program)
     patch.note(lowered, lowered.report, begun)
     return lowered
 

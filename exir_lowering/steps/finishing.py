@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from executorch.exir import ExecutorchBackendConfig
+from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import add_named_data, named_data
@@ -90,13 +91,18 @@ def describe_plainly(file: File) -> None:
 def keep_first_values(file: File) -> None:
     """Mark buffers whose state does not start at 0."""
     for program in file.programs.values():
-        written = graphs.written_state(program)
-        buffers = program.graph_signature.inputs_to_buffers  # torch rebuilds this table at each access
-        for node in program.graph.find_nodes(op="placeholder"):
-            buffer = buffers.get(node.name)
-            value = graphs.lifted_value(program, buffer) if buffer in written else None
-            if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
-                node.meta["et_init_buffer"] = True
+        keep_first_value(program)
+
+
+def keep_first_value(program: ExportedProgram) -> None:
+    """Mark such buffers of a program for ExecuTorch's emitter, which stores no state otherwise."""
+    written = graphs.written_state(program)
+    buffers = program.graph_signature.inputs_to_buffers  # torch rebuilds this table at each access
+    for node in program.graph.find_nodes(op="placeholder"):
+        buffer = buffers.get(node.name)
+        value = graphs.lifted_value(program, buffer) if buffer in written else None
+        if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
+            node.meta["et_init_buffer"] = True
 
 
 def copy_where_misread(file: File) -> None:
