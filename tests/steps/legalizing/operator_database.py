@@ -148,7 +148,7 @@ def difference(got: Any, want: Any, exact: torch.Tensor | None) -> str:
     if not want.is_floating_point() and not want.is_complex():
         return f"{int((got != want).sum())} of {want.numel()} elements differ" * (not torch.equal(got, want))
     if want.is_complex():
-        return difference(torch.view_as_real(got), torch.view_as_real(want), None)
+        return difference(torch.view_as_real(got), torch.view_as_real(want.resolve_conj()), None)
     wide, real = got.double(), want.double()
     if exact is None or exact.shape != want.shape or exact.is_complex():
         exact = real
