@@ -41,12 +41,12 @@ def list_assumed(program: ExportedProgram) -> list[AssumedSize]:
     inputs: dict[str, Any] = {node.name: node.meta.get("val") for node in graphs.user_inputs(program)}
     found: dict[tuple[str, int], AssumedSize] = {}
     for text in guards_code_of(program):
-        if "**" in text or "<<" in text:  # powers could take forever; torch writes products
+        if len(text) > _LONGEST or "**" in text or "<<" in text:  # powers could take forever; torch writes products
             continue
         try:
             ((path, number),) = set(_SIZE.findall(text))
             name, dimension = "_".join(re.findall(r"\w+", path)), int(number)
-            said = _SIZE.sub("size", check_text("guard", text[:_LONGEST]))
+            said = _SIZE.sub("size", check_text("guard", text))
             guard = compile(said, "<guard>", "eval")
             symbol = expression(size := inputs[name].shape[dimension])
             known = ranges_in_file(shape_env_of(size))[symbol]

@@ -199,12 +199,12 @@ FAULTS = (
     Fault("complex", "", "it does not compute complex numbers", _is_complex),
 )  # fmt: skip
 
-# What computes complex numbers, or copies them: the last fault is that of all others.
-_OF_COMPLEX = (
+_COMPLEX = (
     "_fft_c2r _fft_r2c _to_dim_order_copy _clone_dim_order abs add as_strided_copy bmm cat diagonal_copy div embedding "
     "expand_copy index index_select mul permute_copy repeat select_copy slice_copy squeeze_copy sub sum unbind_copy "
     "unsqueeze_copy view_as_real_copy view_copy"
 )
+_OF_COMPLEX = frozenset(_COMPLEX.split())  # what computes or copies them; the last fault is that of all others
 
 _BY_OPERATOR: dict[str, list[Fault]] = {}
 for _fault in FAULTS:
@@ -217,5 +217,5 @@ def find_fault(node: Node) -> Fault | None:
     namespace, _, name = graphs.operator_name(node).partition(".")
     if namespace not in ("aten", "dim_order_ops"):
         return None
-    general = () if name.partition(".")[0] in _OF_COMPLEX.split() else FAULTS[-1:]
+    general = () if name.partition(".")[0] in _OF_COMPLEX else FAULTS[-1:]
     return next((fault for fault in (*_BY_OPERATOR.get(name, ()), *general) if fault.applies(node)), None)
