@@ -47,7 +47,7 @@ from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Partitioned, lower_groups
-from exir_lowering.steps.rewrite import rewrite, rewrite_host
+from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Backends, Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
@@ -160,7 +160,7 @@ def plan(
         with converting((one.program for one in given), gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            legal, extracted, planned = _partition_all(methods, rewrites, states, session)
+            legal, extracted, planned = _partition_all(methods, states, session)
             planned = plan_memory(legal, extracted, planned, session.options)
 
     def attempt(method: EdgeMethod, assume: Mapping[str, str]) -> MethodPlan:
@@ -168,7 +168,7 @@ def plan(
         own = Session(replace(session.options, assume=assumed, require_coverage=0.0, progress=False))
         with converting([method.program], gradients=True, fast=own.options.fast):
             tried = rewrite([method], rewrites, own, states) if assume else (method,)
-            return _partition_all(tried, rewrites, states, own)[2].methods[0]
+            return _partition_all(tried, states, own)[2].methods[0]
 
     def tried(given: EdgeMethod, method: EdgeMethod, one: MethodPlan) -> MethodPlan:
         return replace(one, _advice=Later(lambda: {one.name: advise(given, method, one, attempt)}))
@@ -262,7 +262,7 @@ def _lower(
 
         def partition(methods: Sequence[EdgeMethod], treatment: Treatment | None) -> Partitioned:
             with converting((one.program for one in methods), gradients=True, fast=options.fast):
-                methods, extracted, planned = _partition_all(methods, rewrites, states, session, treatment)
+                methods, extracted, planned = _partition_all(methods, states, session, treatment)
                 if options.require_memory is not None:
                     with suppress(InputError):  # of what has no default way to be emitted: `emit` checks it
                         planned = plan_memory(methods, extracted, planned, options)
@@ -312,22 +312,16 @@ def _lower(
 
 
 def _partition_all(
-    methods: Sequence[EdgeMethod],
-    rewrites: Sequence[Rewrite],
-    states: Sequence[State],
-    session: Session,
-    treatment: Treatment | None = None,
+    methods: Sequence[EdgeMethod], states: Sequence[State], session: Session, treatment: Treatment | None = None
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     legal, extracted, plans, refused = [], [], [], []
     for method in session.progress.each("partition", methods):
         shared = elsewhere(states, method.name)
-        for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators that run, or run faster
+        for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators that run
             tagged, partitioned = _partition(method, shared, session, treatment)
             found = list_refused(partitioned.program, session.target)
             changed = legalize(method, found, session) if left else None
-            if changed is None and left:
-                changed = rewrite_host(method, partitioned.program, rewrites, session.target)
             if changed is None:
                 break
             method = changed

@@ -62,15 +62,14 @@ class Rewrite(ABC):
             results of operators with several; "*" for all.
         exactness: Whether results are the same bits, with kernels that compute each operator as eager PyTorch does, or
             equal within the rounding of their dtype ("tolerance").
-        when: "always"; "taken": only where the new nodes go to a backend, and cost less than the old ones, for which
-            the partitioners are asked; or "host": only nodes that no partitioner took, if the target's runtime has
-            kernels for the new ones.
+        when: "always", or "taken": only where the new nodes go to a backend, and cost less than the old ones, for
+            which the partitioners are asked.
     """
 
     name: ClassVar[str]
     operators: ClassVar[Sequence[str]]
     exactness: ClassVar[Literal["bits", "tolerance"]]
-    when: ClassVar[Literal["always", "taken", "host"]] = "always"
+    when: ClassVar[Literal["always", "taken"]] = "always"
 
     @abstractmethod
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
@@ -135,7 +134,7 @@ def _make(asked: Any, rewrite: Any) -> Rewrite:
     known = list(operators) if isinstance(operators, Sequence) and not isinstance(operators, str) else [None]
     if not all(isinstance(one, str) for one in known):
         raise PluginLoadError(f"Rewrite {name!r}: operators is {operators!r}, expected a tuple of operator names.")
-    for attribute, possible in (("exactness", ("bits", "tolerance")), ("when", ("always", "taken", "host"))):
+    for attribute, possible in (("exactness", ("bits", "tolerance")), ("when", ("always", "taken"))):
         value = getattr(rewrite, attribute, None)
         if value not in possible:
             raise PluginLoadError(f"Rewrite {name!r}: {attribute} is {value!r}, expected one of {possible}.")

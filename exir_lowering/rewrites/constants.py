@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch.fx import Node
 
+from exir_lowering.graphs import is_getitem
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.node_facts import MOVEMENTS, call_key, calls, is_quantisation, static_shape, tensor_of
@@ -29,8 +30,8 @@ class Constants(Rewrite):
     on neither inputs nor state that the program changes, and has fixed sizes; operators with effects are not computed.
 
     So that files do not grow, a method gets at most 256 KB and 2 % of its weights larger, less the weights that
-    nothing needs any more, as those of a layer with weight normalisation. Only the last known values of a computation
-    become constants.
+    nothing needs any more, as those of a layer with weight normalisation, or the packed ones of an attention that
+    splits them. Only the last known values of a computation become constants.
 
     Backends look for weights under transpositions, and quantised ones under their operators: operators that only move
     elements of a stored floating-point tensor are left alone, and so are permutations of others, and everything near
@@ -98,7 +99,8 @@ def _may_fold(node: Node, scope: Scope) -> bool:
 
 
 def _is_known(node: Node, scope: Scope) -> bool:
-    return scope.ranges.constant(node) is not None
+    """Return whether a value is known; of several results, whether one is."""
+    return any(scope.ranges.constant(one) is not None for one in (node, *filter(is_getitem, node.users)))
 
 
 def _left(node: Node, scope: Scope) -> int:
@@ -141,8 +143,14 @@ def _near_quantisation(node: Node, scope: Scope) -> bool:
 
 
 def _freed(node: Node, scope: Scope) -> int:
-    """Return the bytes of the stored tensors that nothing needs any more once a node is a constant."""
-    dead, pending, freed = {node}, [node], 0
+    """Return the bytes of the stored tensors that nothing needs any more once a node is a constant.
+
+    Of what several pieces of a tensor free together, as those of packed weights, each has a part by its size.
+    """
+    pieces = [*node.args[0].users] if is_getitem(node) else [node]  # type: ignore[union-attr]
+    if any(scope.is_returned(each) or any(map(is_quantisation, each.users)) for each in pieces):
+        pieces = [node]
+    dead, pending, freed = set(pieces), pieces[:1], 0
     while pending and len(dead) < _CONE:
         for operand in pending.pop().all_input_nodes:
             if operand in dead or scope.is_returned(operand) or not dead.issuperset(operand.users):
@@ -150,4 +158,4 @@ def _freed(node: Node, scope: Scope) -> int:
             dead.add(operand)
             pending.append(operand)
             freed += _bytes(operand) if operand.op == "placeholder" else 0
-    return freed
+    return freed * _bytes(node) // max(1, sum(map(_bytes, pieces)))

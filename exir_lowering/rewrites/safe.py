@@ -1,7 +1,8 @@
-"""The set "safe": the rewrites of this package that need no kernel which a portable runtime lacks, in order."""
+"""The set "safe": the rewrites of this package, in order."""
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
+from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
 from exir_lowering.rewrites.scalar_operands import ScalarOperands
@@ -11,6 +12,7 @@ SAFE = (
     Identity,
     Constants,
     SafeSoftmax,
+    Products,
     Pooling,
     GroupedAttention,
     ScalarOperands,
@@ -19,4 +21,4 @@ SAFE = (
     WideDepthwise,
     CommonSubexpressions,
 )
-"""What `LoweringOptions(rewrites="safe")` stands for: the rewrites of this package but `host-linear`, in order."""
+"""What `LoweringOptions(rewrites="safe")` stands for: the rewrites of this package, in order."""

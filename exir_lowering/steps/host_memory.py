@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
@@ -191,7 +192,8 @@ class _Contiguous:
                 changed = True
         if not changed:
             return
-        if _MAKES_SIZES & set(wrapped_operator(node.target).tags):  # computed again, it makes other symbols
+        made = _MAKES_SIZES & set(wrapped_operator(node.target).tags)  # computed again, it makes other symbols
+        if made or (requested is None and any(map(has_free_unbacked_symbols, measures.tensors(node.meta["val"])))):
             self._set(node, pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"]))
             return
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])

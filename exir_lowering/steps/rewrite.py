@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -21,9 +19,7 @@ from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import EdgeMethod, RefusedRewrite, Rewriting, State
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
-from exir_lowering.pte.releases import Target
 from exir_lowering.steps import invariants
-from exir_lowering.steps.legalizing.fragments import runs_not
 from exir_lowering.steps.rewriting.editor import Editor, would_remove
 from exir_lowering.steps.rewriting.probing import Candidate, choose
 from exir_lowering.steps.session import Session
@@ -72,10 +68,9 @@ def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewri
     if editor is None:
         return method
     program = editor.program
-    always, taken = ([one for one in rewrites if one.when == when] for when in ("always", "taken"))
-    walk, forms = _Walk(method.name, editor, always), _Walk(method.name, editor, taken)
+    walk, forms = (_Walk(method.name, editor, rewrites, when) for when in ("always", "taken"))
     walk.run(list(editor.graph.nodes))
-    candidates = forms.propose_forms() if taken and method.partitioners else []
+    candidates = forms.propose_forms() if forms.rewrites and method.partitioners else []
     if candidates:
         chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners)
         walk.run(forms.accept(candidates, chosen))
@@ -89,35 +84,12 @@ def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewri
     return replace(tried, program=program, unchanged=method.program, rewritings=done)
 
 
-def rewrite_host(
-    method: EdgeMethod, host: ExportedProgram, rewrites: Sequence[Rewrite], target: Target
-) -> EdgeMethod | None:
-    """Rewrite what stays on the host of a method, as the target runs faster; None if nothing is to be changed."""
-    chosen = [one for one in rewrites if one.when == "host"]
-    if not chosen:
-        return None
-    wanted = {name for one in chosen for name in one.operators}
-    names = {node.name for node in host.graph.nodes if node.op == "call_function"}
-    left = [node.name in names and graphs.operator_name(node) in wanted for node in method.program.graph.nodes]
-    mode = fake_mode_of(method.program.graph_module) if any(left) else None
-    if mode is None:
-        return None
-    program = private_copy(method.program, handles=True)
-    walk = _Walk(method.name, Editor(program, fake_mode_of(program.graph_module) or mode, {}, ()), chosen, target)
-    walk.run(itertools.compress([*program.graph.nodes], left))
-    if not walk.done:
-        return None
-    walk.editor.finish()
-    invariants.check_program(f"method {method.name}, rewritten on the host", program)
-    done, unchanged = (*method.rewritings, *walk.done), method.unchanged or method.program
-    return replace(method, program=program, unchanged=unchanged, rewritings=done)
-
-
 class _Walk:
     """The rewriting of one method: what was changed, and what was left alone, and why."""
 
-    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite], host: Target | None = None) -> None:
-        self.method, self.editor, self.rewrites, self.host = method, editor, rewrites, host
+    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite], when: str) -> None:
+        self.method, self.editor, self.when = method, editor, when
+        self.rewrites = [one for one in rewrites if one.when == when]
         self.done: list[Rewriting] = []
         self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
         self._by_operator: dict[str, list[Rewrite]] = {}
@@ -172,11 +144,11 @@ class _Walk:
         return added
 
     def _interested(self, node: Node) -> Sequence[Rewrite]:
-        """Return the rewrites that look at a node; none at parts of a linear layer, by which backends find it.
+        """Return the rewrites that look at a node.
 
-        What stays on the host is no such part any more.
+        None that changes always looks at parts of a linear layer, by which backends find it.
         """
-        if node.op != "call_function" or (self.host is None and is_part_of_linear(node)):
+        if node.op != "call_function" or (self.when == "always" and is_part_of_linear(node)):
             return ()
         name = graphs.operator_name(node)
         if name not in self._by_operator:
@@ -196,14 +168,10 @@ class _Walk:
         if isinstance(new, Doubt):
             about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
             self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
-        elif new is not None and new is not node and self.editor.may_replace(node, new) and self._runs():
+        elif new is not None and new is not node and self.editor.may_replace(node, new):
             return new
         self.editor.discard()
         return None
-
-    def _runs(self) -> bool:
-        """Return whether the host, if this is about it, has kernels for what was made."""
-        return self.host is None or not any(runs_not(one, self.host) for one in self.editor.made)
 
     def _ask(self, rewrite: Rewrite, node: Node) -> Node | Doubt | None:
         """Return what a rewrite says; RewriteContractError if it raised, or named what cannot be an equal value."""

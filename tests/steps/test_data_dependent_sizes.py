@@ -14,6 +14,7 @@ from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch.exir._serialize._program import deserialize_pte_binary
 from lowering_support import NoopBackend, TagPartitioner
 from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringError, LoweringOptions, load, lower, plan, to_backend
 from exir_lowering.compat import patch_executorch
@@ -124,6 +125,29 @@ def test_what_the_runtime_computes_is_what_the_model_computes(name: str, partiti
     file = lower(program, partitioner).emit().buffer
     (got,) = load(file).run("forward", *model.inputs)
     torch.testing.assert_close(got, expected)
+
+
+FOUND: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "places": lambda x: torch.nonzero(x, as_tuple=True),
+    "columns": lambda x: torch.nonzero(x).t() + 1,
+    "one column": lambda x: torch.nonzero(x)[:, 0] + 1,
+    "taken": lambda x: x[torch.nonzero(x, as_tuple=True)] * 2,
+    "transposed": lambda x: torch.nonzero(x).t().contiguous().float().sum(1),
+}
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("name", FOUND)
+def test_values_in_another_order_whose_sizes_depend_on_data(name: str, shape: tuple[int, ...]) -> None:
+    class Find(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return FOUND[name](x)
+
+    some = (torch.arange(float(torch.Size(shape).numel())) % 3).view(shape)
+    file = lower(torch.export.export(Find(), (some,))).emit().buffer
+    for x in (some, torch.zeros(shape), torch.ones(shape)):
+        expected = pytree.tree_leaves(FOUND[name](x))
+        torch.testing.assert_close(list(load(file).run("forward", x)), expected)
 
 
 class _Breaking(TagPartitioner):

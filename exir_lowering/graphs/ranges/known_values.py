@@ -26,6 +26,13 @@ _LARGEST = 1 << 20
 _BUDGET = 1 << 24
 """The number of elements that are computed in all."""
 
+PIECES: Mapping[str, Any] = {
+    "aten.split_copy.Tensor": torch.ops.aten.split.Tensor,
+    "aten.split_with_sizes_copy.default": torch.ops.aten.split_with_sizes.default,
+    "aten.unbind_copy.int": torch.ops.aten.unbind.int,
+}
+"""Operators that cut a tensor into pieces, with those that make views of it, for any number of elements."""
+
 
 class Constants:
     """The values of a program, which may be edited meanwhile, that depend on its weights but not on `volatile` ones."""
@@ -76,7 +83,8 @@ class Constants:
             return None if self.mutated(node) is not None else self.stored(node)
         if not only_computes(node) or any(self._values[each] is None for each in node.all_input_nodes):
             return None
-        if not is_getitem(node):
+        target: Any = PIECES.get(name_of(node), node.target)
+        if not is_getitem(node) and target is node.target:
             fakes = node.meta.get("val")
             fakes = fakes if isinstance(fakes, (tuple, list)) else [fakes]
             elements = sum(product(each.shape) if isinstance(each, torch.Tensor) else _BUDGET for each in fakes)
@@ -87,7 +95,7 @@ class Constants:
         kwargs: Any = map_arg(node.kwargs, self._values.__getitem__)
         try:
             with neutral():
-                return node.target(*args, **kwargs)  # type: ignore[operator]
+                return target(*args, **kwargs)
         except MemoryError:
             raise
         except Exception:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import argument
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, convert, settle, total, union, whole
-from exir_lowering.graphs.ranges.known_values import FILLED, filling
+from exir_lowering.graphs.ranges.known_values import FILLED, PIECES, filling
 from exir_lowering.graphs.ranges.nodes import MOVEMENTS, dtype_of, name_of, product, shape_of
 from exir_lowering.graphs.ranges.norms import bound_of_standardised, normalised
 from exir_lowering.graphs.walking import is_getitem
@@ -19,7 +19,6 @@ from exir_lowering.graphs.walking import is_getitem
 _NORMS = {"aten.native_layer_norm.default": (2, 3), "aten.native_group_norm.default": (1, 2)}
 """Normalisations, with the positions of weight and bias: what they normalise is not looked at."""
 
-_PIECES = ("aten.split_copy.Tensor", "aten.split_with_sizes_copy.default", "aten.unbind_copy.int")
 _POOLS = ("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default")
 
 
@@ -74,7 +73,7 @@ def range_of(node: Node, ranges: Mapping[Node, Range]) -> Range:
     dtype, call = dtype_of(node), node
     if is_getitem(node) and isinstance(node.args[0], Node):
         call = node.args[0]
-        if name_of(call) not in (_PIECES if node.args[1] else (*_PIECES, *_NORMS, *_POOLS)):
+        if name_of(call) not in (PIECES if node.args[1] else (*PIECES, *_NORMS, *_POOLS)):
             return whole(dtype)
     name = name_of(call)
     transfer = _EXACT.get(name) or _ROUNDED.get(name)
@@ -127,7 +126,7 @@ def _pooled(call: Call) -> Range:
 _EXACT: dict[str, Callable[[Call], Range]] = {
     **dict.fromkeys(
         (
-            *MOVEMENTS, *_PIECES, "aten.index.Tensor", "aten.embedding.default", "aten.repeat.default",
+            *MOVEMENTS, *PIECES, "aten.index.Tensor", "aten.embedding.default", "aten.repeat.default",
             "aten.flip.default", "aten.index_select.default", "aten.gather.default",
             "aten.upsample_nearest2d.vec", "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
         ),
