@@ -2,6 +2,7 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
+from exir_lowering.rewrites.movements import InferredSizes, Movements
 from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
@@ -10,12 +11,14 @@ from exir_lowering.rewrites.wide_depthwise import WideDepthwise
 
 SAFE = (
     Identity,
+    InferredSizes,
     Constants,
     SafeSoftmax,
     Products,
     Pooling,
     GroupedAttention,
     ScalarOperands,
+    Movements,
     Reductions,
     LayerNorm,
     WideDepthwise,
