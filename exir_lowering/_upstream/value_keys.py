@@ -7,7 +7,7 @@ refuses values that have more to them:
 |---|---|---|---|
 | sizes, strides, dtype, device, gradients, lazy bits | in the key | in the key | in the key |
 | where a tensor starts in its storage | refused, unless at the start | in the key | in the key |
-| symbolic sizes | refused | expressions, and `symbolic` | refused; in probes expressions |
+| symbolic sizes | expressions, and the mode | expressions, and `symbolic` | refused; in probes expressions |
 | elements that are known | refused | refused; left out of what is remembered | refused; in probes left out |
 | other layouts, quantized tensors | refused | refused | refused; probes have each call by itself |
 | the fake mode | must be the one given | left out: the program's | left out: the program's |
@@ -78,11 +78,13 @@ class KeyMaker:
         error: type[Exception] = NotCoveredError,  # raised, with a reason, for what has more to it
         other: Callable[[Any], Hashable] | None = None,  # is asked about what is no value
         *,
-        mode: FakeTensorMode | None = None,  # the one whose tensors count, if their sizes are known
+        mode: FakeTensorMode | None = None,  # the one whose tensors count
+        symbols: dict[Any, Any] | None = None,  # sizes of a mode that are not known, by key, to add to; else refused
         constants: bool = False,  # whether tensors of known content count too
     ) -> None:
         self.symbolic = False  # whether anything so far has symbols, which mean something in one program only
         self._error, self._other, self._mode, self._constants = error, other, mode, constants
+        self._symbols = symbols
 
     def key(self, value: Any) -> Hashable:
         """Return the key of a value: a fake tensor, a number, a list or tuple or dict of these."""
@@ -111,16 +113,24 @@ class KeyMaker:
         symbolic = tensor._has_symbolic_sizes_strides
         if self._mode is None:
             return form_of(tensor, self._number if symbolic else None)
-        more = symbolic or tensor.real_tensor is not None or tensor.storage_offset() or tensor.is_conj()
+        more = symbolic and (self._symbols is None or type(tensor.storage_offset()) is not int)
+        more = more or tensor.real_tensor is not None or tensor.storage_offset() or tensor.is_conj()
         if more or tensor.is_neg() or tensor.fake_mode is not self._mode:
             raise self._error("a tensor of which more is known, or less")
-        return form_of(tensor)
+        return form_of(tensor, self._number if symbolic else None)
 
     def _number(self, number: Any) -> Any:
         if type(number) is int:
             return number
         self.symbolic = True
-        return number.node.expr
+        expression = number.node.expr
+        if self._symbols is None or self._mode is None:
+            return expression
+        if not expression.free_symbols <= number.node.shape_env.backed_var_to_val.keys():
+            raise self._error("a size that depends on data")
+        key = expression, self._mode
+        self._symbols.setdefault(key, number)
+        return key
 
 
 def arguments_key(arguments: Any, number: Callable[[Node], int]) -> Hashable:

@@ -27,7 +27,9 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import _common_getitem_elimination_pass
 from torch.fx import GraphModule, Node
 
+from exir_lowering._upstream.fakes import decided, undecide
 from exir_lowering._upstream.passes import lift_constants
+from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.value_keys import NotCoveredError
 from exir_lowering.fast.decompose import decompose, with_graph
 from exir_lowering.fast.edge_operators import ASSERT_METADATA, to_edge_operators
@@ -66,10 +68,12 @@ class Conversion:
         return self._to_edge(program, preserved)
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+        before = decided(env := _environment_of(program))
         try:
             return decompose(_trial(program), table)
         except NotCoveredError as reason:
             self.left += (f"{step}: {reason}",)
+            undecide(env, before)
             decomposed: ExportedProgram = program.run_decompositions(dict(table))
             return decomposed
 
@@ -92,10 +96,12 @@ class Conversion:
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
+        before = decided(env := _environment_of(program))
         try:
             graph_module = to_edge_operators(_trial(program).graph_module, self._config)
         except NotCoveredError as reason:
             self.left += (f"Edge operators: {reason}",)
+            undecide(env, before)
             converted: ExportedProgram = _generate_edge_program(self._config, program, preserve_ops=list(preserved))
             return converted
         edge = with_graph(program, graph_module)
@@ -122,12 +128,18 @@ def _finish(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
+def _environment_of(program: ExportedProgram) -> Any:
+    """Return the environment of a program's symbolic sizes, about which a trial may decide something."""
+    mode = fake_mode_of(program.graph_module)
+    return mode and mode.shape_env
+
+
 def _trial(program: ExportedProgram) -> ExportedProgram:
     """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing."""
     changed = any(
         node.op == "get_attr" or is_mutable(node) or node.target is ASSERT_METADATA for node in program.graph.nodes
     )
-    if not changed and not has_symbols(program):
+    if not changed and not has_symbols(program, unbacked=True):
         return program
     tried = private_copy(program)
     for module in tried.graph_module.modules():

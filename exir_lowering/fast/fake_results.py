@@ -2,7 +2,7 @@
 
 ExecuTorch's passes retrace the graph, each of them, and compute the value that describes each node. The form of a
 result follows from the operator and from the forms of its inputs: see `_upstream.value_keys`. Operators that write or
-return views, symbolic sizes and constants whose elements tracing knows have more to them. The value noted on the node
+return views, sizes that depend on data and constants whose elements tracing knows have more to them. The value noted on the node
 in the graph is not trusted: a pass may have changed the node and left it to tracing to correct the value. Each node
 gets a separate value.
 
@@ -60,7 +60,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
                 return value
             raise UnknownFormError
 
-        maker = KeyMaker(UnknownFormError, other, mode=mode)
+        maker = KeyMaker(UnknownFormError, other, mode=mode, symbols=work.symbols)
         try:
             key = _key_of(target, maker.key((args, kwargs)))
         except UnknownFormError:
@@ -71,7 +71,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             with suppress(UnknownFormError):
                 form = _note(results_of(module, data, mode, work), key, mode, work)
         if form is not None:
-            return _create(self, target, args, kwargs, meta, _make(form, mode))
+            return _create(self, target, args, kwargs, meta, _make(form, mode, work))
         proxy = compute(self, kind, target, args, kwargs, meta)
         with suppress(UnknownFormError):
             _note(proxy.data, key, mode, work)
@@ -92,19 +92,20 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
     return ProxyValue(result, proxy)
 
 
-def _form_in(mode: FakeTensorMode, value: Any) -> Any:
+def _form_in(mode: FakeTensorMode, value: Any, work: Work) -> Any:
     """Return the form of a value of a mode; UnknownFormError: there is more to it."""
-    return KeyMaker(UnknownFormError, mode=mode).key(value)
+    return KeyMaker(UnknownFormError, mode=mode, symbols=work.symbols).key(value)
 
 
-def _make(form: Any, mode: FakeTensorMode) -> Any:
+def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
     """Return a new fake tensor of a form, or several."""
     if not isinstance(form, Form):
         kind, forms = form
-        return kind([_make(each, mode) for each in forms])
+        return kind([_make(each, mode, work) for each in forms])
     # Without the modes and kernels of tracing, which would make another fake tensor of its memory, in twice the time.
     with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
-        empty = torch.empty_strided(form.sizes, form.strides, dtype=form.dtype, device="meta")
+        layout = ([work.symbols.get(one, one) for one in numbers] for numbers in (form.sizes, form.strides))
+        empty = torch.empty_strided(*layout, dtype=form.dtype, device="meta")
         return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
 
 
@@ -122,7 +123,7 @@ def _key_of(target: Any, arguments: Hashable) -> Any:
 
 def _note(result: Any, key: Hashable, mode: FakeTensorMode, work: Work) -> Any:
     """Remember the form of a result, and return it; UnknownFormError if it is no tensor, and no list of tensors."""
-    form = _form_in(mode, result)
+    form = _form_in(mode, result, work)
     if not all(isinstance(each, Form) for each in (form[1] if isinstance(result, (list, tuple)) else (form,))):
         raise UnknownFormError
     work.forms[key] = form
@@ -142,7 +143,7 @@ def _infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work,
             raise UnknownFormError
         return forms[operand]
 
-    key = _key_of(node.target, KeyMaker(UnknownFormError, known, mode=mode).key((node.args, node.kwargs)))
+    key = _key_of(node.target, KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols).key((node.args, node.kwargs)))
     return work.forms.get(key) or _note(_compute(node, mode, value), key, mode, work)
 
 
@@ -173,17 +174,17 @@ def results_of(module: Any, args: list[Any], mode: FakeTensorMode, work: Work) -
             raise UnknownFormError
         return form
 
-    forms: dict[Node, Any] = {node: tensor(_form_in(own, node.meta.get("val"))) for node in placeholders}
+    forms: dict[Node, Any] = {node: tensor(_form_in(own, node.meta.get("val"), work)) for node in placeholders}
     users = set(signature.user_inputs)
     inputs = [node for node in placeholders if node.name in users]
-    given = [tensor(_form_in(mode, arg), gradients=False) for arg in args]
+    given = [tensor(_form_in(mode, arg, work), gradients=False) for arg in args]
     if given != [forms[node]._replace(requires_grad=False) for node in inputs]:
         raise UnknownFormError
     forms.update(zip(inputs, given, strict=True))
     outputs: Any = ()
     for node in nodes:
         if node.op == "call_function":
-            forms[node] = _infer(node, forms, mode, work, lambda each: _make(forms[each], mode))
+            forms[node] = _infer(node, forms, mode, work, lambda each: _make(forms[each], mode, work))
         elif node.op == "output":
             (outputs,) = node.args
         elif node.op != "placeholder":
@@ -191,7 +192,7 @@ def results_of(module: Any, args: list[Any], mode: FakeTensorMode, work: Work) -
     spec = program.call_spec.out_spec
     if spec is None or spec.num_leaves != len(outputs) or not all(isinstance(each, Node) for each in outputs):
         raise UnknownFormError
-    return pytree.tree_unflatten([_make(tensor(forms[each], gradients=False), mode) for each in outputs], spec)
+    return pytree.tree_unflatten([_make(tensor(forms[each], gradients=False), mode, work) for each in outputs], spec)
 
 
 def _mode_of(nodes: list[Node]) -> FakeTensorMode | None:
@@ -231,12 +232,12 @@ def update_values(module: GraphModule, work: Work) -> bool:
     try:
         for node in nodes:
             if node.op == "placeholder":
-                forms[node] = _form_in(mode, node.meta.get("val"))
+                forms[node] = _form_in(mode, node.meta.get("val"), work)
             elif node.op == "call_function":
                 form = forms[node] = _infer(node, forms, mode, work, _value)
                 noted = None
                 with suppress(UnknownFormError):
-                    noted = _form_in(mode, node.meta.get("val"))
+                    noted = _form_in(mode, node.meta.get("val"), work)
                 if form != noted:
                     taken = node.target is operator.getitem
                     node.meta["val"] = _value(node.args[0])[node.args[1]] if taken else _compute(node, mode, _value)

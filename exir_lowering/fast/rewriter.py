@@ -105,6 +105,7 @@ class _Planner:
         self._keys, self._own = CallKeys(), Memory()
         self._trials: dict[Any, Node] = {}
         self._verdicts: dict[Any, tuple[bool]] = {}
+        self._evaluated: dict[Node, tuple[Any, Any]] = {}  # in rounds before: what was found, and its copy
 
     def plan(self) -> _Plan:
         """Return a plan without missing templates; raise NotCoveredError if there is none."""
@@ -271,7 +272,10 @@ class _Planner:
             found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
             found = renew((found,), self._mode) if call.local else (without_program(found),)
             self._memory(call).put(key, found)
-        return renew(found, self._mode)[0]
+        known = self._evaluated.get(node)
+        if known is None or known[0] is not found:
+            known = self._evaluated[node] = (found, renew(found, self._mode)[0])
+        return known[1]
 
 
 def _check_value(target: Any, value: Any) -> None:

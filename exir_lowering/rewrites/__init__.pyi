@@ -1,6 +1,6 @@
 from .attention import GroupedAttention as GroupedAttention, SafeSoftmax as SafeSoftmax
 from .constants import Constants as Constants
-from .movements import InferredSizes as InferredSizes, Movements as Movements
+from .inferred_sizes import InferredSizes as InferredSizes, Movements as Movements
 from .products import Products as Products
 from .reductions import LayerNorm as LayerNorm, Pooling as Pooling, Reductions as Reductions
 from .redundant import CommonSubexpressions as CommonSubexpressions, Identity as Identity

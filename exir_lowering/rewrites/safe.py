@@ -2,7 +2,7 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
-from exir_lowering.rewrites.movements import InferredSizes, Movements
+from exir_lowering.rewrites.inferred_sizes import InferredSizes, Movements
 from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
