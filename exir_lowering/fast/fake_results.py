@@ -2,9 +2,9 @@
 
 ExecuTorch's passes retrace the graph, each of them, and compute the value that describes each node. The form of a
 result follows from the operator and from the forms of its inputs: see `_upstream.value_keys`. Operators that write or
-return views, sizes that depend on data and constants whose elements tracing knows have more to them. The value noted on the node
-in the graph is not trusted: a pass may have changed the node and left it to tracing to correct the value. Each node
-gets a separate value.
+return views, sizes that depend on data and constants whose elements tracing knows have more to them. The value noted on
+the node in the graph is not trusted: a pass may have changed the node and left it to tracing to correct the value. Each
+node gets a separate value.
 
 Passes of XNNPACK end with retracing the graph, although most nodes have their value already, all but those that the
 pass has inserted. There (`update_values`), a node's value is compared with what the operator computes, and is replaced
@@ -143,7 +143,9 @@ def _infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work,
             raise UnknownFormError
         return forms[operand]
 
-    key = _key_of(node.target, KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols).key((node.args, node.kwargs)))
+    key = _key_of(
+        node.target, KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols).key((node.args, node.kwargs))
+    )
     return work.forms.get(key) or _note(_compute(node, mode, value), key, mode, work)
 
 

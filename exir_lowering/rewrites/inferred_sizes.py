@@ -1,23 +1,21 @@
-"""Views, expansions and changes of rank, in the forms that backends take: with dynamic sizes too."""
+"""Sizes that are computed at runtime, and need not be."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.node_facts import calls, is_contiguous, is_float32, same_type, tensor_of
+from exir_lowering.rewrites.node_facts import calls, is_contiguous, same_type, tensor_of, view_sizes
 
 _VIEW, _EXPAND, _SOFTMAX = "aten.view_copy.default", "aten.expand_copy.default", "aten._softmax.default"
-_MUL, _SQUEEZE, _UNSQUEEZE = "aten.mul.Tensor", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default"
-_BROADCASTING = ("aten.add.Tensor", "aten.sub.Tensor", _MUL, "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar")
-_GROWTH = 1 << 12  # the most elements of a constant of ones
+_SQUEEZE = "aten.squeeze_copy.dims"
+_ARITHMETIC = tuple(
+    f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar")
+)
 
 
 class InferredSizes(Rewrite):
@@ -42,32 +40,27 @@ class InferredSizes(Rewrite):
         before, after = tensor_of(operand), tensor_of(node)
         if before is None or after is None or not isinstance(operand, Node):
             return None
+        sizes: list[Any] | None = view_sizes(after.shape)
         if calls(node, _EXPAND):
-            kept = [*[None] * (len(given) - len(before.shape)), *map(measures.expression, before.shape)]
-            sizes: Any = [-1 if measures.expression(one) == old else one for one, old in zip(after.shape, kept)]
-            sizes = [given[i] if isinstance(one, torch.SymInt) else one for i, one in enumerate(sizes)]
-        else:
-            sizes = inferred_sizes(after.shape)
-            if sizes is None:
-                return _between_views(node, operand, scope)
-        if all(isinstance(one, int) for one in given):
+            old = [None] * (len(given) - len(before.shape)) + list(map(measures.expression, before.shape))
+            pairs = zip(given, after.shape, old, strict=True)
+            sizes = [-1 if measures.expression(size) == was else one for one, size, was in pairs]
+        elif sizes is None:
+            return _between_views(node, operand, scope)
+        if sizes == given or all(isinstance(one, int) for one in given):
             return None
-        return None if sizes == given else scope.call(graphs.operator_name(node), operand, sizes, like=node)
-
-
-def inferred_sizes(shape: Sequence[Any]) -> list[int] | None:
-    """Return the sizes of a view to a shape, -1 for one that is not known; None for several of them, and for 0."""
-    sizes = [size if isinstance(size, int) else -1 for size in shape]
-    return None if sizes.count(-1) > 1 or 0 in sizes else sizes
+        return scope.call(graphs.operator_name(node), operand, sizes, like=node)
 
 
 def _between_views(last: Node, node: Node, scope: Scope) -> Node | None:
     """Return what is computed between a view and its inverse, which is the last one, without the two."""
     steps: list[Node] = []
-    while calls(node, _SOFTMAX, *_BROADCASTING) and len(node.users) == 1 and isinstance(node.args[0], Node):
+    while calls(node, _SOFTMAX, *_ARITHMETIC) and len(node.users) == 1 and isinstance(node.args[0], Node):
         steps.insert(0, node)
         node = node.args[0]
-    if not calls(node, _VIEW) or len(node.users) != 1 or not steps or not all(same_type(node, step) for step in steps):
+    if not calls(node, _VIEW) or len(node.users) != 1 or not steps:
+        return None
+    if not all(same_type(node, step) and is_contiguous(step) for step in steps):
         return None
     base = node.args[0]
     if not isinstance(base, Node) or not same_type(base, last) or not is_contiguous(base):
@@ -93,45 +86,11 @@ def _between_views(last: Node, node: Node, scope: Scope) -> Node | None:
 
 
 def _without_ones(node: Node, rank: int, scope: Scope) -> Node | None:
-    """Return a value of at most some rank that has the same elements; None if there are more."""
+    """Return a value without its first dimensions, down to some rank; None if one of them is not 1."""
     value = tensor_of(node)
-    if value is None or any(not isinstance(size, int) or size != 1 for size in value.shape[: len(value.shape) - rank]):
+    if value is None or not is_contiguous(node):
         return None
-    extra = len(value.shape) - rank
-    return scope.call(_SQUEEZE, node, list(range(extra))) if extra > 0 else node
-
-
-class Movements(Rewrite):
-    """Replaces what changes the rank by a view, and an expansion by a product with ones: more backends take those.
-
-    The elements are the same, for infinities, NaN and -0.0 too. Of float32 only, contiguous, and with at most one size
-    that is not known, but not those by which an expansion grows; these are at most 4096 in all.
-    """
-
-    name = "movements"
-    operators = (_EXPAND, _SQUEEZE, _UNSQUEEZE)
-    exactness = "bits"
-    when = "taken"
-
-    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
-        """Return the view, or the product."""
-        operand, after = node.args[0], tensor_of(node)
-        before = tensor_of(operand)
-        if before is None or after is None or not isinstance(operand, Node):
-            return None
-        sizes = inferred_sizes(after.shape)
-        if not is_float32(operand, node) or not is_contiguous(operand) or not is_contiguous(node):
-            return None
-        if not calls(node, _EXPAND):
-            return None if sizes is None else scope.call(_VIEW, operand, sizes, like=node)
-        old = [*[1] * (len(after.shape) - len(before.shape)), *before.shape]
-        pairs = list(zip(after.shape, old, strict=True))
-        grown = [1 if measures.same_sizes([new], [was]) else new for new, was in pairs]
-        if not all(isinstance(one, int) for one in grown) or not 1 < math.prod(grown) <= _GROWTH:
-            return None
-        if len(after.shape) > len(before.shape):
-            shape = inferred_sizes(old)
-            if shape is None:
-                return None
-            operand = scope.call(_VIEW, operand, shape)
-        return scope.call(_MUL, operand, scope.constant(torch.ones(grown)), like=node)
+    extra = max(0, len(value.shape) - rank)
+    if not measures.same_sizes(value.shape[:extra], [1] * extra):
+        return None
+    return scope.call(_SQUEEZE, node, list(range(extra))) if extra else node

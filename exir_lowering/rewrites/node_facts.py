@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -47,6 +47,12 @@ def static_shape(node: object) -> tuple[int, ...] | None:
     if value is None or not all(isinstance(size, int) for size in value.shape):
         return None
     return tuple(value.shape)
+
+
+def view_sizes(shape: Iterable[Any]) -> list[int] | None:
+    """Return the sizes of a view, -1 for one that is known only at runtime; None for several of them, and for 0."""
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return None if sizes.count(-1) > 1 or 0 in sizes else sizes
 
 
 def same_type(one: Node, other: Node) -> bool:

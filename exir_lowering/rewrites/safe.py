@@ -2,11 +2,12 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
-from exir_lowering.rewrites.inferred_sizes import InferredSizes, Movements
+from exir_lowering.rewrites.inferred_sizes import InferredSizes
+from exir_lowering.rewrites.movements import Broadcasts, Pieces, Repeats
 from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
-from exir_lowering.rewrites.scalar_operands import ScalarOperands
+from exir_lowering.rewrites.scalar_operands import Powers, ScalarOperands
 from exir_lowering.rewrites.wide_depthwise import WideDepthwise
 
 SAFE = (
@@ -14,11 +15,14 @@ SAFE = (
     InferredSizes,
     Constants,
     SafeSoftmax,
+    Broadcasts,
+    Pieces,
+    Repeats,
     Products,
     Pooling,
     GroupedAttention,
     ScalarOperands,
-    Movements,
+    Powers,
     Reductions,
     LayerNorm,
     WideDepthwise,

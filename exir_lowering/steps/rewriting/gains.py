@@ -21,6 +21,7 @@ _HOST_OTHER = 2.0
 _DELEGATE = {
     **dict.fromkeys(("view_copy", "unsqueeze_copy", "squeeze_copy"), 0.05),
     **dict.fromkeys(("cat", "constant_pad_nd", "slice_copy", "permute_copy", "_clone_dim_order", "clone"), 0.13),
+    **dict.fromkeys(("select_copy", "split_copy", "split_with_sizes_copy", "unbind_copy"), 0.13),
     **dict.fromkeys(("cos", "div", "elu", "exp", "gelu", "hardswish", "leaky_relu", "log", "pow", "rsqrt"), 0.4),
     **dict.fromkeys(("sigmoid", "sin", "sqrt", "tanh", "_softmax"), 0.4),
     **dict.fromkeys(("amax", "amin", "mean", "sum"), 1.5),
