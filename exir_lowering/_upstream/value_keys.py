@@ -113,8 +113,8 @@ class KeyMaker:
         symbolic = tensor._has_symbolic_sizes_strides
         if self._mode is None:
             return form_of(tensor, self._number if symbolic else None)
-        more = symbolic and (self._symbols is None or type(tensor.storage_offset()) is not int)
-        more = more or tensor.real_tensor is not None or tensor.storage_offset() or tensor.is_conj()
+        known = type(tensor.storage_offset()) is int if self._symbols is not None else not symbolic
+        more = not known or tensor.real_tensor is not None or tensor.storage_offset() or tensor.is_conj()
         if more or tensor.is_neg() or tensor.fake_mode is not self._mode:
             raise self._error("a tensor of which more is known, or less")
         return form_of(tensor, self._number if symbolic else None)
@@ -124,12 +124,11 @@ class KeyMaker:
             return number
         self.symbolic = True
         expression = number.node.expr
-        if self._symbols is None or self._mode is None:
+        if self._symbols is None:
             return expression
         if not expression.free_symbols <= number.node.shape_env.backed_var_to_val.keys():
             raise self._error("a size that depends on data")
-        key = expression, self._mode
-        self._symbols.setdefault(key, number)
+        self._symbols[key := (expression, self._mode)] = number
         return key
 
 

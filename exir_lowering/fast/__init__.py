@@ -66,7 +66,6 @@ class Work:
     traced: Any = None  # XNNPACK's partition whose nodes have the values that tracing would give them
     hints: dict[type, Any] = field(default_factory=dict)  # the annotations of classes that are written as JSON
     running: Any = None  # the class of XNNPACK's pass that runs, if its condition was written for it
-    arithmetic: dict[Any, Any] = field(default_factory=dict)  # results of sums of sizes, and other operations
     tables: dict[Any, Any] = field(default_factory=dict)  # of signatures, by identity
     preprocessed: dict[Any, Any] | None = None  # named data of this step's delegates, to be kept once
     emitted: dict[Any, Any] | None = None  # what this step emits
@@ -114,7 +113,6 @@ _PARTS = {
     "lookups.signature_tables": "signature tables",
     "fake_results.replacements": "reused pass results",
     "fake_results.tracing": "passes of XNNPACK",
-    "lookups.symbolic_arithmetic": "symbolic arithmetic",
     "lookups.dim_orders": "dim orders and annotations",
     "xnnpack_passes.replacements": "passes of XNNPACK",
     "contents.replacements": "content comparison",

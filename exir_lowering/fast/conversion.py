@@ -68,12 +68,13 @@ class Conversion:
         return self._to_edge(program, preserved)
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-        before = decided(env := _environment_of(program))
+        mode = fake_mode_of(program.graph_module)
+        before = decided(mode and mode.shape_env)
         try:
             return decompose(_trial(program), table)
         except NotCoveredError as reason:
             self.left += (f"{step}: {reason}",)
-            undecide(env, before)
+            undecide(mode and mode.shape_env, before)
             decomposed: ExportedProgram = program.run_decompositions(dict(table))
             return decomposed
 
@@ -96,12 +97,13 @@ class Conversion:
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
-        before = decided(env := _environment_of(program))
+        mode = fake_mode_of(program.graph_module)
+        before = decided(mode and mode.shape_env)
         try:
             graph_module = to_edge_operators(_trial(program).graph_module, self._config)
         except NotCoveredError as reason:
             self.left += (f"Edge operators: {reason}",)
-            undecide(env, before)
+            undecide(mode and mode.shape_env, before)
             converted: ExportedProgram = _generate_edge_program(self._config, program, preserve_ops=list(preserved))
             return converted
         edge = with_graph(program, graph_module)
@@ -126,12 +128,6 @@ def _finish(program: ExportedProgram) -> ExportedProgram:
         _common_getitem_elimination_pass(program.graph_module, program.graph_signature, program.module_call_graph)
     program._range_constraints = _get_updated_range_constraints(program.graph_module)
     return program
-
-
-def _environment_of(program: ExportedProgram) -> Any:
-    """Return the environment of a program's symbolic sizes, about which a trial may decide something."""
-    mode = fake_mode_of(program.graph_module)
-    return mode and mode.shape_env
 
 
 def _trial(program: ExportedProgram) -> ExportedProgram:

@@ -143,9 +143,8 @@ def _infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work,
             raise UnknownFormError
         return forms[operand]
 
-    key = _key_of(
-        node.target, KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols).key((node.args, node.kwargs))
-    )
+    maker = KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols)
+    key = _key_of(node.target, maker.key((node.args, node.kwargs)))
     return work.forms.get(key) or _note(_compute(node, mode, value), key, mode, work)
 
 

@@ -5,7 +5,6 @@ Functions return what replaces one of them; what is imported in them has names t
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import typing
@@ -79,36 +78,6 @@ def _remembering_orders(order_of: Any) -> Any:
         return remembered(stride) if known else order_of(stride)
 
     return dim_order_from_stride
-
-
-_ARITHMETIC = ("add", "sub", "mul", "sym_max", "eq", "ne", "ge", "gt", "le", "lt")
-_HINTS = frozenset({int, bool, type(None)})
-
-
-def symbolic_arithmetic() -> list[tuple[Any, str, Any]]:
-    """Remember what sizes are together: of each tensor without memory, all its strides and bytes are computed."""
-    from torch.fx.experimental import proxy_tensor, sym_node
-
-    def computing_once(name: str) -> tuple[Any, str, Any]:
-        compute = getattr(sym_node.SymNode, f"_{name}")
-
-        def computed(self: Any, other: Any) -> Any:
-            work, env = current(), self.shape_env
-            plain = type(other) is type(self) and type(self._hint) in _HINTS and type(other._hint) in _HINTS
-            if work is None or not plain or env is None or env._translation_validation_enabled:
-                return compute(self, other)
-            if proxy_tensor.get_proxy_mode() is not None:  # it becomes a node of a graph
-                return compute(self, other)
-            numbers = [(one._expr, one.pytype, one._hint, one._optimized_summation) for one in (self, other)]
-            key = name, env, env._replacements_version_counter, *numbers
-            found = work.arithmetic.get(key)
-            if found is None:
-                found = work.arithmetic[key] = compute(self, other)
-            return copy.copy(found)  # torch tells numbers apart by their identity
-
-        return sym_node.SymNode, f"_{name}", computed
-
-    return list(map(computing_once, _ARITHMETIC))
 
 
 _TABLES = (

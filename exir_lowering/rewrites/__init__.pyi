@@ -1,7 +1,6 @@
 from .attention import GroupedAttention as GroupedAttention, SafeSoftmax as SafeSoftmax
 from .constants import Constants as Constants
-from .inferred_sizes import InferredSizes as InferredSizes
-from .movements import Broadcasts as Broadcasts, Pieces as Pieces, Repeats as Repeats
+from .movements import Broadcasts as Broadcasts, InferredSizes as InferredSizes, Pieces as Pieces, Repeats as Repeats
 from .products import Products as Products
 from .reductions import LayerNorm as LayerNorm, Pooling as Pooling, Reductions as Reductions
 from .redundant import CommonSubexpressions as CommonSubexpressions, Identity as Identity

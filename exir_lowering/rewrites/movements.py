@@ -1,4 +1,4 @@
-"""Pieces and repeats of tensors in the forms that backends take."""
+"""Pieces, repeats and views of tensors in the forms that backends take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.node_facts import calls, is_contiguous, is_float32, static_shape, tensor_of, view_sizes
+from exir_lowering.rewrites.node_facts import (
+    calls,
+    is_contiguous,
+    is_float32,
+    same_type,
+    static_shape,
+    tensor_of,
+    view_sizes,
+)
 
 _SELECT, _SLICE, _VIEW = "aten.select_copy.int", "aten.slice_copy.Tensor", "aten.view_copy.default"
 _UNBIND, _SPLIT, _SPLIT_SIZES = "aten.unbind_copy.int", "aten.split_copy.Tensor", "aten.split_with_sizes_copy.default"
-_MOST = 1 << 12  # elements of a constant of ones
 _SQUEEZES = ("aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 
 
@@ -68,6 +75,8 @@ def _piece(call: Node, shape: Sequence[int], number: Any) -> tuple[int, int, int
 
 _EXPAND = "aten.expand_copy.default"
 _BROADCASTING = tuple(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+_ARITHMETIC, _SOFTMAX = (*_BROADCASTING, "aten.mul.Scalar", "aten.div.Scalar"), "aten._softmax.default"
+_MOST = 1 << 12  # elements of a constant of ones
 
 
 class Broadcasts(Rewrite):
@@ -87,21 +96,20 @@ class Broadcasts(Rewrite):
         one, other, value = *map(tensor_of, operands), tensor_of(node)
         if operands == [*node.args[:2]] or one is None or other is None or value is None:
             return None
-        if one.dtype is not other.dtype:
+        alike = one.dtype is other.dtype and one.dim() == other.dim() == value.dim()
+        if not alike or not all(map(is_contiguous, (*operands, node))):
             return None
-        if not one.dim() == other.dim() == value.dim() or not all(map(is_contiguous, (*operands, node))):
+        sizes = zip(one.shape, other.shape, value.shape, strict=True)
+        if not all(_is_same(first, made) or _is_same(second, made) for first, second, made in sizes):
             return None
-        for sizes in zip(one.shape, other.shape, value.shape, strict=True):
-            if not any(measures.same_sizes([size], sizes[2:]) for size in sizes[:2]):
-                return None
         return scope.call(graphs.operator_name(node), *operands, like=node, **node.kwargs)
 
 
 class Repeats(Rewrite):
     """Replaces an expansion by a product with ones, where a backend takes that only: those of heads of keys and values.
 
-    The elements are the same, infinities, NaN and -0.0 too. Of float32 only, contiguous. The sizes by which it grows
-    have to be known, and are at most 4096 in all; if it adds dimensions, at most one of the others is not known.
+    The elements are the same, infinities, NaN and -0.0 too. Of float32 only, contiguous; the sizes by which it grows
+    have to be known, and are at most 4096 in all.
     """
 
     name = "repeats"
@@ -114,13 +122,72 @@ class Repeats(Rewrite):
         operand, before, after = node.args[0], tensor_of(node.args[0]), tensor_of(node)
         if before is None or after is None or not is_float32(operand) or not all(map(is_contiguous, (operand, node))):
             return None
-        old: list[Any] = [1] * (after.dim() - before.dim()) + list(before.shape)
-        pairs = zip(after.shape, old, strict=True)
-        grown = [1 if measures.same_sizes([size], [was]) else size for size, was in pairs]
-        sizes = view_sizes(old) if after.dim() > before.dim() else None
+        pairs = zip(after.shape, [1] * (after.dim() - before.dim()) + list(before.shape), strict=True)
+        grown = [1 if _is_same(size, old) else size for size, old in pairs]
         if not all(isinstance(size, int) for size in grown) or not 1 < math.prod(grown) <= _MOST:
             return None
-        if sizes is None and after.dim() > before.dim():
+        return scope.call("aten.mul.Tensor", operand, scope.constant(torch.ones(grown)), like=node)
+
+
+class InferredSizes(Rewrite):
+    """Writes -1 for a size that is computed at runtime, where it follows from the others.
+
+    * In a view, if one size is not known, and none is 0. In an expansion, for the dimensions that stay as they are.
+    * Of a view that has more such sizes, backends may take none. Attention has two of them: the view that splits the
+      scores of all heads, `[heads, rows, rows]`, into `[1, heads, rows, rows]`, and the one that undoes that. What is
+      between them computes each element, or each last row, from those in the same place, and operands that are added
+      or multiplied have one element for each of the split dimensions: so it is computed without the two views.
+    """
+
+    name = "inferred-sizes"
+    operators = (_VIEW, _EXPAND)
+    exactness = "bits"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the call with numbers for sizes, or what lies between two views without them."""
+        operand, given = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+        before, after = tensor_of(operand), tensor_of(node)
+        if before is None or after is None or all(isinstance(size, int) for size in given):
             return None
-        ones = scope.constant(torch.ones(grown))
-        return scope.call("aten.mul.Tensor", scope.call(_VIEW, operand, sizes) if sizes else operand, ones, like=node)
+        sizes: list[Any] | None = view_sizes(after.shape)
+        if calls(node, _EXPAND):
+            old = [None] * (after.dim() - before.dim()) + list(before.shape)
+            sizes = [-1 if _is_same(was, now) else size for size, was, now in zip(given, old, after.shape, strict=True)]
+        elif sizes is None:
+            return _between_views(node, scope)
+        return None if sizes == given else scope.call(graphs.operator_name(node), operand, sizes, like=node)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return measures.same_sizes([one], [other])
+
+
+def _between_views(last: Node, scope: Scope) -> Node | None:
+    """Return what is computed between a view and its inverse, which is the last one, without the two."""
+    steps: list[Node] = []
+    node: Any = last.args[0]
+    while calls(node, _SOFTMAX, *_ARITHMETIC) and len(node.users) == 1:
+        steps.insert(0, node)
+        node = node.args[0]
+    if not steps or not calls(node, _VIEW) or len(node.users) != 1:
+        return None
+    current: Node = node.args[0]  # type: ignore[assignment]
+    same = same_type(current, last) and all(same_type(node, step) for step in steps)
+    if not same or not all(map(is_contiguous, (current, *steps))):
+        return None
+    inner, shape = last.meta["val"].shape, node.meta["val"].shape
+    equal = [*map(_is_same, reversed(inner), reversed(shape)), False].index(False)  # how many last dimensions are
+    for step in steps:
+        other, *rest = step.args[1:]
+        if calls(step, _SOFTMAX):
+            if not equal or other not in (-1, len(shape) - 1):
+                return None
+            other = -1
+        elif isinstance(other, Node):
+            sizes = other.meta["val"].shape if is_contiguous(other) else shape
+            split = list(range(len(sizes) - equal))
+            if not measures.same_sizes(sizes[: len(split)], [1] * len(split)):
+                return None
+            other = scope.call(_SQUEEZES[0], other, split) if split else other
+        current = scope.call(graphs.operator_name(step), current, other, *rest, like=last, **step.kwargs)
+    return current

@@ -2,8 +2,7 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
-from exir_lowering.rewrites.inferred_sizes import InferredSizes
-from exir_lowering.rewrites.movements import Broadcasts, Pieces, Repeats
+from exir_lowering.rewrites.movements import Broadcasts, InferredSizes, Pieces, Repeats
 from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity

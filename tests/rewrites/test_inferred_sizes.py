@@ -41,9 +41,7 @@ class Attention(torch.nn.Module):
         return self.out(made.transpose(1, 2).reshape(batch, rows, -1))
 
 
-def eager_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     scores = torch.matmul(query, key.transpose(2, 3)) * 0.5 + torch.where(mask, 0.0, -1e9)
     return torch.matmul(scores.softmax(-1), value)
 
