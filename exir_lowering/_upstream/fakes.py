@@ -166,7 +166,9 @@ class FakeCopies:
         size, stride = [*map(self.copy, tensor.size())], [*map(self.copy, tensor.stride())]
         copied = FakeTensor(
             mode,
-            make_meta(size, stride, self.copy(tensor.storage_offset()), tensor.dtype),
+            make_meta(
+                size, stride, self.copy(tensor.storage_offset()), tensor.dtype, self.copy(_symbolic_count(tensor))
+            ),
             tensor.fake_device,
             constant=tensor.constant,
             real_tensor=tensor.real_tensor,
@@ -217,8 +219,12 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def make_meta(size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor without memory of a layout, in a storage of its own."""
+def make_meta(
+    size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype, count: Any = None
+) -> torch.Tensor:
+    """Return a tensor without memory of a layout, in a storage of its own; `count` is what `_symbolic_count` found."""
+    if count is not None:  # torch would compute the bytes again, for ten times as long
+        return torch.empty(count, dtype=dtype, device="meta").as_strided(size, stride)
     made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
     if isinstance(offset, int) and not offset:
         return made
@@ -226,9 +232,18 @@ def make_meta(size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: to
     return torch.empty(elements, dtype=dtype, device="meta").as_strided(size, stride, offset)
 
 
+def _symbolic_count(tensor: FakeTensor) -> Any:
+    """Return the number of elements of a tensor if it is symbolic and they fill its storage; else None."""
+    count = tensor.numel()
+    if not isinstance(count, torch.SymInt):
+        return None
+    filled = expression(tensor.untyped_storage().nbytes()) == expression(count) * tensor.element_size()
+    return count if filled else None
+
+
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
     """Return a fake tensor of a mode, with its own storage, like another one of it or one whose sizes are known."""
-    meta = make_meta(like.size(), like.stride(), like.storage_offset(), like.dtype)
+    meta = make_meta(like.size(), like.stride(), like.storage_offset(), like.dtype, _symbolic_count(like))
     constant = None if like.constant is None else like.constant.clone()
     return FakeTensor(mode, meta, like.fake_device, constant=constant, requires_grad=requires_grad)
 

@@ -43,7 +43,7 @@ def rewrite(
         for method in methods:  # except where values are not known, or depend on the order of writes
             mode = fake_mode_of(method.program.graph_module)
             if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
-                program = private_copy(method.program, handles=True)
+                program = private_copy(method.program, handles=True, unbacked=True)
                 volatile = {name for each in shared for user, name in each if user == method.name}
                 mode = fake_mode_of(program.graph_module) or mode
                 editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
