@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -164,11 +164,10 @@ class FakeCopies:
     def _tensor(self, tensor: FakeTensor) -> FakeTensor:
         mode = self._of(tensor.fake_mode, self._mode)
         size, stride = [*map(self.copy, tensor.size())], [*map(self.copy, tensor.stride())]
+        offset, count = self.copy(tensor.storage_offset()), self.copy(_symbolic_count(tensor))
         copied = FakeTensor(
             mode,
-            make_meta(
-                size, stride, self.copy(tensor.storage_offset()), tensor.dtype, self.copy(_symbolic_count(tensor))
-            ),
+            make_meta(size, stride, offset, tensor.dtype, count),
             tensor.fake_device,
             constant=tensor.constant,
             real_tensor=tensor.real_tensor,
@@ -219,9 +218,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def make_meta(
-    size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype, count: Any = None
-) -> torch.Tensor:
+def make_meta(size: Any, stride: Any, offset: Any, dtype: torch.dtype, count: Any = None) -> torch.Tensor:
     """Return a tensor without memory of a layout, in a storage of its own; `count` is what `_symbolic_count` found."""
     if count is not None:  # torch would compute the bytes again, for ten times as long
         return torch.empty(count, dtype=dtype, device="meta").as_strided(size, stride)
@@ -234,11 +231,9 @@ def make_meta(
 
 def _symbolic_count(tensor: FakeTensor) -> Any:
     """Return the number of elements of a tensor if it is symbolic and they fill its storage; else None."""
-    count = tensor.numel()
-    if not isinstance(count, torch.SymInt):
-        return None
-    filled = expression(tensor.untyped_storage().nbytes()) == expression(count) * tensor.element_size()
-    return count if filled else None
+    count, size = tensor.numel(), tensor.element_size()
+    symbolic = isinstance(count, torch.SymInt)
+    return count if symbolic and expression(tensor.untyped_storage().nbytes()) == size * expression(count) else None
 
 
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:

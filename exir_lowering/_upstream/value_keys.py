@@ -83,8 +83,7 @@ class KeyMaker:
         constants: bool = False,  # whether tensors of known content count too
     ) -> None:
         self.symbolic = False  # whether anything so far has symbols, which mean something in one program only
-        self._error, self._other, self._mode, self._constants = error, other, mode, constants
-        self._symbols = symbols
+        self._error, self._other, self._mode, self._constants, self._symbols = error, other, mode, constants, symbols
 
     def key(self, value: Any) -> Hashable:
         """Return the key of a value: a fake tensor, a number, a list or tuple or dict of these."""
@@ -113,9 +112,8 @@ class KeyMaker:
         symbolic = tensor._has_symbolic_sizes_strides
         if self._mode is None:
             return form_of(tensor, self._number if symbolic else None)
-        known = type(tensor.storage_offset()) is int if self._symbols is not None else not symbolic
-        more = not known or tensor.real_tensor is not None or tensor.storage_offset() or tensor.is_conj()
-        if more or tensor.is_neg() or tensor.fake_mode is not self._mode:
+        more = (symbolic and self._symbols is None) or str(tensor.storage_offset()) != "0" or tensor.is_conj()
+        if more or tensor.is_neg() or tensor.real_tensor is not None or tensor.fake_mode is not self._mode:
             raise self._error("a tensor of which more is known, or less")
         return form_of(tensor, self._number if symbolic else None)
 

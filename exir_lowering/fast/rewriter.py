@@ -272,10 +272,9 @@ class _Planner:
             found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
             found = renew((found,), self._mode) if call.local else (without_program(found),)
             self._memory(call).put(key, found)
-        known = self._evaluated.get(node)
-        if known is None or known[0] is not found:
-            known = self._evaluated[node] = (found, renew(found, self._mode)[0])
-        return known[1]
+        if self._evaluated.get(node, (None,))[0] is not found:
+            self._evaluated[node] = found, renew(found, self._mode)[0]
+        return self._evaluated[node][1]
 
 
 def _check_value(target: Any, value: Any) -> None:

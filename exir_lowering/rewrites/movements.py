@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +12,9 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.graphs import measures
+from exir_lowering.graphs.measures import expression
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.node_facts import (
-    calls,
-    is_contiguous,
-    is_float32,
-    same_type,
-    static_shape,
-    tensor_of,
-    view_sizes,
-)
+from exir_lowering.rewrites.node_facts import calls, is_contiguous, same_type, static_shape, tensor_of, view_sizes
 
 _SELECT, _SLICE, _VIEW = "aten.select_copy.int", "aten.slice_copy.Tensor", "aten.view_copy.default"
 _UNBIND, _SPLIT, _SPLIT_SIZES = "aten.unbind_copy.int", "aten.split_copy.Tensor", "aten.split_with_sizes_copy.default"
@@ -46,8 +39,7 @@ class Pieces(Rewrite):
         call: Any = node.args[0] if graphs.is_getitem(node) else node
         if not calls(call, _SELECT, _UNBIND, _SPLIT, _SPLIT_SIZES, *_SQUEEZES):
             return None
-        operand, value = call.args[0], tensor_of(node)
-        sizes = None if value is None else view_sizes(value.shape)
+        operand, sizes = call.args[0], view_sizes(node.meta["val"].shape)
         if sizes is None or not is_contiguous(operand) or not is_contiguous(node):
             return None
         if calls(call, *_SQUEEZES):
@@ -76,7 +68,6 @@ def _piece(call: Node, shape: Sequence[int], number: Any) -> tuple[int, int, int
 _EXPAND = "aten.expand_copy.default"
 _BROADCASTING = tuple(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
 _ARITHMETIC, _SOFTMAX = (*_BROADCASTING, "aten.mul.Scalar", "aten.div.Scalar"), "aten._softmax.default"
-_MOST = 1 << 12  # elements of a constant of ones
 
 
 class Broadcasts(Rewrite):
@@ -99,17 +90,16 @@ class Broadcasts(Rewrite):
         alike = one.dtype is other.dtype and one.dim() == other.dim() == value.dim()
         if not alike or not all(map(is_contiguous, (*operands, node))):
             return None
-        sizes = zip(one.shape, other.shape, value.shape, strict=True)
-        if not all(_is_same(first, made) or _is_same(second, made) for first, second, made in sizes):
-            return None
+        for first, second, made in zip(*(map(expression, each.shape) for each in (one, other, value)), strict=True):
+            if made not in (first, second):
+                return None
         return scope.call(graphs.operator_name(node), *operands, like=node, **node.kwargs)
 
 
 class Repeats(Rewrite):
     """Replaces an expansion by a product with ones, where a backend takes that only: those of heads of keys and values.
 
-    The elements are the same, infinities, NaN and -0.0 too. Of float32 only, contiguous; the sizes by which it grows
-    have to be known, and are at most 4096 in all.
+    Of the same elements, -0.0 and NaN too. Of float32 only, contiguous; it grows by known sizes, at most 4096 in all.
     """
 
     name = "repeats"
@@ -120,11 +110,12 @@ class Repeats(Rewrite):
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the product."""
         operand, before, after = node.args[0], tensor_of(node.args[0]), tensor_of(node)
-        if before is None or after is None or not is_float32(operand) or not all(map(is_contiguous, (operand, node))):
+        if before is None or after is None or before.dtype is not torch.float32:
             return None
         pairs = zip(after.shape, [1] * (after.dim() - before.dim()) + list(before.shape), strict=True)
-        grown = [1 if _is_same(size, old) else size for size, old in pairs]
-        if not all(isinstance(size, int) for size in grown) or not 1 < math.prod(grown) <= _MOST:
+        grown = [1 if expression(size) == expression(old) else size for size, old in pairs]
+        known = all(isinstance(size, int) for size in grown) and is_contiguous(operand) and is_contiguous(node)
+        if not known or not 1 < math.prod(grown) <= 4096:
             return None
         return scope.call("aten.mul.Tensor", operand, scope.constant(torch.ones(grown)), like=node)
 
@@ -133,10 +124,10 @@ class InferredSizes(Rewrite):
     """Writes -1 for a size that is computed at runtime, where it follows from the others.
 
     * In a view, if one size is not known, and none is 0. In an expansion, for the dimensions that stay as they are.
-    * Of a view that has more such sizes, backends may take none. Attention has two of them: the view that splits the
-      scores of all heads, `[heads, rows, rows]`, into `[1, heads, rows, rows]`, and the one that undoes that. What is
-      between them computes each element, or each last row, from those in the same place, and operands that are added
-      or multiplied have one element for each of the split dimensions: so it is computed without the two views.
+    * Of a view that has more such sizes, backends may take none. Attention has one that splits the scores of all heads,
+      `[heads, rows, rows]`, into `[1, heads, rows, rows]`, and one that undoes that. What is between them computes each
+      element, or last row, from those in the same place, and its other operands have one element for each of the split
+      dimensions: so it is computed without the two views.
     """
 
     name = "inferred-sizes"
@@ -151,15 +142,11 @@ class InferredSizes(Rewrite):
             return None
         sizes: list[Any] | None = view_sizes(after.shape)
         if calls(node, _EXPAND):
-            old = [None] * (after.dim() - before.dim()) + list(before.shape)
-            sizes = [-1 if _is_same(was, now) else size for size, was, now in zip(given, old, after.shape, strict=True)]
+            old = [None] * (after.dim() - before.dim()) + list(map(expression, before.shape))
+            sizes = [-1 if expression(after.shape[dim]) == old[dim] else size for dim, size in enumerate(given)]
         elif sizes is None:
             return _between_views(node, scope)
         return None if sizes == given else scope.call(graphs.operator_name(node), operand, sizes, like=node)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return measures.same_sizes([one], [other])
 
 
 def _between_views(last: Node, scope: Scope) -> Node | None:
@@ -172,11 +159,12 @@ def _between_views(last: Node, scope: Scope) -> Node | None:
     if not steps or not calls(node, _VIEW) or len(node.users) != 1:
         return None
     current: Node = node.args[0]  # type: ignore[assignment]
-    same = same_type(current, last) and all(same_type(node, step) for step in steps)
-    if not same or not all(map(is_contiguous, (current, *steps))):
+    read = [one for step in steps for one in step.all_input_nodes]
+    alike = same_type(current, last) and all(same_type(node, step) for step in steps)
+    if not alike or not all(map(is_contiguous, (current, *steps, *read))):
         return None
-    inner, shape = last.meta["val"].shape, node.meta["val"].shape
-    equal = [*map(_is_same, reversed(inner), reversed(shape)), False].index(False)  # how many last dimensions are
+    inner, shape = ([*map(expression, reversed(one.meta["val"].shape))] for one in (last, node))
+    equal = [*map(operator.eq, inner, shape), False].index(False)  # how many of the last dimensions are
     for step in steps:
         other, *rest = step.args[1:]
         if calls(step, _SOFTMAX):
@@ -184,9 +172,9 @@ def _between_views(last: Node, scope: Scope) -> Node | None:
                 return None
             other = -1
         elif isinstance(other, Node):
-            sizes = other.meta["val"].shape if is_contiguous(other) else shape
+            sizes = [*map(expression, other.meta["val"].shape)]
             split = list(range(len(sizes) - equal))
-            if not measures.same_sizes(sizes[: len(split)], [1] * len(split)):
+            if any(sizes[dim] != 1 for dim in split):
                 return None
             other = scope.call(_SQUEEZES[0], other, split) if split else other
         current = scope.call(graphs.operator_name(step), current, other, *rest, like=last, **step.kwargs)
