@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 
 import torch
-from kinds import by_kind, by_operator
+from kinds import PARTS
 from other import TYPES, read_arrays
 from peer_files import (
     add_arguments,
@@ -45,7 +45,9 @@ from exir_lowering.pte.format import read_program
 from exir_lowering.runtime.profiling import Profile, profile, read_etdump
 
 _DEVICE = Path(__file__).parents[1] / "device"
-ENGINES = ("executorch", "ours", "litert", "onnx")
+_OTHER = _DEVICE / "other.py"
+_OTHERS = ("litert", "onnx")
+ENGINES = ("executorch", "ours", *_OTHERS)
 
 _NUMBERS = {getattr(torch, name): number for number, name in TYPES.items()}
 _MILLIONS = 1e-3
@@ -58,8 +60,8 @@ class Arm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         version = metadata.version("executorch").partition("+")[0]
-        sources = sorted(path for path in _DEVICE.iterdir() if path.is_file())
-        self._version = hashlib.sha256(b"".join([version.encode(), *(one.read_bytes() for one in sources)])).hexdigest()
+        sources = sorted(path for path in _DEVICE.iterdir() if path.is_file() and path.suffix != ".py")
+        self._version = _digest(version.encode(), *(one.read_bytes() for one in sources))
         done = self.folder / "done"
         if not done.exists() or done.read_text() != self._version:
             print(f"setting up {folder}", file=sys.stderr, flush=True)
@@ -68,8 +70,8 @@ class Arm:
 
     def count(self, engine: str, file: Path, inputs: bytes) -> tuple[int, list[torch.Tensor]]:
         """Return the instructions of a call, and its outputs."""
-        what = hashlib.sha256(self._version.encode() + file.read_bytes() + inputs).hexdigest()[:24]
-        kept = self.folder / "counted" / what
+        client = _OTHER.read_bytes() if engine in _OTHERS else b""
+        kept = self.folder / "counted" / _digest(self._version.encode(), client, file.read_bytes(), inputs)
         if not kept.exists():
             counted, outputs, _ = self._run(engine, file, inputs, False)
             kept.parent.mkdir(exist_ok=True)
@@ -85,9 +87,9 @@ class Arm:
     def _run(self, engine: str, file: Path, inputs: bytes, traced: bool) -> tuple[int, bytes, bytes]:
         root = self.folder / "root"
         settings = {"LD_PRELOAD": str(self.folder / "clock.so")} if traced else {}
-        if engine in ("litert", "onnx"):
+        if engine in _OTHERS:
             settings |= {"PYTHONPATH": str(self.folder / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
-            program = [root / "usr/bin/python3.11", _DEVICE / "other.py", engine]
+            program = [root / "usr/bin/python3.11", _OTHER, engine]
         else:
             program = [self.folder / "client"]
         with tempfile.TemporaryDirectory() as kept:
@@ -102,6 +104,10 @@ class Arm:
             if done.returncode or len(counts) != 2:
                 raise RuntimeError(f"{engine}: {(done.stdout + done.stderr).strip()[-300:]}")
             return int(counts[-1]), made.read_bytes(), trace.read_bytes() if traced else b""
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:24]
 
 
 def pack(inputs: Sequence[torch.Tensor]) -> bytes:
@@ -135,8 +141,7 @@ def measure(name: str, arm: Arm, arguments: argparse.Namespace) -> dict[str, Any
 
 
 def _parts(found: Profile, by: str) -> dict[str, float]:
-    parts = by_kind(found) if by == "kind" else by_operator(found)
-    return {part: took * _MILLIONS for part, took in parts.items()}
+    return {part: took * _MILLIONS for part, took in PARTS[by](found).items()}
 
 
 def count_file(arm: Arm, path: Path, given: Path | None, by: str) -> None:

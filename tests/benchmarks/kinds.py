@@ -23,34 +23,27 @@ KINDS = (*_KINDS, "elementwise", "delegates' set-up", "host kernels", "runtime")
 
 
 def kind_of(row: ProfileRow) -> str:
-    """Return the kind of a kernel or of an instruction of XNNPACK."""
-    if row.kind == "kernel":
-        return "host kernels"
-    return next((kind for kind, start in _KINDS.items() if re.match(start, row.name)), "elementwise")
+    """Return the kind of a row of a profile by operator."""
+    if row.kind == "instruction":
+        return next((kind for kind, start in _KINDS.items() if re.match(start, row.name)), "elementwise")
+    return "host kernels" if row.kind == "kernel" else "delegates' set-up"
 
 
 def by_kind(profile: Profile) -> dict[str, float]:
-    """Return milliseconds of one call by kind: all of it, so that what is left is the runtime's and delegates' own."""
-    found: Counter[str] = Counter()
-    for row in profile.rows:
-        if row.kind == "method":
-            found["runtime"] += row.milliseconds
-        elif row.kind == "instruction":
-            found[kind_of(row)] += row.milliseconds
-            found["delegates' set-up"] -= row.milliseconds
-        else:
-            found["delegates' set-up" if row.kind == "delegate" else "host kernels"] += row.milliseconds
-            found["runtime"] -= row.milliseconds
+    """Return milliseconds of one call by kind; what the runtime takes beside all of them is one, too."""
+    whole, *rows = profile.by_operator().rows
+    found = Counter({"runtime": whole.milliseconds})
+    for row in rows:
+        found[kind_of(row)] += row.milliseconds
+        found["runtime"] -= row.milliseconds
     return {kind: found[kind] / profile.runs for kind in KINDS if kind in found}
 
 
 def by_operator(profile: Profile) -> dict[str, float]:
     """Return milliseconds of one call by operator and the number of its calls, the slowest first."""
-    calls: Counter[str] = Counter()
-    took: Counter[str] = Counter()
-    for row in profile.rows:
-        if row.kind in ("kernel", "instruction"):
-            name = re.sub(r" #\d+$", "", row.name)
-            calls[name] += row.calls
-            took[name] += row.milliseconds
-    return {f"{name} x {calls[name] // profile.runs}": total / profile.runs for name, total in took.most_common()}
+    rows = profile.by_operator().rows[1:]
+    return {f"{row.name} x {row.calls // profile.runs}": row.milliseconds / profile.runs for row in rows}
+
+
+PARTS = {"kind": by_kind, "operator": by_operator}
+"""What the comparisons show of a profile."""

@@ -26,9 +26,8 @@ def find_faults(row: Mapping[str, Any]) -> list[str]:
 def print_figures(title: str, rows: Mapping[str, Mapping[str, Any]], engines: Sequence[str]) -> None:
     """Print the tables, and what is not available or wrong."""
     others = [engine for engine in engines if engine != "ours"]
-    table = Table(title=f"{title}; how many times ours; the largest error beside the largest output")
-    for column in ("model", *engines, *(f"{one} / ours" for one in others), *(f"error: {one}" for one in engines)):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table = _table(f"{title}, and how many times ours", ("model", *engines, *(f"{one} / ours" for one in others)))
+    wrong = _table("Largest error beside PyTorch in float64, as a share of the largest output", ("model", *engines))
     ratios: dict[str, dict[str, float]] = {one: {} for one in others}
     for name, row in rows.items():
         figures, errors = row["figures"], row["errors"]
@@ -37,8 +36,9 @@ def print_figures(title: str, rows: Mapping[str, Mapping[str, Any]], engines: Se
                 ratios[one][name] = figures[one] / figures["ours"]
         cells = [f"{figures[one]:,.1f}" if one in figures else "-" for one in engines]
         cells += [f"{ratios[one][name]:.3f}" if name in ratios[one] else "-" for one in others]
-        table.add_row(name, *cells, *(f"{errors[one]:.1e}" if one in errors else "-" for one in engines))
-    _CONSOLE.print(table)
+        table.add_row(name, *cells)
+        wrong.add_row(name, *(f"{errors[one]:.1e}" if one in errors else "-" for one in engines))
+    _CONSOLE.print(table, wrong)
     for one, found in ratios.items():
         for group, names in (("transformers", found.keys() & TRANSFORMERS.keys()), ("all", found.keys())):
             if inside := [found[name] for name in names]:
@@ -55,11 +55,16 @@ def print_figures(title: str, rows: Mapping[str, Mapping[str, Any]], engines: Se
 
 def print_parts(title: str, parts: Mapping[str, Mapping[str, float]]) -> None:
     """Print the parts of a call in each engine, in the order of the last one."""
-    table = Table(title=title)
-    for column in ("part", *parts):
-        table.add_column(column, justify="left" if column == "part" else "right")
+    table = _table(title, ("part", *parts))
     names = dict.fromkeys(name for one in reversed(parts.values()) for name in one)
     for name in names:
         table.add_row(name, *(f"{one[name]:,.3f}" if name in one else "" for one in parts.values()))
     table.add_row("in all", *(f"{sum(one.values()):,.3f}" for one in parts.values()))
     _CONSOLE.print(table)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    return table

@@ -70,6 +70,7 @@ def open_onnx(path, arrays, threads=1):
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads do not disturb who is next
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feeds = dict(zip((one.name for one in session.get_inputs()), arrays, strict=True))
     made = []
