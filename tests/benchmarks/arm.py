@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 
 import torch
 from kinds import PARTS
-from other import TYPES, read_arrays
+from peer_client import TYPES, read_arrays
 from peer_files import (
     add_arguments,
     compute_expected,
@@ -45,9 +45,9 @@ from exir_lowering.pte.format import read_program
 from exir_lowering.runtime.profiling import Profile, profile, read_etdump
 
 _DEVICE = Path(__file__).parents[1] / "device"
-_OTHER = _DEVICE / "other.py"
-_OTHERS = ("litert", "onnx")
-ENGINES = ("executorch", "ours", *_OTHERS)
+_CLIENT = _DEVICE / "peer_client.py"
+_PEERS = ("litert", "onnx")
+ENGINES = ("executorch", "ours", *_PEERS)
 
 _NUMBERS = {getattr(torch, name): number for number, name in TYPES.items()}
 _MILLIONS = 1e-3
@@ -70,7 +70,7 @@ class Arm:
 
     def count(self, engine: str, file: Path, inputs: bytes) -> tuple[int, list[torch.Tensor]]:
         """Return the instructions of a call, and its outputs."""
-        client = _OTHER.read_bytes() if engine in _OTHERS else b""
+        client = _CLIENT.read_bytes() if engine in _PEERS else b""
         kept = self.folder / "counted" / _digest(self._version.encode(), client, file.read_bytes(), inputs)
         if not kept.exists():
             counted, outputs, _ = self._run(engine, file, inputs, False)
@@ -87,9 +87,9 @@ class Arm:
     def _run(self, engine: str, file: Path, inputs: bytes, traced: bool) -> tuple[int, bytes, bytes]:
         root = self.folder / "root"
         settings = {"LD_PRELOAD": str(self.folder / "clock.so")} if traced else {}
-        if engine in _OTHERS:
+        if engine in _PEERS:
             settings |= {"PYTHONPATH": str(self.folder / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
-            program = [root / "usr/bin/python3.11", _OTHER, engine]
+            program = [root / "usr/bin/python3.11", _CLIENT, engine]
         else:
             program = [self.folder / "client"]
         with tempfile.TemporaryDirectory() as kept:
@@ -131,7 +131,7 @@ def measure(name: str, arm: Arm, arguments: argparse.Namespace) -> dict[str, Any
             counted, outputs = arm.count(engine, files[engine], inputs)
             row["figures"][engine], row["errors"][engine] = counted / 1e6, largest_error(outputs, expected)
             if arguments.by and engine in ("executorch", "ours"):
-                row["parts"][engine] = _parts(arm.profile(files[engine], inputs), arguments.by)
+                row["parts"][engine] = _parts(arm.profile(files[engine], inputs), arguments.by, counted)
         except RuntimeError as error:
             failures[engine] = str(error)
 
@@ -140,8 +140,10 @@ def measure(name: str, arm: Arm, arguments: argparse.Namespace) -> dict[str, Any
     return row
 
 
-def _parts(found: Profile, by: str) -> dict[str, float]:
-    return {part: took * _MILLIONS for part, took in PARTS[by](found).items()}
+def _parts(found: Profile, by: str, counted: int) -> dict[str, float]:
+    """Return millions of instructions by part; what recording them takes is counted in the parts between operators."""
+    recording = counted / 1e6 - found.rows[0].milliseconds * _MILLIONS
+    return {part: took * _MILLIONS for part, took in PARTS[by](found).items()} | {"less recording": recording}
 
 
 def count_file(arm: Arm, path: Path, given: Path | None, by: str) -> None:
@@ -150,8 +152,8 @@ def count_file(arm: Arm, path: Path, given: Path | None, by: str) -> None:
     from exir_lowering.cli.method_inputs import make_inputs
 
     inputs = pack([*make_inputs(given, 0, load(path), "forward")])
-    print(f"{arm.count('ours', path, inputs)[0] / 1e6:,.3f} million instructions")
-    print_parts(path.name, {"millions": _parts(arm.profile(path, inputs), by)})
+    counted = arm.count("ours", path, inputs)[0]
+    print_parts(path.name, {"million instructions": _parts(arm.profile(path, inputs), by, counted)})
 
 
 def main() -> int:

@@ -89,8 +89,8 @@ class _Recogniser(nn.Module):
 
 
 def lstm() -> Built:
-    """Build a speech recogniser with two layers of LSTM of 384, for 96 frames."""
-    return Built(_Recogniser().eval(), (torch.randn(1, 80, 96),))
+    """Build a speech recogniser with two layers of LSTM of 384, for 48 frames."""
+    return Built(_Recogniser().eval(), (torch.randn(1, 80, 48),))
 
 
 def _convolution(width: int, out: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:

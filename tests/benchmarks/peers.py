@@ -29,7 +29,7 @@ import torch
 from kinds import PARTS
 from latency import time_in_turns
 from latency_engines import first_line, use_cores
-from other import open_litert, open_onnx
+from peer_client import open_litert, open_onnx
 from peer_files import (
     add_arguments,
     compute_expected,
@@ -67,7 +67,7 @@ def _open_openvino(path: Path, inputs: Sequence[torch.Tensor], threads: int) -> 
     return request.infer, lambda: [request.get_output_tensor(index).data for index in range(len(model.outputs))]
 
 
-def _open_other(opens: Callable[..., Call], path: Path, inputs: Sequence[torch.Tensor], threads: int) -> Call:
+def _open_peer(opens: Callable[..., Call], path: Path, inputs: Sequence[torch.Tensor], threads: int) -> Call:
     return opens(path, [one.numpy() for one in inputs], threads)
 
 
@@ -75,8 +75,8 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Sequence[torch.Tensor], int], Call
     "executorch": ("executorch", _open_pte),
     "ours": ("ours", _open_pte),
     "ours_openvino": ("ours_openvino", _open_pte),
-    "litert": ("litert", partial(_open_other, open_litert)),
-    "onnx": ("onnx", partial(_open_other, open_onnx)),
+    "litert": ("litert", partial(_open_peer, open_litert)),
+    "onnx": ("onnx", partial(_open_peer, open_onnx)),
     "openvino": ("onnx", _open_openvino),
 }
 """What file an engine takes, and what opens it."""

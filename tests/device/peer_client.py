@@ -1,4 +1,4 @@
-"""The client for other runtimes, `other.py litert|onnx FILE INPUTS OUTPUTS`: as client.cpp.
+"""The client for other runtimes, `peer_client.py litert|onnx FILE INPUTS OUTPUTS`: as client.cpp.
 
 It runs in the Python that set_up.sh made, beside the runtimes and numpy.
 """
