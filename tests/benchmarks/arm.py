@@ -34,9 +34,9 @@ from peer_files import (
     add_arguments,
     compute_expected,
     default_folder,
-    keep_files,
     largest_error,
     load_model,
+    make_files,
     read_arguments,
 )
 from peer_report import find_faults, print_figures, print_parts
@@ -119,11 +119,11 @@ def pack(inputs: Sequence[torch.Tensor]) -> bytes:
     return b"".join(parts)
 
 
-def measure(name: str, arm: Arm, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, arm: Arm, own: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Count the instructions of a model, in millions, in all engines."""
     built = load_model(name)
     inputs, expected = pack(built.inputs), compute_expected(built)
-    files, failures = keep_files(name, arguments.engines, arguments.files, arguments.converter, arguments.again)
+    files, failures = make_files(name, arguments.engines, own, arguments)
     row: dict[str, Any] = {"figures": {}, "errors": {}, "failures": failures, "parts": {}}
 
     def run(engine: str) -> None:
@@ -171,7 +171,8 @@ def main() -> int:
         return 0
     rows: dict[str, Mapping[str, Any]] = {}
     for name in arguments.models:
-        rows[name] = measure(name, arm, arguments)
+        with tempfile.TemporaryDirectory() as own:
+            rows[name] = measure(name, arm, Path(own), arguments)
         print(name, rows[name]["figures"], *find_faults(rows[name]), file=sys.stderr, flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=2))

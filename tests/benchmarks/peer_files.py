@@ -10,21 +10,21 @@ import argparse
 import hashlib
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lowering_models import Built
+from lowering_models import Built, export_model
 from peer_models import MODELS, OTHERS, TRANSFORMERS
 
 _SUFFIXES = {"executorch": "pte", "ours": "pte", "ours_openvino": "pte", "litert": "tflite", "onnx": "onnx"}
-FORMATS = tuple(_SUFFIXES)
-_CONVERTERS = {"litert": "litert_torch", "onnx": "onnxscript"}
+_CONVERTED = ("litert", "onnx")
 
 
 def _executorch(program: Any, path: Path) -> None:
@@ -94,41 +94,42 @@ def make_file(name: str, engine: str, path: Path) -> None:
     """Make the file of a model in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if engine in _CONVERTERS:
-            return _convert(name, engine, path)
-        from lowering_models import export_model
+        if engine in _CONVERTED:
+            _convert(name, engine, path)
+        else:
+            _MAKERS[engine](export_model(name, MODELS)[0], path)
 
-        _MAKERS[engine](export_model(name, MODELS)[0], path)
 
-
-def keep_files(
-    name: str, engines: tuple[str, ...], folder: Path, converter: str, again: bool
+def make_files(
+    name: str, engines: Sequence[str], own: Path, arguments: argparse.Namespace
 ) -> tuple[dict[str, Path], dict[str, str]]:
     """Make the files of a model, each in a process of its own.
 
     Args:
         name: The model.
         engines: Whose files.
-        folder: Where they are kept. Those of others than ours are taken from there while the models are the same.
-        converter: The Python that has LiteRT's and ONNX's converters.
-        again: Make all of them again.
+        own: Where ours are made. Those of others are kept in the folder of the arguments while the models are the same.
+        arguments: What `read_arguments` returned.
 
     Returns:
         The files, and for engines that make none, why.
     """
     files: dict[str, Path] = {}
     failures: dict[str, str] = {}
+    arguments.files.mkdir(parents=True, exist_ok=True)
     for engine in engines:
-        path = folder / f"{name}-{engine}-{_version()}.{_SUFFIXES[engine]}"
-        if again or engine.startswith("ours") or not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        ours = engine.startswith("ours")
+        path = (own if ours else arguments.files) / f"{name}-{engine}-{_version()}.{_SUFFIXES[engine]}"
+        if ours or arguments.again or not path.exists():
             made = path.with_name(f"new-{os.getpid()}-{path.name}")
-            python = converter if engine in _CONVERTERS else sys.executable
+            python = arguments.converter if engine in _CONVERTED else sys.executable
             command = [python, __file__, name, engine, str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
             if done.returncode:
                 made.unlink(missing_ok=True)
-                failures[engine] = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:300]
+                said = re.findall(r"^[\w.]+(?:Error|Failure|Exception)\b.*", done.stderr, re.MULTILINE)
+                failures[engine] = (said or [f"exit status {done.returncode}"])[-1][:300]
                 continue
             made.replace(path)
         files[engine] = path
@@ -140,10 +141,6 @@ def _version() -> str:
     folder = Path(__file__).parent
     sources = (folder / f"{name}.py" for name in ("peer_models", "latency_models", "lowering_models"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
-
-
-def _environment() -> Mapping[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 _SETS = {"transformers": TRANSFORMERS, "others": OTHERS, "all": MODELS}
@@ -158,8 +155,8 @@ def add_arguments(parser: argparse.ArgumentParser, engines: Sequence[str]) -> No
     """Add what all comparisons take."""
     parser.add_argument("--models", default="all", help=f"{', '.join(_SETS)}, or names: {', '.join(MODELS)}")
     parser.add_argument("--engines", default=",".join(engines), help=f"of {', '.join(engines)}")
-    parser.add_argument("--files", type=Path, default=default_folder("peers"), help="where the files are kept")
-    parser.add_argument("--again", action="store_true", help="make all files again, not only ours")
+    parser.add_argument("--files", type=Path, default=default_folder("peers"), help="where files of others are kept")
+    parser.add_argument("--again", action="store_true", help="make the files of others again, too")
     parser.add_argument(
         "--converter",
         default=sys.executable,

@@ -18,9 +18,9 @@ _CONSOLE = Console(width=None if sys.stdout.isatty() else 200)
 
 
 def find_faults(row: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a model's outputs."""
-    errors = row["errors"].items()
-    return [f"{engine}: error {error:.1e}" for engine, error in errors if not error < TOLERANCE]
+    """Return what is wrong with a model's outputs, and why ExecuTorch's file or ours is not there."""
+    wrong = [f"{engine}: error {error:.1e}" for engine, error in row["errors"].items() if not error < TOLERANCE]
+    return wrong + [f"{one}: {row['failures'][one]}" for one in ("executorch", "ours") if one in row["failures"]]
 
 
 def print_figures(title: str, rows: Mapping[str, Mapping[str, Any]], engines: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,9 +34,9 @@ from peer_client import open_litert, open_onnx
 from peer_files import (
     add_arguments,
     compute_expected,
-    keep_files,
     largest_error,
     load_model,
+    make_files,
     read_arguments,
 )
 from peer_report import find_faults, print_figures
@@ -82,13 +83,13 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Sequence[torch.Tensor], int], Call
 """What file an engine takes, and what opens it."""
 
 
-def measure(name: str, cores: Sequence[int], arguments: argparse.Namespace) -> dict[int, dict[str, Any]]:
+def measure(name: str, cores: Sequence[int], own: Path, arguments: argparse.Namespace) -> dict[int, dict[str, Any]]:
     """Measure a model on each number of cores."""
     built = load_model(name)
     inputs = [one.contiguous() for one in built.inputs]
     expected = compute_expected(built)
     wanted = tuple(dict.fromkeys(ENGINES[engine][0] for engine in arguments.engines))
-    files, failed = keep_files(name, wanted, arguments.files, arguments.converter, arguments.again)
+    files, failed = make_files(name, wanted, own, arguments)
     rows = {}
     for count in cores:
         use_cores(count)
@@ -134,7 +135,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     rows: dict[int, dict[str, Mapping[str, Any]]] = {count: {} for count in cores}
     for name in arguments.models:
-        for count, row in measure(name, cores, arguments).items():
+        with tempfile.TemporaryDirectory() as own:
+            measured = measure(name, cores, Path(own), arguments)
+        for count, row in measured.items():
             rows[count][name] = row
             figures = {engine: round(found, 2) for engine, found in row["figures"].items()}
             print(name, count, figures, *find_faults(row), file=sys.stderr, flush=True)
