@@ -109,7 +109,7 @@ def measure(name: str, cores: Sequence[int], own: Path, arguments: argparse.Name
                 raise
             except Exception as error:
                 row["failures"][engine] = first_line(error)
-        taken = time_in_turns(runs, arguments.rounds)
+        taken = time_in_turns(runs, arguments.rounds) if runs else {}
         least = "cpu_min" if count == 1 else "wall_min"
         row["figures"] = {engine: found[least] for engine, found in taken.items()}
         row["all"] = taken
