@@ -20,10 +20,10 @@ _CACHED = 255
 
 
 def siglip() -> Built:
-    """Build the vision tower of SigLIP-B/16, with 3 of 12 layers."""
+    """Build the vision tower of SigLIP-B/16, with 2 of 12 layers."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
-    model = SiglipVisionModel(SiglipVisionConfig(num_hidden_layers=3)).eval()
+    model = SiglipVisionModel(SiglipVisionConfig(num_hidden_layers=2)).eval()
     return Built(Call(model, lambda m, x: m(pixel_values=x).pooler_output), (torch.randn(1, 3, 224, 224),))
 
 
@@ -63,11 +63,11 @@ def decode() -> Built:
 
 
 def whisper() -> Built:
-    """Build the encoder of Whisper-tiny, for 10 seconds."""
+    """Build the encoder of Whisper-tiny, with 2 of 4 layers, for 10 seconds."""
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    sizes = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536}
+    sizes = {"d_model": 384, "encoder_layers": 2, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536}
     model = WhisperEncoder(WhisperConfig(max_source_positions=500, **sizes)).eval()
     return Built(Call(model, lambda m, x: m(input_features=x).last_hidden_state), (torch.randn(1, 80, 1000),))
 
