@@ -30,6 +30,8 @@ _COPIES = (
 _SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
 """Operators that change nothing if the number is 1, as in attention whose model has scaled the queries already."""
 
+_PAD = "aten.constant_pad_nd.default"  # changes nothing if all its sizes are 0, as where models pad like TensorFlow
+
 
 class Identity(Rewrite):
     """Removes copies and views whose result is their operand: same elements, shape, dtype and order in memory.
@@ -38,7 +40,7 @@ class Identity(Rewrite):
     """
 
     name = "identity"
-    operators = (*_VIEWS, *_COPIES, *_SCALINGS, "aten.permute_copy.default", "aten.slice_copy.Tensor")
+    operators = (*_VIEWS, *_COPIES, *_SCALINGS, _PAD, "aten.permute_copy.default", "aten.slice_copy.Tensor")
     exactness = "bits"
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
@@ -51,8 +53,9 @@ class Identity(Rewrite):
             return _permuted(node, operand, scope)
         if operator == "aten.view_copy.default" and graphs.operator_name(operand) in _RESHAPES:
             return _view_of_view(node, operand, scope)
-        scales = operator in _SCALINGS and node.args[1] != 1
-        return operand if same_layout(node, operand) and not scales else None
+        if (operator in _SCALINGS and node.args[1] != 1) or (operator == _PAD and any(node.args[1])):  # type: ignore[arg-type]
+            return None
+        return operand if same_layout(node, operand) else None
 
 
 def _order(node: Node) -> list[int]:

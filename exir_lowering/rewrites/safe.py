@@ -2,20 +2,24 @@
 
 from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
+from exir_lowering.rewrites.movements import Broadcasts, Pieces
 from exir_lowering.rewrites.products import Products
 from exir_lowering.rewrites.reductions import LayerNorm, Pooling, Reductions
 from exir_lowering.rewrites.redundant import CommonSubexpressions, Identity
-from exir_lowering.rewrites.scalar_operands import ScalarOperands
+from exir_lowering.rewrites.scalar_operands import Powers, ScalarOperands
 from exir_lowering.rewrites.wide_depthwise import WideDepthwise
 
 SAFE = (
     Identity,
     Constants,
     SafeSoftmax,
+    Broadcasts,
+    Pieces,
     Products,
     Pooling,
     GroupedAttention,
     ScalarOperands,
+    Powers,
     Reductions,
     LayerNorm,
     WideDepthwise,

@@ -1,4 +1,4 @@
-"""Arithmetic with a number, as arithmetic with a constant tensor: many backends know only the latter."""
+"""Arithmetic with a number, as arithmetic of tensors: many backends know only the latter."""
 
 from __future__ import annotations
 
@@ -43,6 +43,38 @@ class ScalarOperands(Rewrite):
             return None
         operator = graphs.operator_name(node).removesuffix("Scalar") + "Tensor"
         return scope.call(operator, node.args[0], scope.constant(constant), like=node)
+
+
+_POWER, _RECIPROCAL, _MUL = "aten.pow.Tensor_Scalar", "aten.reciprocal.default", "aten.mul.Tensor"
+_ROOTS = {0.5: "aten.sqrt.default", -0.5: "aten.rsqrt.default"}
+
+
+class Powers(Rewrite):
+    """Replaces powers by the products and roots as which eager PyTorch computes them, and a reciprocal by a quotient.
+
+    Of float32, and of exponents of 2, 3, 0.5 and -0.5: others are computed by logarithms. Whole squares, of which
+    backends have an operator, are left alone.
+    """
+
+    name = "powers"
+    operators = (_POWER, _RECIPROCAL)
+    exactness = "bits"
+    when = "taken"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return products, a root, or a quotient."""
+        operand = node.args[0]
+        if not is_float32(operand, node) or not is_contiguous(operand):
+            return None
+        if graphs.operator_name(node) == _RECIPROCAL:
+            return scope.call("aten.div.Tensor", scope.constant(torch.tensor(1.0)), operand, like=node)
+        exponent: Any = node.args[1]
+        if exponent in _ROOTS:
+            return scope.call(_ROOTS[exponent], operand, like=node)
+        if exponent not in (2, 3) or (exponent == 2 and isinstance(exponent, int)):
+            return None
+        square = scope.call(_MUL, operand, operand, like=node)
+        return square if exponent == 2 else scope.call(_MUL, square, operand, like=node)
 
 
 def _constant(number: Any) -> torch.Tensor | None:

@@ -128,7 +128,8 @@ class _Walk:
             for rewrite in self._interested(node):
                 new, made = self._propose(rewrite, node), tuple(self.editor.made)
                 if new in made:
-                    candidates.append(Candidate(rewrite, node, new, made, tuple(sorted(would_remove(node, made)))))
+                    old = {*would_remove(node, made), *(node.all_input_nodes if graphs.is_getitem(node) else ())}
+                    candidates.append(Candidate(rewrite, node, new, made, tuple(sorted(old))))
                     break
                 self.editor.discard()
         return candidates

@@ -18,12 +18,15 @@ from exir_lowering.graphs import measures
 _HOST_CALL = 1500.0  # of each host kernel; the rest is for each element that it makes, or reads for a reduction
 _HOST = {"add": 0.45, "sub": 0.45, "mul": 0.45, "mean": 0.6, "native_layer_norm": 1.2, "convolution": 3.3}
 _HOST_OTHER = 2.0
+_HOST_NARROW_NORM, _WIDE = 2.4, 256  # of rows with fewer elements, which legalization computes in several steps
 _DELEGATE = {
     **dict.fromkeys(("view_copy", "unsqueeze_copy", "squeeze_copy"), 0.05),
     **dict.fromkeys(("cat", "constant_pad_nd", "slice_copy", "permute_copy", "_clone_dim_order", "clone"), 0.13),
+    **dict.fromkeys(("select_copy", "split_copy", "split_with_sizes_copy", "unbind_copy"), 0.13),
     **dict.fromkeys(("cos", "div", "elu", "exp", "gelu", "hardswish", "leaky_relu", "log", "pow", "rsqrt"), 0.4),
     **dict.fromkeys(("sigmoid", "sin", "sqrt", "tanh", "_softmax"), 0.4),
-    **dict.fromkeys(("amax", "amin", "mean", "sum"), 1.5),
+    **dict.fromkeys(("amax", "amin", "sum"), 1.5),
+    "mean": 0.2,  # a pooling of the rows as channels
 }
 _DELEGATE_OTHER = 0.25
 _MULTIPLY_ADD, _WEIGHT_BYTE = 0.0103, 0.05  # of products in a delegate
@@ -42,7 +45,8 @@ _FUSING = _FUSED | {"add", "addmm", "convolution", "linear", "mm"}
 def on_host(node: Node) -> float:
     """Return what an operator costs on the host."""
     name = _name(node)
-    return _HOST_CALL + _HOST.get(name, _HOST_OTHER) * _work(name, node)
+    narrow = name == "native_layer_norm" and math.prod(map(size_hint, node.args[1])) < _WIDE  # type: ignore[arg-type]
+    return _HOST_CALL + (_HOST_NARROW_NORM if narrow else _HOST.get(name, _HOST_OTHER)) * _work(name, node)
 
 
 def in_delegate(node: Node) -> float:

@@ -32,7 +32,7 @@ class Candidate:
     node: Node  # the node whose value it computes
     new: Node  # the node that would have the value
     made: tuple[Node, ...]  # what was added for it, in the graph's order
-    old: tuple[Node, ...]  # what nothing would need any more, in the graph's order
+    old: tuple[Node, ...]  # what nothing would need any more, in the graph's order; of a result, also its operator
 
 
 _Copies = dict[tuple[Candidate, Node], Node]  # the nodes of a probe, by candidate and the node that each is a copy of
@@ -72,14 +72,15 @@ def choose(
 
 
 def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate) -> bool:
-    old, new = (
-        [copies[candidate, node] for node in filter(graphs.is_operator, nodes)]
-        for nodes in (candidate.old, candidate.made)
-    )
+    new = [copies[candidate, node] for node in filter(graphs.is_operator, candidate.made)]
     backends = {places.get(node.name) for node in new}
     if len(backends) != 1 or None in backends:
         return False
-    before = sum(gains.in_delegate(node) if places.get(node.name) else gains.on_host(node) for node in old)
+    before = 0.0
+    for node in filter(graphs.is_operator, candidate.old):
+        copied, results = copies[candidate, node], sum(map(graphs.is_getitem, node.users))
+        cost = gains.in_delegate(copied) if places.get(copied.name) else gains.on_host(copied)
+        before += cost / max(1, results)  # each result bears its part
     return sum(map(gains.in_delegate, new)) < before
 
 
