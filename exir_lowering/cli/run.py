@@ -19,6 +19,7 @@ examples:
   exir-lower run model.pte
   exir-lower run model.pte --inputs inputs.pt --save outputs.pt
   exir-lower run model.pte --profile --runs 20 --top 10
+  exir-lower run model.pte --profile --runs 20 --by operator
   exir-lower run llm.pte --method decode --inputs token.pt
   exir-lower run unknown.pte --timeout 10
 
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     method_inputs.add_data(parser)
     parser.add_argument(
         "--profile", action="store_true", help="run it again, and print where the time goes, slowest first"
+    )
+    parser.add_argument(
+        "--by", choices=("operator",), help="with --profile: add up what has the same operator, in whatever delegates"
     )
     parser.add_argument("--top", type=int, metavar="N", help="with --profile: only the N rows that take longest")
     parser.add_argument("--runs", type=int, metavar="N", help="with --profile: the number of runs (default: 1)")
@@ -70,11 +74,11 @@ def execute(arguments: argparse.Namespace) -> int:
     data = [*map(find_file, arguments.data)]
     save = None if arguments.save is None else check_target(arguments.save)
     given = None if arguments.inputs is None else find_file(arguments.inputs)
-    for name in ("json", "top", "runs"):
+    for name in ("json", "by", "top", "runs"):
         value = getattr(arguments, name)
         if value and not arguments.profile:
             raise InputError(f"--{name} applies to the profile: give --profile too.")
-        if name != "json" and value is not None and value < 1:
+        if isinstance(value, int) and name != "json" and value < 1:
             raise InputError(f"--{name} {value}: expected a number of at least 1.")
     import torch
 
@@ -94,6 +98,7 @@ def execute(arguments: argparse.Namespace) -> int:
         named, method = method, choice.method
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
+    profile = profile.by_operator() if profile is not None and arguments.by else profile
     shown = profile.by_time(arguments.top) if profile is not None and (arguments.top or not arguments.json) else profile
     if arguments.json:
         show(shown, True)

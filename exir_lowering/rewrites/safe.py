@@ -1,6 +1,6 @@
 """The set "safe": the rewrites of this package, in order."""
 
-from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
+from exir_lowering.rewrites.attention import GroupedAttention, RowFactors, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
 from exir_lowering.rewrites.movements import Broadcasts, InferredSizes, Pieces, Repeats
 from exir_lowering.rewrites.products import Products
@@ -14,6 +14,7 @@ SAFE = (
     InferredSizes,
     Constants,
     SafeSoftmax,
+    RowFactors,
     Broadcasts,
     Pieces,
     Repeats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ _LINES = 3
 METHOD_EVENT = "Method::execute"
 _KINDS = {"OPERATOR_CALL": "kernel", "DELEGATE_CALL": "delegate"}
 """What ExecuTorch's runtime calls its events."""
+
+_COUNTED = re.compile(r" #\d+$")
+"""Delegates number instructions of the same name."""
 
 _INDENT = {"method": "", "kernel": "  ", "delegate": "  ", "instruction": "    "}
 
@@ -71,7 +75,7 @@ class ProfileRow:
         name: The method, the operator of the model or, where that is not known, of the file (such as "aten.add.out"),
             the backend's number in the method, or what the delegate calls it.
         backend: The backend of a delegate or an instruction, "" for others and when it is not known.
-        instruction: The number of the instruction in the file, -1 for the method.
+        instruction: The number of the instruction in the file, -1 for the method and for operators that are added up.
         handles: The debug handles that it stands for.
         calls: How often it was executed.
         milliseconds: How long that took in total.
@@ -121,13 +125,40 @@ class Profile(Shown):
         rows = sorted(self.rows[1:], key=lambda row: (-row.milliseconds, row.instruction))
         return Profile(self.method, self.runs, (*self.rows[:1], *rows[:top]))
 
+    def by_operator(self) -> Profile:
+        """Return the profile with one row for each operator, the slowest first, whatever delegates it is in.
+
+        Kernels and instructions of a name are added up; of delegates, what they take beside their instructions.
+
+        Returns:
+            The profile; the method stays the first row, and the others have no number of an instruction.
+        """
+        whole, groups, inside = self.rows[0], dict[tuple[str, str, str], list[ProfileRow]](), dict[int, float]()
+        for row in self.rows[1:]:
+            name = "delegate" if row.kind == "delegate" else _COUNTED.sub("", row.name)
+            groups.setdefault((row.kind, name, row.backend), []).append(row)
+            if row.kind == "instruction":
+                inside[row.instruction] = inside.get(row.instruction, 0.0) + row.milliseconds
+        rows = []
+        for (kind, name, backend), group in groups.items():
+            less = inside if kind == "delegate" else {}
+            took = sum(max(row.milliseconds - less.get(row.instruction, 0.0), 0.0) for row in group)
+            handles, sources = (
+                tuple(dict.fromkeys(one for row in group for one in getattr(row, field)))
+                for field in ("handles", "sources")
+            )
+            times = sum(row.calls for row in group), took, took / whole.milliseconds if whole.milliseconds else 0.0
+            rows.append(ProfileRow(kind, name, backend, -1, handles, *times, sources))
+        return Profile(self.method, self.runs, (whole, *rows)).by_time()
+
     def table(self) -> Table:
         """Return the table for a terminal."""
         rows, inside = [], -1
         for row in self.rows:
             inside = inside if row.kind == "instruction" else row.instruction
             # By time, instructions stand below rows that are not their delegates.
-            kind = "delegate" if row.kind == "instruction" and row.instruction != inside else row.kind
+            alone = row.instruction < 0 or row.instruction != inside
+            kind = "delegate" if row.kind == "instruction" and alone else row.kind
             what = _INDENT[kind] + printable(row.name + f" ({row.backend})" * (kind == "delegate"))
             more = [f"and {len(row.sources) - _LINES} more"] * (len(row.sources) > _LINES)
             where = "\n".join(map(printable, [*row.sources[:_LINES], *more]))

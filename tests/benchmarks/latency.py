@@ -76,7 +76,7 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
                 found[kind] = max(found.get(kind, 0.0), error)
         for engine, seconds in ready.items():
             about[engine].setdefault("ready_ms", seconds * 1e3)
-        row["ms"][str(count)] = _time(runs, rounds)
+        row["ms"][str(count)] = time_in_turns(runs, rounds)
         runs.clear()
     return row
 
@@ -91,7 +91,7 @@ def _errors(outputs: Sequence[Any], expected: Sequence[torch.Tensor]) -> dict[st
     return {"error": float(errors.max()), "rms": float(errors.square().mean().sqrt())}
 
 
-def _time(runs: Mapping[str, Run], rounds: int) -> dict[str, dict[str, float]]:
+def time_in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, dict[str, float]]:
     """Run all engines in turns, after one run that does not count; no engine always follows the same one."""
     taken: dict[str, list[tuple[float, float]]] = {engine: [] for engine in runs}
     for turn in range(rounds + 1):

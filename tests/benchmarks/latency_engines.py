@@ -113,7 +113,7 @@ def make_files(
         try:
             files[engine] = FILES[engine](subject.program)
         except LoweringError as error:
-            failures[engine] = _first_line(error)
+            failures[engine] = first_line(error)
             continue
         if kept:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def open_all(
         except MemoryError:
             raise
         except Exception as error:
-            failures[engine] = _first_line(error)
+            failures[engine] = first_line(error)
             continue
         runs[engine] = opened
         if engine in FILES:
@@ -179,6 +179,7 @@ def _flat(result: Any) -> list[Any]:
     return [result] if isinstance(result, torch.Tensor) else [*result]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what kind of error it is, and the start of what it says."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"

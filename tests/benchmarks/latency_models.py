@@ -17,7 +17,8 @@ _PADDED = 32
 """How many of them the attention mask leaves out."""
 
 
-def _tokens(length: int = TOKENS, vocabulary: int = 30000) -> torch.Tensor:
+def draw_tokens(length: int = TOKENS, vocabulary: int = 30000) -> torch.Tensor:
+    """Return one text."""
     return torch.randint(1, vocabulary, (1, length))
 
 
@@ -37,16 +38,17 @@ def _settle(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     model.eval()
 
 
-def _classifier(name: str, **config: Any) -> Built:
+def classifier(name: str, **config: Any) -> Built:
     """Build one of transformers' image classifiers, for 224 x 224 pixels and 1000 classes."""
     import transformers
 
     made = getattr(transformers, f"{name}Config")(num_labels=1000, **config)
     model = getattr(transformers, f"{name}ForImageClassification")(made).eval()
-    return _for_images(Call(model, lambda m, x: m(pixel_values=x).logits))
+    return for_images(Call(model, lambda m, x: m(pixel_values=x).logits))
 
 
-def _for_images(model: nn.Module) -> Built:
+def for_images(model: nn.Module) -> Built:
+    """Give a model an image of 224 x 224 pixels, and the statistics of some."""
     inputs = (torch.randn(1, 3, 224, 224),)
     _settle(model.eval(), inputs)
     return Built(model, inputs)
@@ -56,7 +58,7 @@ def _encoder(model: nn.Module, dynamic: bool = False) -> Built:
     """Build a text encoder with an attention mask."""
     call = Call(model.eval(), lambda m, x, mask: m(input_ids=x, attention_mask=mask).last_hidden_state)
     axes = {1: Dim("length", min=2, max=512)}
-    return Built(call, (_tokens(), _mask()), ((axes, axes),) if dynamic else None)
+    return Built(call, (draw_tokens(), _mask()), ((axes, axes),) if dynamic else None)
 
 
 def _bert(layers: int, width: int, heads: int, dynamic: bool = False) -> Built:
@@ -78,12 +80,12 @@ def whisper_encoder() -> Built:
 
 def resnet18() -> Built:
     """Build ResNet-18."""
-    return _classifier("ResNet", layer_type="basic", hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2])
+    return classifier("ResNet", layer_type="basic", hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2])
 
 
 def vit_tiny() -> Built:
     """Build ViT-tiny."""
-    return _classifier("ViT", hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768)
+    return classifier("ViT", hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768)
 
 
 def distilbert() -> Built:
@@ -98,7 +100,7 @@ def clip_text() -> Built:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     model = CLIPTextModel(CLIPTextConfig(eos_token_id=49407)).eval()
-    return Built(Call(model, lambda m, x: m(input_ids=x).last_hidden_state), (_tokens(77),))
+    return Built(Call(model, lambda m, x: m(input_ids=x).last_hidden_state), (draw_tokens(77),))
 
 
 def clip_vision() -> Built:
@@ -116,8 +118,8 @@ def t5_encoder() -> Built:
     return _encoder(T5EncoderModel(T5Config()))
 
 
-def llama(tokens: int) -> Built:
-    """Build a Llama of 6 layers with a cache for 256 tokens and two heads for each one of keys and values."""
+def llama_model() -> nn.Module:
+    """Build a Llama of 6 layers with two heads for each one of keys and values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -130,8 +132,14 @@ def llama(tokens: int) -> Built:
         max_position_embeddings=256,
     )
     # ExecuTorch cannot convert a program that writes values with gradients into a buffer.
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    return Built(Cached(model, heads=4, width=64, length=256), (_tokens(tokens, 8000), torch.arange(tokens)))
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def llama(tokens: int) -> Built:
+    """Build that Llama with a cache for 256 tokens."""
+    return Built(
+        Cached(llama_model(), heads=4, width=64, length=256), (draw_tokens(tokens, 8000), torch.arange(tokens))
+    )
 
 
 class _Excite(nn.Module):
@@ -206,12 +214,12 @@ def mobilenet_v3() -> Built:
         layers.append(_Residual(width, kernel, inner, out, excite, hard, stride))
         width = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280), nn.Hardswish(), nn.Linear(1280, 1000))
-    return _for_images(nn.Sequential(*layers, *_convolution(width, 960, 1, 1, 1, True), *head))
+    return for_images(nn.Sequential(*layers, *_convolution(width, 960, 1, 1, 1, True), *head))
 
 
 def efficientnet_b0() -> Built:
     """Build EfficientNet-B0."""
-    return _classifier("EfficientNet", image_size=224, hidden_dim=1280, width_coefficient=1.0, depth_coefficient=1.0)
+    return classifier("EfficientNet", image_size=224, hidden_dim=1280, width_coefficient=1.0, depth_coefficient=1.0)
 
 
 def _int8(built: Built) -> Built:
@@ -227,25 +235,25 @@ TRANSFORMERS: dict[str, Callable[[], Built]] = {
     "clip_text": clip_text,
     "clip_vision": clip_vision,
     "t5_encoder": t5_encoder,
-    "swin_tiny": lambda: _classifier("Swin"),
+    "swin_tiny": lambda: classifier("Swin"),
     "llama_prefill": lambda: llama(64),
     "llama_decode": lambda: llama(1),
 }
 """The models whose geometric mean counts."""
 
 CONVOLUTIONAL: dict[str, Callable[[], Built]] = {
-    "mobilenet_v2": lambda: _classifier("MobileNetV2"),
+    "mobilenet_v2": lambda: classifier("MobileNetV2"),
     "mobilenet_v3": mobilenet_v3,
     "resnet18": resnet18,
-    "resnet50": lambda: _classifier("ResNet"),
-    "convnext_tiny": lambda: _classifier("ConvNext"),
+    "resnet50": lambda: classifier("ResNet"),
+    "convnext_tiny": lambda: classifier("ConvNext"),
     "efficientnet_b0": efficientnet_b0,
 }
 
 OTHERS: dict[str, Callable[[], Built]] = {
-    "mobilenet_v2_int8": lambda: _int8(_classifier("MobileNetV2")),
+    "mobilenet_v2_int8": lambda: _int8(classifier("MobileNetV2")),
     "vit_tiny_int8": lambda: _int8(vit_tiny()),
-    "resnet50_int8": lambda: _int8(_classifier("ResNet")),
+    "resnet50_int8": lambda: _int8(classifier("ResNet")),
     "bert_mini_dynamic": lambda: _bert(4, 256, 4, dynamic=True),
 }
 """Quantised models, and one for any length of text."""

@@ -81,6 +81,34 @@ def test_bench_says_what_is_wrong(main: Main, files: Path) -> None:
         assert (code, out) == (2, "") and part in err and err.count("\n") == 2
 
 
+def test_a_profile_by_operator_adds_up_all_delegates(main: Main, files: Path) -> None:
+    def row(kind: str, name: str, number: int, milliseconds: float, *sources: str) -> ProfileRow:
+        backend = "" if kind in ("method", "kernel") else "toy"
+        return ProfileRow(kind, name, backend, number, (number,), 2, milliseconds, milliseconds / 10, sources)
+
+    rows = (
+        row("method", "forward", -1, 10.0),
+        row("delegate", "delegate 0", 1, 3.0),
+        row("instruction", "Add (ND) #1", 1, 0.5),
+        row("instruction", "Add (ND) #2", 1, 2.0),
+        row("kernel", "sin", 2, 0.25, "a"),
+        row("delegate", "delegate 1", 3, 4.0),
+        row("instruction", "Add (ND) #1", 3, 3.0),
+        row("kernel", "sin", 4, 0.75, "a", "b"),
+    )
+    found = Profile("forward", 2, rows).by_operator()
+    assert [(one.name, one.calls, one.milliseconds) for one in found.rows] == [
+        ("forward", 2, 10.0),
+        ("Add (ND)", 6, 5.5),
+        ("delegate", 4, 1.5),
+        ("sin", 4, 1.0),
+    ]
+    _, add, own, sin = found.rows
+    assert (add.kind, add.backend, own.kind, sin.share) == ("instruction", "toy", "delegate", 0.1)
+    assert sin.handles == (2, 4) and sin.sources == ("a", "b")
+    assert "  Add (ND) (toy) " in found.to_text() and len(found.by_time(1).rows) == 2
+
+
 def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None:
     def row(kind: str, name: str, number: int, milliseconds: float) -> ProfileRow:
         return ProfileRow(kind, name, "toy", number, (), 1, milliseconds, milliseconds / 10, ())
@@ -106,5 +134,8 @@ def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None
         all(one["calls"] == 5 for one in found[:2])
         and len(json.loads(main(*argv, "--top", "2", "--json")[1])["rows"]) == 3
     )
+    code, out, err = main(*argv, "--by", "operator", "--top", "1", "--json")
+    (_, slowest) = json.loads(out)["rows"]
+    assert code == 0 and slowest["instruction"] == -1 and slowest["calls"] % 5 == 0, err
     code, _, err = main(*argv[:-3], "--top", "2")
     assert code == 2 and "--top applies to the profile: give --profile too" in err
