@@ -68,13 +68,12 @@ class Conversion:
         return self._to_edge(program, preserved)
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-        mode = fake_mode_of(program.graph_module)
-        before = decided(mode and mode.shape_env)
+        before = decided(env := getattr(fake_mode_of(program.graph_module), "shape_env", None))
         try:
             return decompose(_trial(program), table)
         except NotCoveredError as reason:
             self.left += (f"{step}: {reason}",)
-            undecide(mode and mode.shape_env, before)
+            undecide(env, before)
             decomposed: ExportedProgram = program.run_decompositions(dict(table))
             return decomposed
 
@@ -97,13 +96,12 @@ class Conversion:
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
-        mode = fake_mode_of(program.graph_module)
-        before = decided(mode and mode.shape_env)
+        before = decided(env := getattr(fake_mode_of(program.graph_module), "shape_env", None))
         try:
             graph_module = to_edge_operators(_trial(program).graph_module, self._config)
         except NotCoveredError as reason:
             self.left += (f"Edge operators: {reason}",)
-            undecide(mode and mode.shape_env, before)
+            undecide(env, before)
             converted: ExportedProgram = _generate_edge_program(self._config, program, preserve_ops=list(preserved))
             return converted
         edge = with_graph(program, graph_module)
