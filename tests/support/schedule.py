@@ -59,6 +59,7 @@ half_precision: a_model_is_as_exact_as_in_eager_mode/5
 higher_order: inference_equals_eager_and_sees_weights/6 training_equals_eager/3
 host_memory: the_numbers_are_those_of_eager/6
 identity: identities_are_gone/3 what_changes_something_stays/3
+inferred_sizes: each_form/4
 language_models: exportable_modules_of_transformers_work_as_they_are/4
     few_bits_are_computed_as_executorch_computes_them/2 weights_of_few_bits/4
 layer_norm: forms/3
@@ -173,6 +174,8 @@ pipeline/models: (convnext) (llama) (mobilenet_v2) (t5) (vit) (whisper_encoder)
 pipeline/properties: the_programs_equal_the_modules_that_they_come_from
 pte/saving: at_random_moments before_any_line the_old_pair_stays_whole_when_names_differ
 rewrites/common_subexpressions: quantised_patterns_are_not_shared
+rewrites/inferred_sizes: a_dynamic_batch a_dynamic_batch_of_dynamic_rows the_input_program_keeps_its_sizes
+    attention_has_the_partitions_of_the_static_file(eager)
 rewriting/random_programs: rewritten_programs_give_the_same_results(ops)
     rewritten_programs_give_the_same_results(random) with_a_partitioner(attention-seeds0)
 runtime/delegates: ten_thousand_calls_leak_nothing
