@@ -1,4 +1,4 @@
-from .attention import GroupedAttention as GroupedAttention, SafeSoftmax as SafeSoftmax
+from .attention import GroupedAttention as GroupedAttention, RowFactors as RowFactors, SafeSoftmax as SafeSoftmax
 from .constants import Constants as Constants
 from .movements import Broadcasts as Broadcasts, Pieces as Pieces
 from .products import Products as Products

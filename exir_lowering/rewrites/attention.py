@@ -143,7 +143,7 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
         return None  # the mask is broadcast along the rows
     some = scope.call("aten.any.dim", visible, width, True)
     order = list(range(len(rows.shape)))
-    factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)
+    factor = scope.call(_CONVERT, some, dtype=torch.float32, dim_order=order)
     total = scope.call(_ADD, masked.scores, finite, like=masked.total)
     plain = scope.call(_SOFTMAX, total, *softmax.args[1:], like=softmax)
     return scope.call("aten.mul.Tensor", plain, factor, like=softmax)
@@ -157,6 +157,7 @@ def _move(value: Node, steps: Sequence[Node], scope: Scope) -> Node:
 
 
 _BMM, _EXPAND = "aten.bmm.default", "aten.expand_copy.default"
+_CONVERT = "dim_order_ops._to_dim_order_copy.default"
 _VIEW, _PERMUTE = "aten.view_copy.default", "aten.permute_copy.default"
 _BY_ELEMENT = (
     "aten.mul.Tensor",
@@ -168,6 +169,36 @@ _BY_ELEMENT = (
     "dim_order_ops._to_dim_order_copy.default",
 )
 """Operators that compute each element from one element, if their other operand is a number or has one element."""
+
+
+class RowFactors(Rewrite):
+    """Replaces `bmm(softmax(x) * factor, values)`, where the factor is 0 or 1 for each row, by `bmm(...) * factor`.
+
+    `SafeSoftmax` multiplies rows that are fully masked by 0. There are as many products then as values have columns,
+    and not as there are scores. A row with a factor of 1 stays as it is; one with 0 is 0 in both forms, or NaN if a
+    value is infinite or NaN: of such a row, `SafeSoftmax` makes weights that are equal, and none is 0.
+    """
+
+    name = "row-factors"
+    operators = (_BMM,)
+    exactness = "tolerance"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the product, multiplied afterwards."""
+        weights, values = node.args[:2]
+        scaled: Any = weights.args[0] if calls(weights, _VIEW) else weights
+        if not calls(scaled, "aten.mul.Tensor") or len(scaled.users) > 1 or not calls(scaled.args[0], _SOFTMAX):
+            return None
+        softmax, factor = scaled.args[:2]
+        shape, rows = scaled.meta["val"].shape, factor.meta["val"].shape if calls(factor, _CONVERT) else ()
+        if not rows or tensor_of(factor.args[0]).dtype is not torch.bool or not is_float32(node, factor):
+            return None
+        alike = same_layout(softmax, scaled) and measures.same_sizes(weights.meta["val"].shape[1:], shape[-2:])
+        if not alike or not measures.same_sizes(rows, [*[1] * (len(rows) - 2), shape[-2], 1]):
+            return None
+        plain = softmax if scaled is weights else call_again(scope, weights, softmax)
+        factor = scope.call("aten.squeeze_copy.dims", factor, [*range(len(rows) - 3)]) if len(rows) > 3 else factor
+        return scope.call("aten.mul.Tensor", scope.call(_BMM, plain, values, like=node), factor, like=node)
 
 
 class GroupedAttention(Rewrite):

@@ -1,6 +1,6 @@
 """The set "safe": the rewrites of this package, in order."""
 
-from exir_lowering.rewrites.attention import GroupedAttention, SafeSoftmax
+from exir_lowering.rewrites.attention import GroupedAttention, RowFactors, SafeSoftmax
 from exir_lowering.rewrites.constants import Constants
 from exir_lowering.rewrites.movements import Broadcasts, Pieces
 from exir_lowering.rewrites.products import Products
@@ -13,6 +13,7 @@ SAFE = (
     Identity,
     Constants,
     SafeSoftmax,
+    RowFactors,
     Broadcasts,
     Pieces,
     Products,

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import exir_lowering
 from exir_lowering import InputError, LoweringOptions
-from exir_lowering.rewrites import SafeSoftmax
+from exir_lowering.rewrites import Identity, RowFactors, SafeSoftmax
 
 INF, NAN = float("inf"), float("nan")
 
@@ -91,6 +91,25 @@ def test_a_mask_of_unknown_content_is_a_factor_for_rows() -> None:
         for x in (X, *HOSTILE):
             found.check(x, mask, exact=True)
     assert not found.rewritten.run("forward", X, MASKED)[0][0, :, 1].any()
+
+
+@pytest.mark.parametrize("values", [lambda x: x, lambda x: x * INF, lambda x: x * 1e37])
+def test_the_factor_comes_behind_the_product(values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Scaled(Attention):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            queries, keys = (one(y).view(1, -1, 2, 4).transpose(1, 2) for one in (self.queries, self.keys))
+            return attention(queries, keys, values(x.view(1, -1, 2, 4)).transpose(1, 2), attn_mask=mask)
+
+    chosen = [Identity, SafeSoftmax]
+    after = versions(Scaled(), (X, MASKED), [*chosen, RowFactors])
+    program = export(Scaled().eval(), (X, MASKED))
+    options = LoweringOptions(rewrites=[*chosen, RowFactors])
+    found = exir_lowering.plan(program, options=options).methods[0].rewritings
+    assert [one.operators[0] for one in found if one.rewrite == "row-factors"] == ["aten.bmm.default"]
+    for mask in (MASKED, torch.zeros(5, 5, dtype=torch.bool), torch.ones(5, 5, dtype=torch.bool)):
+        for x in (X, *HOSTILE):
+            after.check(x, mask)
 
 
 @pytest.mark.parametrize(
