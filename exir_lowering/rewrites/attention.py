@@ -185,21 +185,23 @@ class RowFactors(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the product, multiplied afterwards."""
-        weights, values = node.args[:2]
+        weights: Any = node.args[0]
         scaled: Any = weights.args[0] if calls(weights, _VIEW) else weights
         if not calls(scaled, "aten.mul.Tensor") or len(scaled.users) > 1 or not calls(scaled.args[0], _SOFTMAX):
             return None
-        softmax, factor = scaled.args[:2]
+        softmax: Any = scaled.args[0]
+        factor: Any = scaled.args[1]
         made: Any = factor.args[0] if calls(factor, "aten.squeeze_copy.dims") else factor
-        shape, rows = scaled.meta["val"].shape, factor.meta["val"].shape if calls(made, _CONVERT) else ()
-        if not rows or tensor_of(made.args[0]).dtype is not torch.bool or not is_float32(node, factor):
+        rows = factor.meta["val"].shape if calls(made, _CONVERT) and is_float32(node, factor) else ()
+        if not rows or made.args[0].meta["val"].dtype is not torch.bool:
             return None
+        shape = scaled.meta["val"].shape
         alike = same_layout(softmax, scaled) and measures.same_sizes(weights.meta["val"].shape[1:], shape[-2:])
         if not alike or not measures.same_sizes(rows, [*[1] * (len(rows) - 2), shape[-2], 1]):
             return None
         plain = softmax if scaled is weights else call_again(scope, weights, softmax)
         factor = scope.call("aten.squeeze_copy.dims", factor, [*range(len(rows) - 3)]) if len(rows) > 3 else factor
-        return scope.call("aten.mul.Tensor", scope.call(_BMM, plain, values, like=node), factor, like=node)
+        return scope.call("aten.mul.Tensor", scope.call(_BMM, plain, node.args[1], like=node), factor, like=node)
 
 
 class GroupedAttention(Rewrite):

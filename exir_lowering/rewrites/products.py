@@ -34,7 +34,8 @@ class Products(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return a linear layer, or the product of batches and the sum with a bias."""
-        *biases, operand, matrix = node.args
+        given: list[Any] = [*node.args]
+        *biases, operand, matrix = given
         shape = static_shape(matrix)
         if shape is None or 0 in shape or not is_float32(operand, matrix, node):
             return None
