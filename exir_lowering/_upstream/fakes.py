@@ -221,7 +221,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 def make_meta(size: Any, stride: Any, offset: Any, dtype: torch.dtype, count: Any = None) -> torch.Tensor:
     """Return a tensor without memory of a layout, in a storage of its own; `count` is what `_symbolic_count` found."""
     if count is not None:  # torch would compute the bytes again, for ten times as long
-        return torch.empty(count, dtype=dtype, device="meta").as_strided(size, stride)
+        return torch.empty(count, dtype=dtype, device="meta").as_strided(size, stride, offset)
     made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
     if isinstance(offset, int) and not offset:
         return made
