@@ -65,12 +65,13 @@ def conv(x: torch.Tensor) -> torch.Tensor:
 Case = tuple[Callable[..., Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def together(cases: Sequence[Any]) -> tuple[LoweredMethods, exir_lowering.LoadedProgram]:
+def together(cases: Sequence[Any], rewrites: str = "safe") -> tuple[LoweredMethods, exir_lowering.LoadedProgram]:
     """Lower a method for each case, in one file: that takes little longer than for one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = {f"m{n}": export(Model(case[0], case[2]), tuple(case[1])) for n, case in enumerate(cases)}
-        lowered = exir_lowering.lower(programs, "xnnpack")
+        options = exir_lowering.LoweringOptions(rewrites=rewrites)
+        lowered = exir_lowering.lower(programs, "xnnpack", options=options)
     return lowered, exir_lowering.load(lowered.emit().buffer)
 
 
@@ -118,7 +119,7 @@ LEFT: Sequence[tuple[Any, ...]] = [
 
 @pytest.fixture(scope="module")
 def left() -> Any:
-    return together(LEFT)
+    return together(LEFT, "none")
 
 
 @pytest.mark.parametrize("number", range(len(LEFT)))
