@@ -159,7 +159,8 @@ def report(rows: Mapping[str, Row], engines: Sequence[str]) -> None:
                 times = f" ({faster:.2f}x)" if faster and engine != BASE else ""
                 cells.append(f"{found:.2f}{times}" if found else "-")
             for key, scale in (("delegates", 1), ("planned", 1e-6)):
-                cells.append(" / ".join(f"{row['files'][e][key] * scale:.3g}" for e in engines if e in row["files"]))
+                described = (row["files"].get(engine, {}) for engine in engines)
+                cells.append(" / ".join(f"{one[key] * scale:.3g}" for one in described if key in one))
             table.add_row(name, *cells)
         console.print(table)
         for engine in engines:
