@@ -71,6 +71,8 @@ def openvino(device: str = "CPU") -> Partitioner:
 class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
     """ExecuTorch's `OpenvinoPartitioner` without what its delegate would get wrong. Arguments as for `openvino`."""
 
+    rewrites = frozenset({"safe"})
+
     def __init__(self, device: str = "CPU") -> None:
         super().__init__()
         if not isinstance(device, str) or not device:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -43,6 +43,8 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a backend supports them.
+        rewrites: The rewrites of the default set "safe" that these backends gain from, by name, {"safe"} for all. None
+            stands for those that only simplify: "identity", "constants" and "common-subexpressions".
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         keep_apart: bool = False,
         own_state: bool = False,
         keep_whole: Sequence[Any] = (),
+        rewrites: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         who, specs = type(self).__name__, {} if compile_specs is None else compile_specs
@@ -75,7 +78,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
                 raise InputError(f"{who}: compile_specs[{backend_id!r}] is {given!r}, expected a list of CompileSpec.")
         self.compile_specs = {backend_id: list(given) for backend_id, given in specs.items()}
         self.limits, self.keep_apart = limits or Limits(), keep_apart
-        self.own_state, self.keep_whole = own_state, list(keep_whole)
+        self.own_state, self.keep_whole, self.rewrites = own_state, list(keep_whole), rewrites
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Tag what the backends support; InputError if a group that must stay together cannot be convex."""
@@ -163,6 +166,7 @@ class PatternPartitioner(SupportPartitioner):
             state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a pattern matches them before; the pattern calls them, without example inputs.
+        rewrites: As for `SupportPartitioner`.
     """
 
     def __init__(
@@ -173,6 +177,7 @@ class PatternPartitioner(SupportPartitioner):
         limits: Limits | None = None,
         own_state: bool = False,
         keep_whole: Sequence[Any] = (),
+        rewrites: Collection[str] | None = None,
     ) -> None:
         self.support = PatternSupport(*patterns)
         super().__init__(
@@ -181,6 +186,7 @@ class PatternPartitioner(SupportPartitioner):
             limits=limits,
             own_state=own_state,
             keep_whole=keep_whole,
+            rewrites=rewrites,
         )
         self.backend_id = backend_id
 

@@ -161,7 +161,7 @@ def reference_partitioner(*, own_state: bool = True) -> Partitioner:
             to one method: what several methods share, such as the KV cache of a prefill and a decode method, stays
             with the runtime. Give False if it is to be shared by name (`emit(share_state=True)`).
     """
-    return SupportPartitioner({"reference": ReferenceSupport()}, own_state=own_state)
+    return SupportPartitioner({"reference": ReferenceSupport()}, own_state=own_state, rewrites={"safe"})
 
 
 def executable() -> Support:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -22,6 +23,7 @@ from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
 from exir_lowering.steps.rewriting.editor import Editor, would_remove
 from exir_lowering.steps.rewriting.probing import Candidate, choose
+from exir_lowering.steps.rewriting.targets import Claim, find_claims
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
 
@@ -50,7 +52,14 @@ def rewrite(
         known = [each for each in shared if all(user in editors for user, _ in each)]
         bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
         each_method = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, editors.get(method.name), rewrites) for method in each_method)
+        asked = _find_asked(rewrites, session.options.rewrites)
+        return tuple(_rewrite(method, editors.get(method.name), rewrites, asked) for method in each_method)
+
+
+def _find_asked(rewrites: Sequence[Rewrite], chosen: str | Sequence[Any] | None) -> frozenset[str]:
+    """Return the names of the rewrites about which partitioners are asked: all but those that the user chose singly."""
+    singly = () if chosen is None or isinstance(chosen, str) else chosen
+    return frozenset(one.name for one in rewrites) - {getattr(one, "name", one) for one in singly}
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -63,16 +72,19 @@ def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> di
     return {name: {key: assume[key] for key in found if key in assume} for name, found in inputs.items()}
 
 
-def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite]) -> EdgeMethod:
+def _rewrite(
+    method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewrite], asked: frozenset[str]
+) -> EdgeMethod:
     """Rewrite a method, then replace operators by forms that its partitioners take and that cost less."""
     if editor is None:
         return method
     program = editor.program
-    walk, forms = (_Walk(method.name, editor, rewrites, when) for when in ("always", "taken"))
+    claims = find_claims(method.name, program, method.partitioners, asked)
+    walk, forms = (_Walk(method.name, editor, rewrites, when, claims) for when in ("always", "taken"))
     walk.run(list(editor.graph.nodes))
     candidates = forms.propose_forms() if forms.rewrites and method.partitioners else []
     if candidates:
-        chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners)
+        chosen = choose(method.name, program, editor.lifted, candidates, method.partitioners, asked)
         walk.run(forms.accept(candidates, chosen))
     done, refused = (*walk.done, *forms.done), {**walk.refused, **forms.refused}
     names = tuple(one.name for one in rewrites)
@@ -87,8 +99,10 @@ def _rewrite(method: EdgeMethod, editor: Editor | None, rewrites: Sequence[Rewri
 class _Walk:
     """The rewriting of one method: what was changed, and what was left alone, and why."""
 
-    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite], when: str) -> None:
-        self.method, self.editor, self.when = method, editor, when
+    def __init__(
+        self, method: str, editor: Editor, rewrites: Sequence[Rewrite], when: str, claims: Mapping[str, Claim]
+    ) -> None:
+        self.method, self.editor, self.when, self.claims = method, editor, when, claims
         self.rewrites = [one for one in rewrites if one.when == when]
         self.done: list[Rewriting] = []
         self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
@@ -166,6 +180,9 @@ class _Walk:
             _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
             advice = "This is a defect of exir-lowering: please report it."
             new = Doubt(node, str(error).removesuffix("."), advice)
+        if isinstance(new, Node) and (by := self._find_claim(rewrite, node, new)) is not None:
+            advice = f"rewrites=[..., {rewrite.name!r}] applies it anyway."
+            new = Doubt(node, f"{by} takes this, and does not say that its backend gains from the rewrite", advice)
         if isinstance(new, Doubt):
             about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
             self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
@@ -196,6 +213,12 @@ class _Walk:
         if old != got:
             raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
         return new
+
+    def _find_claim(self, rewrite: Rewrite, node: Node, new: Node) -> str | None:
+        """Return the partitioner that takes something of what would be replaced, and does not gain from the rewrite."""
+        replaced = would_remove(node, (*self.editor.made, new)) if self.claims and new is not node else ()
+        claims = [self.claims[one.name] for one in replaced if one.name in self.claims]
+        return next((by for by, unwanted in claims if rewrite.name in unwanted), None)
 
     def _who(self, rewrite: Rewrite, node: Node) -> str:
         return f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"

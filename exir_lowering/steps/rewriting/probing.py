@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.rewriting import gains
+from exir_lowering.steps.rewriting.targets import unwanted
 from exir_lowering.steps.tag import make_fake_state, tag
 
 
@@ -36,6 +37,7 @@ class Candidate:
 
 
 _Copies = dict[tuple[Candidate, Node], Node]  # the nodes of a probe, by candidate and the node that each is a copy of
+_Place = tuple[str, frozenset[str]]  # a backend, and the rewrites from which its partitioner does not gain
 
 
 def choose(
@@ -44,8 +46,11 @@ def choose(
     lifted: Mapping[Node, InputSpec],
     candidates: Sequence[Candidate],
     partitioners: Sequence[Partitioner],
+    asked: Collection[str],
 ) -> set[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
+
+    It has to gain from the rewrite, if that is one of those `asked` about.
 
     Those with operands that are not tensors, such as symbolic sizes, are not chosen.
     """
@@ -55,7 +60,7 @@ def choose(
             equal.setdefault(_key(one, lifted), []).append(one)
     if not equal:
         return set()
-    places: dict[str, str] = {}  # the backend of each node that a partitioner takes
+    places: dict[str, _Place] = {}  # of each node that a partitioner takes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a program that is not the user's; the method is asked about anyway
@@ -63,18 +68,20 @@ def choose(
             state = make_fake_state(probe)
             for partitioner in partitioners:
                 tagged = tag(method, probe, asked_of_forms(partitioner), state)
+                refused = unwanted(partitioner, asked)
                 for node in tagged.program.graph.nodes:
                     if (name := node.meta.get(DELEGATION_TAG)) is not None:
-                        places.setdefault(node.name, tagged.destinations[name].backend_id)
+                        places.setdefault(node.name, (tagged.destinations[name].backend_id, refused))
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
         return set()
     return {one for group in equal.values() if _is_better(copies, places, group[0]) for one in group}
 
 
-def _is_better(copies: _Copies, places: Mapping[str, str], candidate: Candidate) -> bool:
+def _is_better(copies: _Copies, places: Mapping[str, _Place], candidate: Candidate) -> bool:
     new = [copies[candidate, node] for node in filter(graphs.is_operator, candidate.made)]
-    backends = {places.get(node.name) for node in new}
-    if len(backends) != 1 or None in backends:
+    taken = [places.get(node.name) for node in new]
+    known = {backend for backend, refused in filter(None, taken) if candidate.rewrite.name not in refused}
+    if len(known) != 1 or not all(one is not None and one[0] in known for one in taken):
         return False
     before = 0.0
     for node in filter(graphs.is_operator, candidate.old):
