@@ -148,7 +148,7 @@ _OPTIONS = (
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
     (re.compile(r"\bshare_state=False\b"), "--share-state none"),
     (re.compile(r"^share_state:"), "--share-state:"),
-    (re.compile(r"^(?:verify: (?=inputs|tolerance)|quantize: (?=recipe|keep|calibration|check))(\w+)\b"), r"--\1"),
+    (re.compile(r"^(?:verify: (?=inputs|tolerance)|quantize: (?=pre|recipe|keep|cal|check))(\w+)\b"), r"--\1"),
     (re.compile(r"^(?:verify|quantize): "), ""),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
     (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),

@@ -1,4 +1,4 @@
-"""`exir-lower quantize`: a float program to int8, with the error of each layer."""
+"""`exir-lower quantize`: a float program to 8 or 4 bits, with the error of each layer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ examples:
   exir-lower quantize model.pt2 --calibration inputs.pt -o q.pt2
   exir-lower quantize model.pt2 --calibration inputs.pt --check others.pt --keep head --keep 'blocks.*.proj' -o q.pt2
   exir-lower quantize bert.pt2 --dynamic --check inputs.pt -o q.pt2
+  exir-lower quantize llm.pt2 --precision 8da4w --check inputs.pt -o q.pt2
   exir-lower lower q.pt2 -p xnnpack -o q.pte
 
 inputs.pt is a list of calls that torch.save wrote, such as [(x,), (y,)]: tuples of positional arguments, or (args,
@@ -29,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_models(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pt2", help="the file to write")
+    parser.add_argument("--precision", metavar="NAME", help="int8 (the default), 8da8w or 8da4w")
     parser.add_argument("--recipe", default="xnnpack-int8", metavar="NAME", help="the recipe (default: xnnpack-int8)")
-    parser.add_argument("--dynamic", action="store_true", help="int8 weights; activation ranges are found in each call")
+    parser.add_argument("--dynamic", action="store_true", help="another name of --precision 8da8w")
     parser.add_argument("--per-tensor", action="store_true", help="one scale for a weight, not for each output channel")
     parser.add_argument("--calibration", metavar="INPUTS.pt", help="the calls that activation ranges are taken from")
     parser.add_argument("--check", metavar="INPUTS.pt", help="the calls that errors are measured on")
@@ -53,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InputError(f"-o {arguments.output!r}: this is the float program; give the int8 program another name.")
     if arguments.top < 0:
         raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
-    if arguments.calibration is None and not arguments.dynamic:
+    if arguments.calibration is None and arguments.precision in (None, "int8") and not arguments.dynamic:
         raise InputError(
             "--calibration: static quantisation takes the activation ranges from calls. Give --calibration "
             "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
@@ -72,6 +74,7 @@ def execute(arguments: argparse.Namespace) -> int:
         found = quantize(
             programs[0],
             calls.get("--calibration"),
+            precision=arguments.precision,
             recipe=arguments.recipe,
             dynamic=arguments.dynamic,
             per_channel=not arguments.per_tensor,

@@ -1,4 +1,4 @@
-"""Programs in int8, by the flow that ExecuTorch and torchao have for it, and how far each layer is from float."""
+"""Programs in 8 or 4 bits, by flows of ExecuTorch and torchao, and how far each layer is from float."""
 
 from exir_lowering.public_names import from_stub
 

@@ -1,4 +1,4 @@
-"""`quantize`: a program in int8, by ExecuTorch's and torchao's flow, and what its outputs and layers lose by that."""
+"""`quantize`: a program in few bits, by ExecuTorch's and torchao's flows, and what outputs and layers lose by that."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from exir_lowering._upstream.fakes import linear_in
 from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
+from exir_lowering.quantization import few_bits
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
 from exir_lowering.runtime.inputs import show
 from exir_lowering.verification.eager import copied
@@ -28,6 +29,7 @@ from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.sizes import bounds_of, shape_of
 from exir_lowering.verification.subjects import bind_call
 
+PRECISIONS = ("int8", "8da8w", "8da4w")
 LAYER_CALLS = 4  # in how many calls layers are measured: the results of all of them are kept for each
 _MASKING = 1e30  # from this magnitude on a constant is there to mask: nothing else is left in a range that holds it
 
@@ -38,13 +40,14 @@ def quantize(
     program: ExportedProgram,
     calibration: Sequence[Any] | None = None,
     *,
+    precision: str | None = None,
     recipe: Any = "xnnpack-int8",
     dynamic: bool = False,
     per_channel: bool = True,
     keep: Sequence[str] = (),
     check: Sequence[Any] | None = None,
 ) -> Quantized:
-    """Quantise a program to int8, and measure how far its outputs and each layer are from float.
+    """Quantise a program to 8 or 4 bits, and measure how far its outputs and each layer are from float.
 
     The program is not changed. The result is called in the same way, and keeps its dynamic sizes and state.
 
@@ -52,11 +55,12 @@ def quantize(
         program: A program of `torch.export.export`, before any decomposition.
         calibration: Calls that activation ranges are taken from, in this order: tuples of positional arguments, or
             (args, kwargs). None is for dynamic quantisation only.
+        precision: "int8" (the default), weights and activations; "8da8w", weights of linear layers and convolutions,
+            with activation ranges that are found in each call; "8da4w", linear layers alone, with 4 bits for a weight.
         recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically; or a quantizer
             for torchao's PT2E, which `dynamic`, `per_channel` and `keep` do not change.
-        dynamic: Whether only the weights of linear layers and convolutions are int8, and activation ranges are found in
-            each call.
-        per_channel: Whether each output channel of a weight has a separate scale.
+        dynamic: Another name of precision="8da8w".
+        per_channel: Whether each output channel of a weight has a separate scale; 8da4w has one for each group.
         keep: Paths of modules that stay in float, with their submodules, such as "head" or "blocks.*.proj".
         check: Calls that errors are measured on; by default the calibration calls.
 
@@ -64,8 +68,10 @@ def quantize(
         The program, its errors by output and by layer, and both as text and JSON.
 
     Raises:
-        InputError: There is nothing to quantise, calls are not what the program takes, or a name is unknown.
+        InputError: There is nothing to quantise, calls are not what the program takes, or a name or option is wrong.
     """
+    precision = _read_precision(precision, dynamic, recipe, per_channel)
+    dynamic = precision != "int8"
     if isinstance(recipe, str) and recipe != "xnnpack-int8":
         raise InputError(f"quantize: recipe: none is called {recipe!r}; did you mean 'xnnpack-int8'?")
     if not isinstance(program, ExportedProgram) or program.dialect not in ("TRAINING", "ATEN"):
@@ -94,27 +100,33 @@ def quantize(
             raise InputError(f"quantize: keep: no module with an operator is called {pattern!r}.{hint}")
     # What is inside one stays in float with it.
     kept = tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in keep))
-    kinds = f"{'dynamic' if dynamic else 'static'}, per {'channel' if per_channel else 'tensor'}"
-    how = f"{recipe}, {kinds}" if isinstance(recipe, str) else type(recipe).__name__
+    in_groups = precision == "8da4w"
+    each = "group of 32" if in_groups else "channel" if per_channel else "tensor"
+    how = f"{'8da4w' if in_groups else recipe}, {'dynamic' if dynamic else 'static'}, per {each}"
+    how = how if isinstance(recipe, str) else type(recipe).__name__
     # Torch's interpreter of graphs, its random numbers and what torchao traces with belong to the whole process.
     with locks.conversion(), set_aside(torch.float32, gradients=True), torch.random.fork_rng(devices=()):
         module, state = _open_module(program)
-        quantizer = _xnnpack(dynamic, per_channel, kept) if isinstance(recipe, str) else recipe
-        module = _call_torchao("prepare_pt2e", module, quantizer)
-        if not module.graph.find_nodes(op="call_module"):
+        if in_groups:
+            layers, shared = few_bits.find_layers(module, lambda node: _can_be(node, kept))
+            kept += tuple(path for path in shared if path not in kept)
+        else:
+            quantizer = _xnnpack(dynamic, per_channel, kept) if isinstance(recipe, str) else recipe
+            module = _call_torchao("prepare_pt2e", module, quantizer)
+            layers = _find_layers(module)
+        if not layers and not module.graph.find_nodes(op="call_module"):
             raise InputError(
                 f"quantize: {how} finds nothing to quantise. Expected linear layers, or without dynamic=True "
                 "convolutions and additions too, in float32, as torch.export.export gives them, before "
                 "run_decompositions, and not all of them in keep=."
             )
-        layers = _find_layers(module)
         observers = module.graph.find_nodes(op="call_module")
         for node in observers if not calls else ():  # the calls show the weights to theirs too
             source: Any = node.args[0]
             if source.op == "get_attr":
                 with neutral():
                     module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
-        _run(module, calls, state, None)
+        _run(module, calls if observers else (), state, None)
         floats: dict[tuple[int, str], Any] = {}  # results of layers in float, by call
         least: dict[str, float] = {}  # the SQNR of each layer
 
@@ -134,7 +146,7 @@ def quantize(
             observer: Any = module.get_submodule(str(node.target))
             if hasattr(observer, "calculate_qparams"):
                 observer.calculate_qparams = functools.cache(observer.calculate_qparams)
-        module = _call_torchao("convert_pt2e", module)
+        module = _call_torchao("quantize_", module, layers) if in_groups else _call_torchao("convert_pt2e", module)
         got = _run(module, measured, state, lambda *seen: seen[-1])
         called, outputs = convention.of_program("forward", program), list[OutputError]()
         for index, values in enumerate(zip(zip(*expected, strict=True), zip(*got, strict=True), strict=True)):
@@ -149,6 +161,18 @@ def quantize(
         lost.sort(key=lambda one: one.sqnr)
         errors = Errors(len(measured), check is None and not dynamic, tuple(outputs), tuple(lost))
         return Quantized(_export(module, program), how, errors, kept)
+
+
+def _read_precision(given: str | None, dynamic: bool, recipe: Any, per_channel: bool) -> str:
+    if given is None:
+        return "8da8w" if dynamic else "int8"
+    if given not in PRECISIONS:
+        known = f" Expected {', '.join(PRECISIONS)}; or call model.half() or model.bfloat16() before the export."
+        raise InputError(f"quantize: precision: none is called {given!r}.{did_you_mean(given, PRECISIONS, known)}")
+    others = {"dynamic=True": dynamic and given == "int8", "per_channel=False": not per_channel and given == "8da4w"}
+    if against := [*filter(others.get, others)] + ["a quantizer in recipe="] * (not isinstance(recipe, str)):
+        raise InputError(f"quantize: precision: got {given!r} and {against[0]}, expected one of these: they differ.")
+    return given
 
 
 def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call]:
@@ -178,10 +202,11 @@ def _read_calls(program: ExportedProgram, given: object, what: str) -> list[Call
 def _call_torchao(name: str, *args: Any) -> GraphModule:
     from torchao.quantization.pt2e import quantize_pt2e
 
+    call = few_bits.quantize_layers if name == "quantize_" else getattr(quantize_pt2e, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result: GraphModule = getattr(quantize_pt2e, name)(*args)
+            result: GraphModule = call(*args)
             return result
     except MemoryError:
         raise
@@ -216,10 +241,7 @@ def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
 
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=dynamic)
 
-    def takes(node: Node) -> bool:
-        return _can_be(node) and not any(path in kept for path, _ in graphs.modules(node))
-
-    return Quantizer().set_global(config).set_filter_function(takes)
+    return Quantizer().set_global(config).set_filter_function(lambda node: _can_be(node, kept))
 
 
 def _is_whole(node: Node) -> bool:
@@ -227,8 +249,10 @@ def _is_whole(node: Node) -> bool:
     return node.op == "call_function" and isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
-def _can_be(node: Node) -> bool:
+def _can_be(node: Node, kept: Collection[str]) -> bool:
     """Return whether a node may be int8: state, masks, integers stay exact; XNNPACK needs operands with dimensions."""
+    if any(path in kept for path, _ in graphs.modules(node)):
+        return False
     if node.op != "call_function":
         return True
     module: Any = node.graph.owning_module
@@ -267,7 +291,8 @@ class _Run(Interpreter):
         self.extra_traceback, self._see = False, see
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
+        computes = isinstance(self.fetch_attr(target), torch.nn.Linear)
+        return super().call_module(target, args, kwargs) if computes else args[0]
 
     def run_node(self, n: Node) -> Any:
         return self._see(n.name, super().run_node(n))
@@ -344,9 +369,11 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
 def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """Export a module that takes what a program does; InputError where it became another one in what it takes."""
     used = {".".join((*path, str(node.target))) for path, node in graphs.every_node(module) if node.op == "get_attr"}
+    layers = tuple(f"{node.target}." for node in module.graph.find_nodes(op="call_module"))
     for name in {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used:
         path, _, last = name.rpartition(".")
-        delattr(module.get_submodule(path), last)  # a weight in float that is int8 now
+        if not name.startswith(layers):
+            delattr(module.get_submodule(path), last)  # a weight in float that is int8 now
     called = convention.of_program("forward", program)
     fakes = [node.meta.get("val") for node in graphs.user_inputs(program)]
     shown = [size for fake in fakes for size in getattr(fake, "shape", ()) if not isinstance(size, int)]

@@ -38,7 +38,7 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """What an int8 layer loses alone: of inputs in float.
+    """What a quantised layer loses alone: of inputs in float.
 
     Attributes:
         path: Its module, "" for the model itself.
@@ -71,7 +71,7 @@ class Quantized(Shown):
         program: The program, for `lower` and `torch.export.save`.
         recipe: How it was quantised, in words.
         errors: How far it is from float.
-        kept: The modules with operators that `keep` left in float.
+        kept: The modules with operators in float: those of `keep`, and in 8da4w those with the weight of an embedding.
     """
 
     program: ExportedProgram
@@ -99,7 +99,7 @@ class Quantized(Shown):
         errors = self.errors
         saved = size(sum(layer.extra_bytes for layer in errors.layers))
         kept = f" {many(len(self.kept), 'module')} kept in float." if self.kept else ""
-        yield Text(f"{self.recipe}: {many(len(errors.layers), 'layer')} in int8, {saved} less than in float.{kept}")
+        yield Text(f"{self.recipe}: {many(len(errors.layers), 'layer')} quantised, {saved} less than in float.{kept}")
         if not errors.calls:
             yield Text("No errors were measured, since no calls were given.")
             return

@@ -108,7 +108,7 @@ def test_static_on_the_command_line(
     command = ["quantize", "images.pt2", "--calibration", "images.pt"]
     assert cli.main([*command, "-o", "q.pt2", "--top", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "4 layers in int8" in printed and "in 3 calls, which are also the calibration calls" in printed
+    assert "4 layers quantised" in printed and "in 3 calls, which are also the calibration calls" in printed
     assert "['logits']" in printed and "and 2 more layers" in printed and "Wrote q.pt2" in printed
     assert cli.main([*command, "-o", "again.pt2", "--check", "images.pt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

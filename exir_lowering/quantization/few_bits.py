@@ -1,0 +1,55 @@
+"""Linear layers in 8da4w, as torchao makes them: weights of 4 bits in groups, activations of 8 bits in each call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering.quantization.results import LayerError
+
+GROUP = 32  # how many weights of a row have one scale; rows of no multiple of it have 8 bits and one scale
+
+
+def find_layers(module: GraphModule, takes: Callable[[Node], bool]) -> tuple[dict[str, LayerError], tuple[str, ...]]:
+    """Return the layers by the names of their nodes, and the modules of those whose weight others read in float."""
+    parameters: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
+    layers, weights = dict[str, LayerError](), dict[Node, Any]()
+    for node in filter(takes, module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)):
+        held: list[Any] = [one.op == "get_attr" and parameters.get(str(one.target)) for one in node.all_input_nodes[1:]]
+        if held and all(getattr(one, "dtype", None) == torch.float32 for one in held) and held[0].ndim == 2:
+            saved = held[0].numel() * (3 if held[0].shape[1] % GROUP else 3.5)
+            layers[node.name] = LayerError(graphs.module_stack(node), "aten.linear.default", math.nan, int(saved))
+            weights[node] = held[0].untyped_storage().data_ptr()
+    others = [node for node in module.graph.find_nodes(op="get_attr") if not node.users.keys() <= weights.keys()]
+    read = [parameters[str(node.target)] for node in others if str(node.target) in parameters]
+    memories = {one.untyped_storage().data_ptr() for one in read}
+    shared = [layers.pop(node.name).path for node, memory in weights.items() if memory in memories]
+    return layers, tuple(dict.fromkeys(shared))
+
+
+def quantize_layers(module: GraphModule, names: Collection[str]) -> GraphModule:
+    """Put torchao's layers in the place of those; the nodes keep their names."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+    from torchao.utils import unwrap_tensor_subclass
+
+    for node in [one for one in module.graph.nodes if one.name in names]:
+        operands = node.all_input_nodes[1:]
+        name = "_".join(["quantized", *(one.name for one in operands)])
+        if not hasattr(module, name):  # a layer that is called twice is one
+            weight, bias = [*(graphs.attribute(module, str(one.target)) for one in operands), None][:2]
+            layer: Any = torch.nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+            layer.weight, layer.bias = weight, bias
+            bits, granularity = ("int8", PerAxis(0)) if weight.shape[1] % GROUP else ("int4", PerGroup(GROUP))
+            quantize_(layer, Int8DynamicActivationIntxWeightConfig(getattr(torch, bits), granularity))
+            module.add_module(name, layer)
+        node.op, node.target, node.args = "call_module", name, node.args[:1]
+    unwrap_tensor_subclass(module)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
