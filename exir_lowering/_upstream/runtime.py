@@ -103,7 +103,7 @@ def load_language_model_kernels() -> None:
     for folder in getattr(package, "submodule_search_locations", None) or ():
         for library in Path(folder).glob("*custom_ops_aot_lib.*"):
             with suppress(OSError):  # then the engine says which kernel is missing
-                torch.ops.load_library(library)
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
 
 def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
