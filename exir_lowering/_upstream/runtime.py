@@ -95,6 +95,17 @@ def import_quantized_kernels() -> None:
         raise ImportError("executorch.kernels.quantized has no library of kernels that loads here") from None
 
 
+@cache
+def load_language_model_kernels() -> None:
+    """Load the kernels of operators of `llama`, for which the wheel has a library of its own, if it loads here."""
+    executorch_runtime()  # in which they are registered
+    package = find_spec("executorch.extension.llm.custom_ops")  # itself, it imports torch's compiler
+    for folder in getattr(package, "submodule_search_locations", None) or ():
+        for library in Path(folder).glob("*custom_ops_aot_lib.*"):
+            with suppress(OSError):  # then the engine says which kernel is missing
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+
+
 def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
     """Return an operator's argument types, which ones it writes, and how many results it has; None if unknown."""
     # Types are in TorchScript's notation. The kernels of other operators may take their arguments in any way.

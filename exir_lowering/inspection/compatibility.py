@@ -116,7 +116,7 @@ _ORDER: tuple[Verdict, ...] = ("runs", "unknown", "does not run")
 _ADVICE = {"unknown": "run the file there to find out", "does not run": "change that in the model, or delegate it"}
 _LIBRARIES: Mapping[str, str] = {
     "quantized": "the quantized kernels (quantized_ops_lib; in Python `import executorch.kernels.quantized`)",
-    "llm": "the custom kernels of language models (custom_ops)",
+    "llm": "the custom kernels of language models (custom_ops; `load` and `exir-lower` find those of the wheel)",
 }
 
 

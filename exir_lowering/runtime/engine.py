@@ -11,6 +11,7 @@ import torch
 
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.runtime import load_language_model_kernels
 from exir_lowering._upstream.stderr import without_noise
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.plugins.availability import Missing
@@ -145,6 +146,8 @@ class Engine:
 
 def missing_kernels(method: MethodSpec) -> list[str]:
     """Return the operators of a method that the runtime has no kernel for; none when it cannot be asked."""
+    if any(name.startswith("llama::") for name in method.operators) and installed.runtime_failure() is None:
+        load_language_model_kernels()
     kernels = installed.kernels()
     return [] if kernels is None else sorted(set(method.operators) - kernels)
 

@@ -179,7 +179,6 @@ def test_names_and_what_they_say(block: tuple[Block, ExportedProgram]) -> None:
         ({"precision": "int8"}, "calibration: got None, but static quantisation takes"),
         ({"precision": "8da4w", "keep": ["*"]}, "8da4w, dynamic, per group of 32 finds nothing to quantise"),
     ],
-    ids=str,
 )
 def test_mistakes(block: tuple[Block, ExportedProgram], options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
