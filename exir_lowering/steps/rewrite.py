@@ -23,7 +23,7 @@ from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps import invariants
 from exir_lowering.steps.rewriting.editor import Editor, would_remove
 from exir_lowering.steps.rewriting.probing import Candidate, choose
-from exir_lowering.steps.rewriting.targets import Claim, find_claims
+from exir_lowering.steps.rewriting.targets import Targets
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import shareable
 
@@ -79,8 +79,8 @@ def _rewrite(
     if editor is None:
         return method
     program = editor.program
-    claims = find_claims(method.name, program, method.partitioners, asked)
-    walk, forms = (_Walk(method.name, editor, rewrites, when, claims) for when in ("always", "taken"))
+    targets = Targets(method.name, method.program, method.partitioners, asked)
+    walk, forms = (_Walk(method.name, editor, rewrites, when, targets) for when in ("always", "taken"))
     walk.run(list(editor.graph.nodes))
     candidates = forms.propose_forms() if forms.rewrites and method.partitioners else []
     if candidates:
@@ -99,10 +99,8 @@ def _rewrite(
 class _Walk:
     """The rewriting of one method: what was changed, and what was left alone, and why."""
 
-    def __init__(
-        self, method: str, editor: Editor, rewrites: Sequence[Rewrite], when: str, claims: Mapping[str, Claim]
-    ) -> None:
-        self.method, self.editor, self.when, self.claims = method, editor, when, claims
+    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite], when: str, targets: Targets) -> None:
+        self.method, self.editor, self.when, self.targets = method, editor, when, targets
         self.rewrites = [one for one in rewrites if one.when == when]
         self.done: list[Rewriting] = []
         self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
@@ -180,7 +178,7 @@ class _Walk:
             _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
             advice = "This is a defect of exir-lowering: please report it."
             new = Doubt(node, str(error).removesuffix("."), advice)
-        if isinstance(new, Node) and (by := self._find_claim(rewrite, node, new)) is not None:
+        if isinstance(new, Node) and (by := self._refusing(rewrite, node, new)) is not None:
             advice = f"rewrites=[..., {rewrite.name!r}] applies it anyway."
             new = Doubt(node, f"{by} takes this, and does not say that its backend gains from the rewrite", advice)
         if isinstance(new, Doubt):
@@ -214,11 +212,11 @@ class _Walk:
             raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
         return new
 
-    def _find_claim(self, rewrite: Rewrite, node: Node, new: Node) -> str | None:
+    def _refusing(self, rewrite: Rewrite, node: Node, new: Node) -> str | None:
         """Return the partitioner that takes something of what would be replaced, and does not gain from the rewrite."""
-        replaced = would_remove(node, (*self.editor.made, new)) if self.claims and new is not node else ()
-        claims = [self.claims[one.name] for one in replaced if one.name in self.claims]
-        return next((by for by, unwanted in claims if rewrite.name in unwanted), None)
+        if new is node or self.targets.want(rewrite.name):
+            return None
+        return self.targets.refusing(rewrite.name, would_remove(node, (*self.editor.made, new)))
 
     def _who(self, rewrite: Rewrite, node: Node) -> str:
         return f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"

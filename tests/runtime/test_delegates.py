@@ -502,8 +502,8 @@ class Sums(nn.Module):
         return x
 
 def file(ids):
-    names = iter(f"id{number}" for number in range(ids))
-    partitioner = TagPartitioner(lambda node: next(names, None), lambda tag: tag)
+    names = {f"aten_add_tensor{f'_{number}' * bool(number)}": f"id{number}" for number in range(ids)}
+    partitioner = TagPartitioner(lambda node: names.get(node.name), lambda tag: tag)
     backends = {f"id{number}": ScriptBackend() for number in range(ids)}
     return lower(export(Sums(), (torch.ones(3),)), partitioner, backends=backends).emit().buffer
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG
@@ -17,13 +20,9 @@ _MEASURED: Mapping[str, frozenset[str] | None] = {
     "executorch.backends.xnnpack.": None,
     "executorch.backends.openvino.": None,
     "executorch.backends.vulkan.": None,
-    "executorch.backends.apple.coreml.": None,
     "executorch.backends.arm.": frozenset({"constants", "common-subexpressions"}),
 }
 """By package of ExecuTorch's partitioners, what their backends gain from; None for all. docs/concepts/rewrite.md."""
-
-Claim = tuple[str, frozenset[str]]
-"""The name of a partitioner, and the rewrites that it does not gain from."""
 
 
 def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]:
@@ -53,21 +52,39 @@ def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]
     return frozenset() if gains is None else frozenset(names) - gains
 
 
-def find_claims(
-    method: str, program: ExportedProgram, partitioners: Sequence[Partitioner], names: Collection[str]
-) -> dict[str, Claim]:
-    """Return, by node, the partitioner that would take it, and the rewrites of these names it does not gain from."""
-    refused = [unwanted(partitioner, names) for partitioner in partitioners]
-    claims: dict[str, Claim] = {}
-    if any(refused):
-        program = private_copy(program)
+class Targets:
+    """What the partitioners of a method gain from, and which nodes they would take."""
+
+    def __init__(
+        self, method: str, program: ExportedProgram, partitioners: Sequence[Partitioner], names: Collection[str]
+    ) -> None:
+        """Ask about the rewrites of these names; the program is the one before any of them."""
+        self._method, self._program, self._partitioners = method, program, partitioners
+        self._unwanted = [unwanted(partitioner, names) for partitioner in partitioners]
+
+    def want(self, name: str) -> bool:
+        """Return whether all partitioners gain from a rewrite."""
+        return not any(name in those for those in self._unwanted)
+
+    def refusing(self, name: str, nodes: Iterable[Node]) -> str | None:
+        """Return the partitioner that would take one of these nodes, and does not gain from a rewrite."""
+        claims = [self._claims[one.name] for one in nodes if one.name in self._claims]
+        return next((type(self._partitioners[at]).__name__ for at in claims if name in self._unwanted[at]), None)
+
+    @cached_property
+    def _claims(self) -> dict[str, int]:
+        """The first partitioner that takes a node, by its name."""
+        claims: dict[str, int] = {}
+        program = private_copy(self._program)
         state = make_fake_state(program)
-        for partitioner, those in zip(partitioners, refused, strict=True):
+        for number, partitioner in enumerate(self._partitioners):
             try:
-                tagged = tag(method, program, partitioner, state)
-            except LoweringError:  # said when the method itself is partitioned
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what it warns of, and raises, is said when it is asked in earnest
+                    tagged = tag(self._method, program, partitioner, state)
+            except LoweringError:
                 continue
             for node in tagged.program.graph.nodes:
                 if node.meta.get(DELEGATION_TAG) is not None:
-                    claims.setdefault(node.name, (type(partitioner).__name__, those))
-    return {name: claim for name, claim in claims.items() if claim[1]}
+                    claims.setdefault(node.name, number)
+        return claims
