@@ -18,7 +18,7 @@ from torch._dynamo.backends.registry import _BACKENDS as _registered
 from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
 from torch._dynamo.exc import InvalidBackend, TorchDynamoException as TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition as default_partition
 from torch._guards import TracingContext, compile_context, tracing
 from torch.fx.graph import _BoxedCodeGen
@@ -87,6 +87,15 @@ def written_inputs(count: int) -> frozenset[int]:
     return frozenset(
         number for number, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
     )
+
+
+def overwritten_inputs(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Return the inputs of AOTAutograd's graph into which it copies results afterwards, by the result."""
+    inputs = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
+    output = graph.output_node()
+    written = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
+    found = {result: one.mutated_input for result, one in written if isinstance(one, InputMutationAOTOutput)}
+    return {result: inputs[one] for result, one in found.items() if one in inputs}
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -62,11 +62,16 @@ def sole_views(results: Sequence[Any]) -> list[Node]:
     """Return the views among results that no other result shares memory with; PyTorch lets nobody write into them."""
     bases: dict[Node, list[Node]] = {}
     for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
-        *_, base = _chain(value)
-        bases.setdefault(base, []).append(value)
+        bases.setdefault(base_of(value), []).append(value)
     return [
         found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
     ]
+
+
+def base_of(value: Node) -> Node:
+    """Return what a view is a view of, down to what is none; the value itself if it is none."""
+    *_, base = _chain(value)
+    return base
 
 
 def last_reshape(view: Node) -> Node | None:

@@ -16,12 +16,12 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
-from exir_lowering._upstream.dynamo import boxed_code
+from exir_lowering._upstream.dynamo import boxed_code, overwritten_inputs
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.operators import higher_order_name, may_rely_on_memory_order, on_host, returns_view
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering._upstream.writing import write_call
-from exir_lowering.dynamo.capture import Captured, is_host_value, results_of, sole_views
+from exir_lowering.dynamo.capture import Captured, base_of, is_host_value, results_of, sole_views
 from exir_lowering.dynamo.in_pytorch import host_call, is_host_call
 from exir_lowering.dynamo.logs import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.once import HANDLES, Cached, share
@@ -79,6 +79,10 @@ def compile_graph(
     if captured.name != "backward":
         for value in sole_views(results):
             returned[value] = graph.call_function(_no_view, (returned[value],))
+    bases = [base_of(value) for value in results if isinstance(value, Node)]
+    for value, place in overwritten_inputs(source).items():
+        if bases.count(value) == 1 and place not in bases:
+            _write_in_place(returned[value], values[place])
     graph.output(tuple(returned[value] for value in results))
     run = partial(GraphModule(builder.root, graph).forward)
     run.alive = alive  # type: ignore[attr-defined]  # not in the module, which refers to itself and ends later
@@ -94,6 +98,16 @@ def _settle(builder: _Builder, root: Node, value: Any, owned: bool) -> Any:
         value = builder.graph.call_function(torch.ops.aten.clone.default, (value,))
     repeats = _is_known(expected.stride()) and 0 in expected.stride() and 0 not in expected.shape
     return builder.lay_out(value, expected, by_strides=not repeats)
+
+
+_PUT, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
+
+
+def _write_in_place(result: Node, given: Node) -> None:
+    """Put elements into an input itself, such as a cache, into which all of the result would be copied afterwards."""
+    made: Any = result.args[0] if result.target in (_lay_out, lay_out_in_order) else result
+    if made.target is _PUT and made.args[0] is given and len(given.users) == 1:  # nothing else reads what was there
+        made.target = _PUT_IN_PLACE
 
 
 def _result(value: Node, builder: _Builder) -> Any:

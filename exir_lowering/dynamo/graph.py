@@ -149,6 +149,7 @@ class Mark:
     def __init__(self, position: int, weight: torch.Tensor, how: Check) -> None:
         own = weight.detach()
         self.position, self._address, self._version = position, own.data_ptr(), version(own)
+        self._shape, self._stride = own.shape, own.stride()
         held: list[Any] = [own, None if how == "frozen" else _comparison(own, whole=how == "content")]
         self._held = held  # the memory, and what compares its content; None if it may be written
         self._lives = weakref.ref(weight, lambda _: held.clear())
@@ -158,7 +159,7 @@ class Mark:
         given, held = args[self.position], tuple(self._held)
         if not held or given.data_ptr() != self._address:
             return False
-        if given.shape != held[0].shape or given.stride() != held[0].stride():
+        if given.shape != self._shape or given.stride() != self._stride:
             return False
         unchanged = held[1]
         return unchanged is None or (version(given) == self._version and unchanged())

@@ -88,6 +88,65 @@ def test_inputs_may_be_views(views: Any, training: bool) -> None:
     same(lambda x, y: (x.sin(), x.reshape(-1) + 1, y, x[0] * 2), _x, views=views, training=training)
 
 
+_AT = torch.tensor([1])
+
+
+def _put(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return cache.index_copy_(0, _AT, new)
+
+
+def _old_and_new(cache: torch.Tensor, new: torch.Tensor) -> Any:
+    old = cache * 1.0
+    return old, _put(cache, new).clone(), cache * 2
+
+
+def _from_itself(cache: torch.Tensor, new: torch.Tensor) -> Any:
+    _put(cache, cache[2:3] * 2 + new)
+    return cache.sum(), cache[0], cache
+
+
+def _twice(cache: torch.Tensor, new: torch.Tensor) -> Any:
+    first = _put(cache, new) * 2
+    cache[torch.tensor([0, 2])] = first[:2]
+    return first, cache.t()
+
+
+def _added(cache: torch.Tensor, new: torch.Tensor) -> Any:
+    cache.index_put_((torch.tensor([1, 1]),), new, accumulate=True)
+    return cache * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "in_place"),
+    [
+        (lambda cache, new: _put(cache, new.sin()) * 2, True),
+        (lambda cache, new: (_put(cache, new) + 0.0, cache.clone()), True),
+        (lambda cache, new: (_put(cache, new), cache[1:].t(), cache.view(-1)), False),
+        (_added, True),
+        (_old_and_new, False),
+        (_from_itself, False),
+        (_twice, False),
+        (lambda cache, new: cache.clone().index_copy_(0, _AT, new), False),
+    ],
+    ids=["read", "copied", "returned", "added", "old", "itself", "twice", "not its own"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_put_into_an_input_is_written_there_and_the_rest_is_not_copied(
+    function: Any, in_place: bool, training: bool
+) -> None:
+    made = [torch.randn(3, 4), torch.randn(1, 4)]
+    same(function, lambda: [one.clone() for one in made], partitioners="xnnpack", training=training, lowered=False)
+    if training:
+        return
+    torch._dynamo.reset()
+    called = torch.compile(function, backend=backend, options={"partitioners": "xnnpack", "partitions": "all"})
+    called(*made)
+    with torch.profiler.profile() as profile:
+        called(*made)
+    names = {event.key for event in profile.key_averages()}
+    assert ("aten::index_put" not in names) == in_place
+
+
 def test_writes_to_one_tensor_given_twice() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         x.add_(1)
