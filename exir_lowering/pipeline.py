@@ -32,7 +32,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan, require_coverage
 from exir_lowering.plans.planned import Later, MethodPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
-from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins import asking, availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, export_mistakes, invariants
@@ -51,7 +51,7 @@ from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Backends, Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import Treatment, known_failures, make_fake_state, retag, tag
+from exir_lowering.steps.tag import Treatment, known_failures, retag, tag
 from exir_lowering.steps.trials import advise
 
 Programs = Mapping[str, ExportedProgram]
@@ -348,7 +348,7 @@ def _partition(
     if not edge.partitioners:
         graphs.strip_tags(method.program.graph_module)
         return tagged, method
-    state, non_convex = make_fake_state(method.program), session.options.non_convex
+    state, non_convex = asking.make_fake_state(method.program), session.options.non_convex
     strict = session.options.on_backend_error == "raise"
     for partitioner in edge.partitioners:
         with session.timed("tag"):

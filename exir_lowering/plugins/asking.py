@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from executorch.exir.backend.canonical_partitioners.config_partitioner import (
     ConfigerationBasedPartitioner,
     format_target_name,
@@ -25,20 +26,41 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from exir_lowering import graphs
 from exir_lowering._upstream.hooks import ask_support, guarded, listener, listening, proposing_with, qualified_operator
+from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError, exception_text
 from exir_lowering.graphs import measures, sources
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
-    "Answer", "Decomposing", "ask", "asked_of_forms", "guarded", "list_supported", "listen", "proposing_with",
-    "qualified_operator",
+    "Answer", "Decomposing", "FakeState", "ask", "asked_of_forms", "guarded", "list_supported", "listen",
+    "make_fake_state", "proposing_with", "qualified_operator", "view_of",
 ]  # fmt: skip
 
 _Said = TypeVar("_Said", Rejection, Adjustment)
 
 Refusals: TypeAlias = dict[Node, dict[str, str]]
 """What a partitioner reported while it ran, by node: each reason, and who gave it first."""
+
+
+FakeState: TypeAlias = dict[str, Any]
+
+
+def make_fake_state(program: ExportedProgram) -> FakeState:
+    """Return fake parameters and buffers, of which partitioners see shapes only; the own ones without fake values."""
+    mode = fake_mode_of(program.graph_module)
+    if mode is None:
+        return dict(program.state_dict)
+    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in program.state_dict.items()}
+
+
+def view_of(program: ExportedProgram, state: FakeState) -> ExportedProgram:
+    """Return a program as partitioners see it: the same graph, with fake state, and copies of lifted constants."""
+    view = graphs.copy_program(program, program.graph_module)
+    view.state_dict.clear()
+    view.state_dict.update({name: state[name] for name in program.state_dict})
+    view.constants.update({name: one.clone() for name, one in program.constants.items() if type(one) is torch.Tensor})
+    return view
 
 
 def asked_of_forms(partitioner: Partitioner) -> Partitioner:
@@ -97,7 +119,7 @@ class Decomposing:
     def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], Callable[[Node], Any] | None]:
         """Return what the partitioner returns, with a check that does not raise."""
         try:
-            wanted, check = self.partitioner.ops_to_not_decompose(program)
+            wanted, check = self.partitioner.ops_to_not_decompose(view_of(program, make_fake_state(program)))
         except (LoweringError, MemoryError):
             raise
         except Exception as error:

@@ -78,7 +78,7 @@ def compile_payload(
         raise
     except Exception as error:
         what = f"{who} failed to compile a payload of {len(payload)} bytes: {exception_text(error, '.')}"
-        raise _failure(what, error, lines(plan.number, error)) from error
+        raise _failure(delegate, what, error, lines(plan.number, error)) from error
     finally:
         find = None
     if content is None:  # a forgotten return; in `execute` nobody would find it
@@ -99,9 +99,14 @@ def destroy(handle: Handle) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
-    """Make the error that says what a delegate raised, with the lines of the model."""
-    message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
+def _failure(delegate: Delegate, what: str, error: Exception, lines: str) -> BackendFailure:
+    """Make the error that says what a delegate raised, with its line, and those of the model."""
+    from exir_lowering.graphs import sources
+
+    at = sources.find_raised_at(error, type(delegate))
+    if at is not None:
+        what = f"{what.removesuffix('.')}. Raised at {at}"
+    message = f"{what.removesuffix('.')}. {lines}" if lines else what
     return BackendFailure(message, debug_handle=find_named_handle(error))
 
 
@@ -117,7 +122,7 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
     except Exception as error:
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {exception_text(error, '.')}. Its inputs were: {shown}"
-        raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
+        raise _failure(handle.delegate, what, error, handle.lines(handle.plan.number, error)) from error
     after = versions(passed)
     if after != before:
         tensors = [(index, value) for index, value in enumerate(passed) if type(value) is torch.Tensor]

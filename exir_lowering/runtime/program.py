@@ -224,6 +224,9 @@ def load(
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     file = read_file(source, data, verify)
+    for key in given.keys() - file.backends.keys():  # others may be for other files
+        if close := did_you_mean(key, file.backends.keys() - given.keys()):
+            raise InputError(f"load: delegates: {file.name} has no backend {key!r}.{close}")
     preferred = choosing.check_preferred(choose, file)
     apart = limits and open_isolated(file, given, unavailable, limits)
     return LoadedProgram(file, apart or open_engine(file, given, unavailable), preferred)

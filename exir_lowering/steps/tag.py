@@ -12,53 +12,33 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from exir_lowering import graphs
-from exir_lowering._upstream.programs import fake_mode_of, fix_signature
+from exir_lowering._upstream.programs import fix_signature
 from exir_lowering.errors import PartitionerContractError, PluginLoadError, UnknownPluginError
-from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, measures
 from exir_lowering.model import Rejection, TaggedMethod
 from exir_lowering.plugins import asking, registry
 from exir_lowering.plugins.backend import ExecutorchBackend
 from exir_lowering.steps import invariants
 
-FakeState = dict[str, Any]
 Treatment = Callable[[str, str, str], str | int | None]
 """Takes a method, a backend and an operator: returns why the backend does not get it, or in which piece; None for as it
 is."""
 
 
-def make_fake_state(program: ExportedProgram) -> FakeState:
-    """Return fake parameters and buffers, of which partitioners see shapes only; the own ones without fake values."""
-    mode = fake_mode_of(program.graph_module)
-    if mode is None:
-        return dict(program.state_dict)
-    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in program.state_dict.items()}
-
-
 def tag(
-    method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState, *, strict: bool = False
+    method: str, program: ExportedProgram, partitioner: Partitioner, state: asking.FakeState, *, strict: bool = False
 ) -> TaggedMethod:
     """Run a partitioner on a private copy of a method, with fake parameters and buffers; return what it tagged.
 
     If strict, a check of a node that raises is an error; otherwise it is the reason why the node stays on the host.
     """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
-    view = graphs.copy_program(program, program.graph_module)
-    view.state_dict.clear()
-    view.state_dict.update({name: state[name] for name in program.state_dict})
+    view = asking.view_of(program, state)
     graphs.strip_tags(view.graph_module)
     fix_signature(view)  # partitioners only tag
-    before = invariants.fingerprint(program.graph_module)
+    before = _Before(program)
     answer = asking.ask(who, partitioner, view, strict)
-    after = invariants.fingerprint(answer.tagged.graph_module)
-    if before != after:
-        first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
-        raise PartitionerContractError(
-            f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
-            f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before "
-            "lowering.",
-            violation="graph_modified",
-            details={"partitioner": partitioner, "node": first[0]},
-        )
+    before.check(who, partitioner, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)
     return TaggedMethod(
         name=method,
@@ -67,6 +47,55 @@ def tag(
         rejections=tuple(replace(rejection, method=method) for rejection in answer.rejections()),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
+
+
+class _Before:
+    """What a program is before a partitioner gets it, which only tags."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._graph = invariants.fingerprint(program.graph_module)
+        self._metadata = [dict(node.meta) for _, node in graphs.every_node(program.graph_module)]
+        self._inputs = list(program.graph_signature.input_specs)
+        self._outputs = list(program.graph_signature.output_specs)
+
+    def check(self, who: str, partitioner: Partitioner, tagged: ExportedProgram) -> None:
+        """Raise PartitionerContractError unless it is the same, but for tags and new metadata."""
+        if (found := self._find_change(tagged)) is not None:
+            name, change = found
+            raise PartitionerContractError(
+                f"{who} {change}. A partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite "
+                "the graph before lowering.",
+                violation="graph_modified",
+                details={"partitioner": partitioner, **({"node": name} if name else {})},
+            )
+
+    def _find_change(self, tagged: ExportedProgram) -> tuple[str, str] | None:
+        before, after = self._graph, invariants.fingerprint(tagged.graph_module)
+        if before != after:
+            name, *_ = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
+            counts = f"({len(before)} nodes before, {len(after)} after)"
+            return name, f"changed the graph, first at node {name} {counts}"
+        for (name, *_), (_, node), given in zip(
+            before, graphs.every_node(tagged.graph_module), self._metadata, strict=True
+        ):
+            if lost := given.keys() - node.meta.keys():
+                return name, f"removed meta[{min(lost)!r}] of node {name}"
+            value, seen = given.get("val"), node.meta.get("val")
+            if value is not seen and (types := [_type_of(one) for one in (value, seen)])[0] != types[1]:
+                return name, f"changed meta['val'] of node {name} from {types[0]} to {types[1]}"
+        signature = tagged.graph_signature
+        for what, specs, now in (
+            ("inputs", self._inputs, signature.input_specs),
+            ("outputs", self._outputs, signature.output_specs),
+        ):
+            if specs != now:
+                return "", f"changed the signature, which has {len(now)} {what}, expected the {len(specs)} it was given"
+        return None
+
+
+def _type_of(value: Any) -> str:
+    found = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in measures.tensors(value)]
+    return ", ".join(found) or f"a {type(value).__name__}"
 
 
 def known_failures(tagged: TaggedMethod, backends: Mapping[str, Any] | None) -> Treatment | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -102,8 +102,8 @@ class Support(ABC):
         raise TypeError("A Support has no truth value: combine supports with &, | and ~ instead of and, or and not.")
 
 
-SupportLike = Support | OperatorSupportBase | Callable[[Node], bool]
-"""A `Support`, a torch.fx `OperatorSupportBase`, or a function from a node to a bool."""
+SupportLike = Support | OperatorSupportBase | Callable[[Node], "bool | No | str"]
+"""A `Support`, a torch.fx `OperatorSupportBase`, or a function of a node as `where` takes it."""
 
 
 @dataclass(frozen=True)
@@ -270,14 +270,44 @@ class ReasonedCheck(Support):
         return self.name
 
 
-def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "custom") -> Support:
+@dataclass(frozen=True)
+class _Predicate(Support):
+    """A function of the user's: what it may answer is said in `where`."""
+
+    name: str
+    predicate: Callable[[Node], object] = field(repr=False)
+    refusal: No
+
+    def bind(self, scope: GraphScope) -> Check:
+        def check(node: Node) -> No | None:
+            answer = self.predicate(node)
+            if answer is True or answer is False:
+                return None if answer else self.refusal
+            if isinstance(answer, No):
+                return answer
+            if isinstance(answer, str) and answer:
+                return replace(self.refusal, text=answer)
+            raise PartitionerContractError(
+                f"Support {self} answered {answer!r} for {describe_node(node, scope)}; expected True, False, or why "
+                "not: a No or a text.",
+                violation="result_type",
+            )
+
+        return check
+
+    def __str__(self) -> str:
+        return f"where({self.name})"
+
+
+def where(predicate: Callable[[Node], bool | No | str], reason: str = "", *, code: str = "custom") -> Support:
     """Return a support of nodes for which a function of your own returns True.
 
     Args:
-        predicate: The function.
+        predicate: The function. It returns True, False, or why it does not take a node: a `No`, or a text. Anything
+            else is a PartitionerContractError.
         reason: The reason to give if it returns False.
         code: The reason's code.
     """
     name = getattr(predicate, "__qualname__", type(predicate).__name__)
     text = reason or f"{name} returned False"
-    return ReasonedCheck(f"where({name})", code, lambda node, scope: "" if predicate(node) else text)
+    return _Predicate(name, predicate, No(code, text, f"where({name})"))

@@ -221,3 +221,19 @@ def test_a_support_that_raises_names_node_operator_and_line(program: ExportedPro
 
 def test_everything(program: ExportedProgram) -> None:
     assert refused(everything(), program) == {}
+
+
+@pytest.mark.parametrize("answer", [None, 1, "", (), torch.ones(1)], ids=["None", "1", "no text", "()", "tensor"])
+def test_a_function_that_answers_something_else(answer: Any, program: ExportedProgram) -> None:
+    words = r"Support where\(.*\) answered .* for node aten_\w+ \(aten\..*\), .*expected True, False, or why not"
+    with pytest.raises(PartitionerContractError, match=words):
+        answers(where(lambda node: answer), program)
+
+
+def test_a_function_may_say_why_not(program: ExportedProgram) -> None:
+    no = No("mood", "not today", "me")
+    assert set(answers(where(lambda node: no), program).values()) == {no}
+    texts = {found and (found.code, found.text) for found in answers(where(lambda node: "too odd"), program).values()}
+    assert texts == {("custom", "too odd")}
+    partitioner = SupportPartitioner({"Npu": lambda node: no})
+    assert {one.reason for one in partitioner(program).rejections} == {"not today"}

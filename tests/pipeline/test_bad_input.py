@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,56 @@ def test_a_partitioner_that_rewrites_the_graph(rewrite: Callable[..., None], dep
     partitioner = {"prefill": Also(lambda program: rewrite(program, depth))}
     error = refused(PartitionerContractError, words, lambda: lower(partitioner))
     check(error.violation == "graph_modified", error.violation)
+
+
+def _forgets(program: ExportedProgram, depth: int) -> None:
+    del named(program, "aten.mul", depth).meta["val"]
+
+
+def _converts(program: ExportedProgram, depth: int) -> None:
+    node = named(program, "aten.mul", depth)
+    node.meta["val"] = node.meta["val"].to(torch.float64)
+
+
+def _takes_nothing(program: ExportedProgram, depth: int) -> None:
+    program.graph_signature.input_specs.clear()
+
+
+@pytest.mark.parametrize("depth", [0, 1], ids=["top", "branch"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_forgets, ("removed meta['val'] of node", "aten_mul_tensor")),
+        (_converts, ("changed meta['val'] of node", "aten_mul_tensor", "from float32", "to float64")),
+        (_takes_nothing, ("changed the signature", "has 0 inputs")),
+    ],
+    ids=["forgets", "converts", "takes nothing"],
+)
+def test_a_partitioner_that_changes_what_is_known_of_the_graph(
+    change: Callable[..., None], words: tuple[str, ...], depth: int
+) -> None:
+    partitioner = {"prefill": Also(lambda program: change(program, depth))}
+    error = refused(PartitionerContractError, ("Also", "'prefill'", *words), lambda: lower(partitioner))
+    check(error.violation == "graph_modified", error.violation)
+
+
+def test_what_a_partitioner_writes_into_weights_and_constants_is_lost() -> None:
+    def write(program: ExportedProgram) -> None:
+        for value in (*program.constants.values(), *program.state_dict.values()):
+            value.data.fill_(7)
+        program.constants.clear()
+
+    class Asked(Also):
+        def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+            write(ep)
+            return [torch.ops.aten.sum.dim_IntList], lambda node: True
+
+    program = torch.export.export(Model(), (X,))
+    known = {name: value.clone() for name, value in {**program.state_dict, **program.constants}.items()}
+    backends = {"good": Good}
+    for call in (exir_lowering.plan, partial(exir_lowering.lower, backends=backends)):
+        call(program, Asked(write))
+        torch.testing.assert_close({**program.state_dict, **program.constants}, known, rtol=0, atol=0)
 
 
 def _tag(node: Node, tag: Any) -> None:

@@ -163,7 +163,9 @@ def test_a_failure_at_run_time_tells_the_line(steps: Path) -> None:
     assert caught.value.debug_handle is not None
     with pytest.raises(BackendFailure) as caught:
         exir_lowering.load(steps, delegates={"reference": NeverCompiles})
-    assert str(caught.value).endswith(f"no licence. Source code:\n    {line('first')}\n    {line('second')}")
+    assert str(caught.value).endswith(
+        f'in compile: raise RuntimeError("no licence"). Source code:\n    {line("first")}\n    {line("second")}'
+    )
 
 
 def _message(program: exir_lowering.LoadedProgram) -> str:

@@ -111,15 +111,34 @@ class TestRun:
 
     @pytest.mark.parametrize("form", ["object", "class", "mapping", "class in a mapping", "tuple"])
     def test_forms_of_the_argument(self, adds, xy, form):
+        class Unused(ScriptDelegate):
+            delegate_id = "unused"
+
         forms = {
             "object": [ScriptDelegate()],
             "class": [ScriptDelegate],
-            "mapping": {"script": ScriptDelegate(), "unused": ScriptDelegate},
+            "mapping": {
+                "script": ScriptDelegate(),
+                "unused": type("Unused", (ScriptDelegate,), {"delegate_id": "unused"}),
+            },
             "class in a mapping": {"script": ScriptDelegate},
             "tuple": (ScriptDelegate,),
         }
         result = load(adds, delegates=forms[form]).run("forward", *xy)[0]
         torch.testing.assert_close(result, torch.sin(xy[0] + xy[1]))
+
+    def test_names_that_fit_nothing(self, adds):
+        other = type("Other", (ScriptDelegate,), {"delegate_id": "scripted"})
+        said = message_of(lambda: load(adds, delegates={"scripted": other}), InputError)
+        assert "has no backend 'scripted'. Did you mean 'script'?" in said
+        said = message_of(lambda: load(adds, delegates={"script": other}), InputError)
+        assert "'script' is given" in said and "whose delegate_id is 'scripted'" in said
+
+    @pytest.mark.parametrize("where", ["compile", "execute"])
+    def test_a_failure_ends_in_the_delegates_line(self, adds, xy, where):
+        delegate = failing(OSError("no device"), where)
+        said = message_of(lambda: load(adds, delegates=[delegate]).run("forward", *xy), BackendFailure)
+        assert f'. Raised at File "{__file__}", line ' in said and f", in {where}: raise error" in said
 
     @pytest.mark.parametrize("initial", [False, True])
     @pytest.mark.parametrize("inputs", [True, False])
@@ -331,8 +350,6 @@ class TestLookUp:
         message = message_of(lambda: load(adds), BackendUnavailableError)
         for part in ("'forward'", "'script'", "XnnpackBackend", "exir_lowering.delegates", "delegates={'script'"):
             assert part in message
-        message = message_of(lambda: load(adds, delegates={"scrpt": ScriptDelegate}), BackendUnavailableError)
-        assert "Did you mean 'scrpt'?" in message
 
     def test_not_available(self, adds):
         class Away(ScriptDelegate):
@@ -354,7 +371,8 @@ class TestLookUp:
         assert "OSError: no device" in message_of(lambda: load(adds, delegates=[Away]), BackendFailure)
 
     def test_a_built_in_id(self, adds):
-        message = message_of(lambda: load(adds, delegates={"XnnpackBackend": ScriptDelegate}), InputError)
+        named = type("Named", (ScriptDelegate,), {"delegate_id": "XnnpackBackend"})
+        message = message_of(lambda: load(adds, delegates=[named]), InputError)
         assert "has 'XnnpackBackend' itself" in message
 
     @pytest.mark.parametrize(
@@ -507,7 +525,7 @@ def file(ids):
     backends = {f"id{number}": ScriptBackend() for number in range(ids)}
     return lower(export(Sums(), (torch.ones(3),)), partitioner, backends=backends).emit().buffer
 
-delegates = {f"id{number}": ScriptDelegate() for number in range(14)}
+delegates = [type("Named", (ScriptDelegate,), {"delegate_id": f"id{number}"})() for number in range(14)]
 program = load(file(3), delegates=delegates)
 try:
     load(file(14), delegates=delegates)

@@ -18,11 +18,11 @@ from exir_lowering._upstream.programs import assemble_program, guards_code_of, l
 from exir_lowering._upstream.value_keys import KeyMaker
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.plugins.asking import asked_of_forms
+from exir_lowering.plugins.asking import asked_of_forms, make_fake_state
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.rewriting import gains
 from exir_lowering.steps.rewriting.targets import unwanted
-from exir_lowering.steps.tag import make_fake_state, tag
+from exir_lowering.steps.tag import tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from torch.fx import Node
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG
 from exir_lowering.graphs.copies import private_copy
-from exir_lowering.steps.tag import make_fake_state, tag
+from exir_lowering.plugins.asking import make_fake_state
+from exir_lowering.steps.tag import tag
 
 _SIMPLER = frozenset({"identity", "constants", "common-subexpressions"})
 _MEASURED: Mapping[str, frozenset[str] | None] = {
