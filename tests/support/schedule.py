@@ -193,6 +193,7 @@ fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
     the_compiler_comes_without_inductor_whatever_is_imported_first
 steps/recovery: every_order_of_failures_gives_the_same_bytes
 fast/skipped_passes: passes_of_a_model
+vendors/payloads: a_model
 verification/verify: models_have_no_fault(mobilenet_v2)
 """
 """Tests that are nightly, and cases, in round brackets; `*` and `?` stand for what they do in names of files."""
