@@ -16,11 +16,19 @@ def __getattr__(name: str) -> Callable[[], Partitioner]:
     """Return what makes the partitioner of a name; ImportError, with what to install, if something is missing."""
     if name not in _NEEDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    needed, install, found = _NEEDS[name]
-    if needed not in os.environ and (needed.isupper() or find_spec(needed) is None):
-        who = f"The partitioner {name.replace('_', '-')!r}"
-        raise ImportError(f"{who} needs {needed}, which is missing here: {install}.", name=needed)
-    return found
+    modules, install, make = _NEEDS[name]
+    who = f"The partitioner {name.replace('_', '-')!r}"
+    for needed in modules:
+        if needed not in os.environ and (needed.isupper() or find_spec(needed) is None):
+            raise ImportError(f"{who} needs {needed}, which is missing here: {install}.", name=needed)
+
+    def made() -> Partitioner:
+        try:
+            return make()
+        except ImportError as error:
+            raise ImportError(f"{who}: what it needs does not work here: {error}. Try {install}.") from error
+
+    return made
 
 
 def _make_coreml() -> Any:
@@ -39,6 +47,13 @@ def vulkan() -> Any:
     return VulkanPartitioner()
 
 
+def _make_tosa() -> Any:
+    from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+    from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
+
+    return TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP+INT"))
+
+
 def _make_ethos_u() -> Any:
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
 
@@ -54,9 +69,11 @@ def _make_qnn() -> Any:
     return QnnPartitioner(utils.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options))
 
 
-_NEEDS: Mapping[str, tuple[str, str, Callable[[], Partitioner]]] = {
-    "coreml": ("coremltools", "pip install coremltools", _make_coreml),
-    "ethos_u": ("ethosu", 'pip install "executorch[ethos-u]"', _make_ethos_u),
-    "qnn": ("QNN_SDK_ROOT", "unpack Qualcomm's AI Engine Direct SDK, and set QNN_SDK_ROOT to its folder", _make_qnn),
+_ARM = 'pip install "exir-lowering[ethos-u]"'
+_NEEDS: Mapping[str, tuple[tuple[str, ...], str, Callable[[], Partitioner]]] = {
+    "coreml": (("coremltools",), 'pip install "exir-lowering[coreml]"', _make_coreml),
+    "ethos_u": (("tosa_serializer", "ethosu"), _ARM, _make_ethos_u),
+    "qnn": (("QNN_SDK_ROOT",), "unpack Qualcomm's AI Engine Direct SDK, and set QNN_SDK_ROOT to its folder", _make_qnn),
+    "tosa": (("tosa_serializer",), _ARM, _make_tosa),
 }
-"""By name, the module, or variable of the environment, that a compiler needs, where it is from, and what makes it."""
+"""By name, the modules, or a variable of the environment, that are needed, where they are from, and what makes it."""

@@ -7,10 +7,13 @@ import json
 import platform
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import DEFECT, OK, kept_from_stdout, print_table, say
 from exir_lowering.errors import LoweringError
+
+if TYPE_CHECKING:
+    from exir_lowering.plugins.registry import PluginInfo
 
 _PACKAGES = ("exir-lowering", "torch", "executorch", "torchao", "numpy")
 EXAMPLES = """\
@@ -78,7 +81,7 @@ def _examine() -> dict[str, Any]:
             {
                 "kind": plugin.group.rpartition(".")[2].removesuffix("s"),
                 "name": plugin.id,
-                "problem": "" if plugin.missing else plugin.error,
+                "problem": "" if plugin.missing else _problem(plugin),
                 "not installed": plugin.missing,
                 "install": plugin.error if plugin.missing else "",
             }
@@ -89,6 +92,18 @@ def _examine() -> dict[str, Any]:
             for name, feature in pins.FEATURES.items()
         ],
     }
+
+
+def _problem(plugin: PluginInfo) -> str:
+    """Return why a plug-in cannot be used; a partitioner is made, which imports its vendor's compiler."""
+    from exir_lowering.plugins import registry
+
+    if not plugin.error and plugin.group == registry.PARTITIONERS:
+        try:
+            registry.find_partitioner(plugin.id)
+        except LoweringError as error:
+            return str(error)
+    return plugin.error
 
 
 def _show(found: dict[str, Any]) -> None:

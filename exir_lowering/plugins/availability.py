@@ -21,8 +21,15 @@ from exir_lowering.plugins.delegate import Delegate
 POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 """The end of the warning: the model is lowered, but cannot be executed here."""
 
-_INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
-"""How to install what a backend of the runtime needs, if an extra provides it."""
+_EXTRAS = {
+    **{"CoreMLBackend": "coreml", "OpenvinoBackend": "openvino"},
+    **dict.fromkeys(("EthosUBackend", "TOSABackend"), "ethos-u"),
+}
+
+
+def installation(backend_id: str) -> str:
+    """Return how to install what a backend needs, after a colon, if an extra provides it, or nothing."""
+    return f': pip install "exir-lowering[{_EXTRAS[backend_id]}]"' if backend_id in _EXTRAS else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         if installed.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"
-        install = f"install what the backend needs{_INSTALL.get(backend_id, '')}"
+        install = f"install what the backend needs{installation(backend_id)}"
         return Missing(reason, f"{has} Lower the model for another one, or {install}.")
     try:
         delegate = registry.find_delegate(backend_id, given)

@@ -26,6 +26,7 @@ from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.copies import list_tensors, private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+from exir_lowering.plugins.availability import installation
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
@@ -230,6 +231,8 @@ def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: 
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details
         lines.append(f"  raised at {raised}")
+    if isinstance(error, ImportError) or "installed" in lines[0]:
+        lines.append(f"  Install what the backend needs{installation(backend_id)}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         names = few((node.name for node in nodes), _LISTED)

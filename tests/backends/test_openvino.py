@@ -326,7 +326,7 @@ def test_without_the_extra(request: pytest.FixtureRequest) -> None:
     assert all(install in text for text in texts) and all("openvino" in text.lower() for text in texts)
     found = {(p["group"], p["id"]): p["error"] for p in json.loads("\n".join(listed))}
     assert install in found.pop(("exir_lowering.partitioners", "openvino"))
-    others = {"coreml", "ethos-u", "qnn", "vulkan"}  # which say themselves what they need
+    others = {"coreml", "ethos-u", "qnn", "tosa", "vulkan"}  # which say themselves what they need
     assert not any(error for (_, name), error in found.items() if name not in others)
 
 

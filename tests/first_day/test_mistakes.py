@@ -166,7 +166,6 @@ ON_THE_COMMAND_LINE = {
     "lower m.pt2 -p xnnpack,openvino -o x.pte": "-p xnnpack -p openvino",
     "lower m.pt2 -p nowhere:make -o x.pte": "No module named 'nowhere'",
     "lower m.pt2 -p xnnpack --rewrites saef -o x.pte": "Did you mean 'safe'",
-    "lower m.pt2 -p ethos-u -o x.pte": "pip install",
     "plan m.pt2 -p ethosu": "Did you mean 'ethos-u'",
     "plan m.pt2 -p qnn": "QNN_SDK_ROOT",
     "lower text.pt2 -p xnnpack -o x.pte": "it is another kind of file",

@@ -193,6 +193,10 @@ fast/pins: all_can_be_turned_off inductor_is_imported_where_a_program_needs_it
     the_compiler_comes_without_inductor_whatever_is_imported_first
 steps/recovery: every_order_of_failures_gives_the_same_bytes
 fast/skipped_passes: passes_of_a_model
+vendors/conformance: *
+vendors/payloads: a_model
+vendors/several: core_ml_before_xnnpack ethos_u_before_xnnpack
+    vulkan_before_xnnpack_with_a_cache_in_two_methods vulkan_before_xnnpack_with_any_batch
 verification/verify: models_have_no_fault(mobilenet_v2)
 """
 """Tests that are nightly, and cases, in round brackets; `*` and `?` stand for what they do in names of files."""

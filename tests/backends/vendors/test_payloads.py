@@ -1,0 +1,98 @@
+"""Real compilers of vendors: the payloads are ExecuTorch's, the defaults make none worse, and the numbers are right."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from tosa_delegate import TosaReferenceModel
+from vendor_models import NIGHTLY, build
+from vendor_shelf import VENDORS, Lowered, Vendor, programs_of, with_executorch, with_ours
+
+import exir_lowering
+from exir_lowering import LoweringError
+
+SLOW = {("coreml", "int8")}  # Core ML's quantizer traces its patterns anew for each program: 100 CPU seconds and more
+
+
+def installed(name: str) -> Vendor:
+    """Return a vendor; the test is skipped where its compiler is not installed, except in CI."""
+    if (missing := VENDORS[name].missing) and not os.environ.get("CI"):
+        pytest.skip(f"needs {', '.join(missing)}: the extra vendors")
+    return VENDORS[name]
+
+
+def check_beside_executorch(name: str, model: str, precision: str) -> Lowered | None:
+    """Compare with ExecuTorch, and return what the defaults make; None for what ExecuTorch cannot lower."""
+    vendor = installed(name)
+
+    def programs() -> dict[str, torch.export.ExportedProgram]:  # for each lowering: ExecuTorch changes them
+        return programs_of(vendor, build(model), precision)
+
+    given = programs()
+    plain, theirs = None, None
+    try:
+        theirs = with_executorch(vendor, programs(), precision)
+    except Exception:  # then all that is asked of ours is an error that is one
+        try:
+            plain = with_ours(vendor, given, precision, "none")
+        except LoweringError:
+            return None
+    plain = plain or with_ours(vendor, given, precision, "none")
+    ours = with_ours(vendor, given, precision)
+    if theirs is not None:
+        if vendor.normalise is not None:
+            assert sorted(plain.delegates, key=repr) == sorted(theirs.delegates, key=repr)
+        assert {name: sorted(host) for name, host in plain.host.items()} == {
+            name: sorted(host) for name, host in theirs.host.items()
+        }
+        plain = theirs
+    assert len(ours.delegates) <= len(plain.delegates)
+    assert ours.payload_bytes <= 1.01 * plain.payload_bytes
+    assert sum(map(len, ours.host.values())) <= sum(map(len, plain.host.values()))
+    assert ours.cycles <= plain.cycles
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "precision"),
+    [
+        ("coreml", "cnn", "float"),
+        ("vulkan", "mlp", "float"),
+        ("tosa", "cnn", "float"),
+        ("ethos-u", "cnn", "int8"),
+        ("openvino", "cnn", "float"),
+        ("native", "cnn", "float"),
+    ],
+)
+def test_a_small_model(name: str, model: str, precision: str) -> None:
+    ours = check_beside_executorch(name, model, precision)
+    assert ours is not None and len(ours.delegates) >= 1
+    if name in ("tosa", "openvino"):
+        check_numbers(name, model, ours)
+    if name == "ethos-u":
+        assert 0 < ours.cycles < 1e5 and 0 < ours.estimates[0].sram < 1e5
+
+
+def check_numbers(name: str, model: str, lowered: Lowered) -> None:
+    """Compare what the file computes with eager PyTorch; OpenVINO may compute with bfloat16."""
+    program = exir_lowering.load(lowered.buffer, delegates=[TosaReferenceModel()] if name == "tosa" else None)
+    for method, (module, inputs) in build(model).items():
+        wanted = module.requires_grad_(False)(*inputs)
+        found = program.run(method, *inputs)
+        for one, right in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+            torch.testing.assert_close(
+                one, right, rtol=0, atol=1e-4 if name == "tosa" else 0.02 * float(right.abs().max())
+            )
+
+
+@pytest.mark.parametrize("model", NIGHTLY)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [(name, one) for name, vendor in VENDORS.items() for one in vendor.precisions if (name, one) not in SLOW],
+)
+def test_a_model(name: str, model: str, precision: str) -> None:
+    ours = check_beside_executorch(name, model, precision)
+    if ours is not None and precision == "float" and name in ("tosa", "openvino"):
+        check_numbers(name, model, ours)
