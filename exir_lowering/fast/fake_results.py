@@ -14,12 +14,14 @@ if it is something else. What cannot be compared is left to tracing.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
@@ -29,15 +31,20 @@ from torch._dispatch.python import enable_python_dispatcher  # traces with torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter, Node, map_arg
+from torch.fx.node import map_aggregate
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.value_keys import Form, KeyMaker
+from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
 from exir_lowering.fast import Work, current
 
 
 class UnknownFormError(Exception):
     """A value or an operator for which forms do not say everything."""
+
+
+# The types of what stands in a node's arguments as it is.
+_ARGUMENTS = frozenset({int, float, bool, complex, str, type(None), *PLAIN})
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -62,7 +69,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
         maker = KeyMaker(UnknownFormError, other, mode=mode, symbols=work.symbols)
         try:
-            key = _key_of(target, maker.key((args, kwargs)))
+            key = _key_of(target, maker.key((args, kwargs)), maker.symbolic)
         except UnknownFormError:
             return compute(self, kind, target, args, kwargs, meta)
         form = work.forms.get(key)
@@ -82,14 +89,32 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: Any) -> ProxyValue:
     """Create a node as the method does, with a result that is known."""
-    args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
-    name = None
+    tracer, name = self.tracer, None
     if isinstance(target, torch._ops.OpOverload):
-        name = self.tracer.graph._target_to_str(target.overloadpacket.__name__)
-    proxy = self.tracer.create_proxy("call_function", target, args, kwargs, name=name)
+        name = tracer.graph._target_to_str(target.overloadpacket.__name__)
+    try:
+        if type(tracer) is not ExportPass.ExportTracer:  # others may make something else of arguments
+            raise UnknownFormError
+        node = tracer.create_node("call_function", target, *map_aggregate((args, kwargs), _argument), name)
+        proxy = tracer.proxy(node)
+    except UnknownFormError:
+        args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
+        proxy = tracer.create_proxy("call_function", target, args, kwargs, name=name)
     proxy.node.meta.update(meta.data)
-    self.tracer.set_metadata(proxy.node, result)
+    if type(result) is FakeTensor:
+        proxy.node.meta.update(val=result, tensor_meta=None)
+    else:
+        tracer.set_metadata(proxy.node, result)
     return ProxyValue(result, proxy)
+
+
+def _argument(value: Any) -> Any:
+    """Return what stands for a value in a node's arguments; UnknownFormError if the tracer makes something of it."""
+    if type(value) is ProxyValue:
+        return value.proxy.node
+    if type(value) not in _ARGUMENTS:
+        raise UnknownFormError
+    return value
 
 
 def _form_in(mode: FakeTensorMode, value: Any, work: Work) -> Any:
@@ -101,6 +126,8 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
     """Return a new fake tensor of a form, or several."""
     if not isinstance(form, Form):
         kind, forms = form
+        if kind is int:
+            return forms
         return kind([_make(each, mode, work) for each in forms])
     # Without the modes and kernels of tracing, which would make another fake tensor of its memory, in twice the time.
     with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
@@ -109,22 +136,30 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
         return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
 
 
-def _key_of(target: Any, arguments: Hashable) -> Any:
+def _key_of(target: Any, arguments: Hashable, symbolic: bool) -> Any:
     """Return what a form follows from: operator and arguments; UnknownFormError if it writes or returns views."""
-    target = target._op if type(target) is EdgeOpOverload else target
+    setting: Any = None
+    if type(target) is BackendOpOverload:
+        if symbolic:  # some of Arm's make a symbol each time
+            raise UnknownFormError
+        arm = sys.modules.get("executorch.backends.arm.tosa.specification")
+        setting = arm and arm.TosaLoweringContext.tosa_spec_var.get(None)  # says what Arm's operators take
+        setting = id(setting), setting
+    target = target._op if type(target) in (EdgeOpOverload, BackendOpOverload) else target
     if target is not executorch_call_delegate:
         if not isinstance(target, torch._ops.OpOverload):
             raise UnknownFormError
         if target._schema.is_mutable or any(result.alias_info is not None for result in target._schema.returns):
             raise UnknownFormError
     switches = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return target, arguments, *switches
+    return target, arguments, setting, *switches
 
 
 def _note(result: Any, key: Hashable, mode: FakeTensorMode, work: Work) -> Any:
-    """Remember the form of a result, and return it; UnknownFormError if it is no tensor, and no list of tensors."""
+    """Remember the form of a result, and return it; UnknownFormError if it has more than tensors and integers."""
     form = _form_in(mode, result, work)
-    if not all(isinstance(each, Form) for each in (form[1] if isinstance(result, (list, tuple)) else (form,))):
+    parts = form[1] if isinstance(result, (list, tuple)) else (form,)
+    if not all(isinstance(each, Form) or each[0] is int for each in parts):
         raise UnknownFormError
     work.forms[key] = form
     return form
@@ -144,7 +179,7 @@ def _infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work,
         return forms[operand]
 
     maker = KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols)
-    key = _key_of(node.target, maker.key((node.args, node.kwargs)))
+    key = _key_of(node.target, maker.key((node.args, node.kwargs)), maker.symbolic)
     return work.forms.get(key) or _note(_compute(node, mode, value), key, mode, work)
 
 
