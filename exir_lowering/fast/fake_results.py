@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
 from exir_lowering.fast import Work, current
+from exir_lowering.fast.retracing import add_node
 
 
 class UnknownFormError(Exception):
@@ -93,14 +94,12 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
     if isinstance(target, torch._ops.OpOverload):
         name = tracer.graph._target_to_str(target.overloadpacket.__name__)
     try:
-        if type(tracer) is not ExportPass.ExportTracer:  # others may make something else of arguments
-            raise UnknownFormError
-        node = tracer.create_node("call_function", target, *map_aggregate((args, kwargs), _argument), name)
+        node = add_node(tracer, target, *map_aggregate((args, kwargs), _argument), name, meta.data)
         proxy = tracer.proxy(node)
     except UnknownFormError:
         args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
         proxy = tracer.create_proxy("call_function", target, args, kwargs, name=name)
-    proxy.node.meta.update(meta.data)
+        proxy.node.meta.update(meta.data)
     if type(result) is FakeTensor:
         proxy.node.meta.update(val=result, tensor_meta=None)
     else:
@@ -133,7 +132,16 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
     with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
         layout = ([work.symbols.get(one, one) for one in numbers] for numbers in (form.sizes, form.strides))
         empty = torch.empty_strided(*layout, dtype=form.dtype, device="meta")
-        return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
+        common = work.fakes.get((mode, form.device))
+        if common is None:
+            fake = FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
+            work.fakes[mode, form.device] = dict(vars(fake))
+            return fake
+        device: Any = {"dispatch_device": True, "device_for_backend_keys": form.device}
+        fake = torch.Tensor._make_subclass(FakeTensor, empty, form.requires_grad, **device)
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        vars(fake).update(common)
+        return fake
 
 
 def _key_of(target: Any, arguments: Hashable, symbolic: bool) -> Any:
