@@ -17,6 +17,9 @@ import operator
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from copy import copy
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,27 +33,28 @@ from executorch.exir.pass_base import ExportPass, ProxyValue, _ExportPassBase
 from torch._dispatch.python import enable_python_dispatcher  # traces with torch's kernels in Python, as passes do
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import OutputKind
-from torch.fx import GraphModule, Interpreter, Node, map_arg
+from torch.fx import Graph, GraphModule, Interpreter, Node, map_arg, traceback
 from torch.fx.node import map_aggregate
 from torch.fx.passes.infra.pass_base import PassResult
+from torch.fx.proxy import _COPY_META_FIELDS, _get_seq_nr  # what nodes take from the one that is run
 from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
 from exir_lowering.fast import Work, current
-from exir_lowering.fast.retracing import add_node
 
 
 class UnknownFormError(Exception):
     """A value or an operator for which forms do not say everything."""
 
 
-# The types of what stands in a node's arguments as it is.
-_ARGUMENTS = frozenset({int, float, bool, complex, str, type(None), *PLAIN})
+_DIALECTS = (EdgeOpOverload, BackendOpOverload)
+_ARGUMENTS = frozenset({int, float, bool, complex, str, type(None), *PLAIN})  # what stands in arguments as it is
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Return what remembers the results that passes compute."""
-    compute = _ExportPassBase._fx
+    """Return what remembers the results that passes compute, and the text of operators."""
+    compute, running = _ExportPassBase._fx, _ExportPassBase.ExportInterpreter.run_node
+    text = lru_cache(maxsize=4096)(EdgeOpOverload.__repr__)
 
     def remembering(self: Any, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         work, mode = current(), self.fake_tensor_mode
@@ -85,7 +89,33 @@ def replacements() -> list[tuple[Any, str, Any]]:
             _note(proxy.data, key, mode, work)
         return proxy
 
-    return [(_ExportPassBase, "_fx", remembering)]
+    def run_node(self: Any, n: Node) -> Any:
+        if current() is None or n.op == "output" or "node_debug_str" in _names_in(self.callback.__class__):
+            return running(self, n)
+        self.node = n
+        try:
+            return Interpreter.run_node(self, n)
+        except Exception:  # for which the text of the node is there
+            self.callback.node_debug_str = n.format_node()
+            raise
+
+    texts = [(EdgeOpOverload, name, text) for name in ("__repr__", "__str__")]
+    return [(_ExportPassBase, "_fx", remembering), (_ExportPassBase.ExportInterpreter, "run_node", run_node), *texts]
+
+
+@lru_cache(maxsize=64)
+def _names_in(kind: Any) -> frozenset[str]:
+    """Return the names of attributes, and others, that the methods of a pass have."""
+    methods = (item for each in kind.__mro__ if each is not _ExportPassBase for item in vars(each).values())
+    return frozenset(name for each in methods if isinstance(each, FunctionType) for name in each.__code__.co_names)
+
+
+_KNOWN = False  # what tracers do to make a node
+
+
+def nodes() -> list[tuple[Any, str, Any]]:
+    """Return what makes nodes without what is put elsewhere right after."""
+    return [(sys.modules[__name__], "_KNOWN", True)]
 
 
 def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: Any) -> ProxyValue:
@@ -94,12 +124,14 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
     if isinstance(target, torch._ops.OpOverload):
         name = tracer.graph._target_to_str(target.overloadpacket.__name__)
     try:
-        node = add_node(tracer, target, *map_aggregate((args, kwargs), _argument), name, meta.data)
+        if not _KNOWN or type(tracer) is not ExportPass.ExportTracer:  # others may make something else of arguments
+            raise UnknownFormError
+        node = _add(tracer, target, *map_aggregate((args, kwargs), _argument), name, meta.data)
         proxy = tracer.proxy(node)
     except UnknownFormError:
         args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
         proxy = tracer.create_proxy("call_function", target, args, kwargs, name=name)
-        proxy.node.meta.update(meta.data)
+    proxy.node.meta.update(meta.data)
     if type(result) is FakeTensor:
         proxy.node.meta.update(val=result, tensor_meta=None)
     else:
@@ -109,11 +141,27 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
 
 def _argument(value: Any) -> Any:
     """Return what stands for a value in a node's arguments; UnknownFormError if the tracer makes something of it."""
-    if type(value) is ProxyValue:
-        return value.proxy.node
-    if type(value) not in _ARGUMENTS:
+    if type(value) is not ProxyValue and type(value) not in _ARGUMENTS:
         raise UnknownFormError
-    return value
+    return value.proxy.node if type(value) is ProxyValue else value
+
+
+def _add(tracer: Any, target: Any, args: Any, kwargs: Any, name: str | None, given: dict[str, Any]) -> Node:
+    """Create a node as a tracer does, without what `given` takes the place of."""
+    state = traceback.current_meta
+    lines, special = state.get("stack_trace") or "", traceback.current_replay_node or state.get("autograd_backward")
+    special = special or type(target) not in _DIALECTS or traceback.GRADIENT_ACC_SPECIAL_STACK in lines
+    if special or not traceback.should_preserve_node_meta:
+        return tracer.create_node("call_function", target, args, kwargs, name)  # type: ignore[no-any-return]
+    node: Node = tracer.graph.create_node("call_function", target, args, kwargs, _name_of(target), None)
+    tracer.node_name_to_scope[node.name] = (tracer.scope.module_path, tracer.scope.module_type)
+    taken = {"stack_trace": lines or None, "seq_nr": None if "seq_nr" in given else _get_seq_nr(node.name)}
+    taken |= {key: copy(state[key]) for key in _COPY_META_FIELDS if key in state and key not in given}
+    node.meta.update((key, value) for key, value in taken.items() if value is not None or key in _COPY_META_FIELDS)
+    return node
+
+
+_name_of = lru_cache(maxsize=4096)(Graph()._target_to_str)
 
 
 def _form_in(mode: FakeTensorMode, value: Any, work: Work) -> Any:
@@ -132,16 +180,7 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
     with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
         layout = ([work.symbols.get(one, one) for one in numbers] for numbers in (form.sizes, form.strides))
         empty = torch.empty_strided(*layout, dtype=form.dtype, device="meta")
-        common = work.fakes.get((mode, form.device))
-        if common is None:
-            fake = FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
-            work.fakes[mode, form.device] = dict(vars(fake))
-            return fake
-        device: Any = {"dispatch_device": True, "device_for_backend_keys": form.device}
-        fake = torch.Tensor._make_subclass(FakeTensor, empty, form.requires_grad, **device)
-        torch._C._set_throw_on_mutable_data_ptr(fake)
-        vars(fake).update(common)
-        return fake
+        return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
 
 
 def _key_of(target: Any, arguments: Hashable, symbolic: bool) -> Any:
@@ -153,7 +192,7 @@ def _key_of(target: Any, arguments: Hashable, symbolic: bool) -> Any:
         arm = sys.modules.get("executorch.backends.arm.tosa.specification")
         setting = arm and arm.TosaLoweringContext.tosa_spec_var.get(None)  # says what Arm's operators take
         setting = id(setting), setting
-    target = target._op if type(target) in (EdgeOpOverload, BackendOpOverload) else target
+    target = target._op if type(target) in _DIALECTS else target
     if target is not executorch_call_delegate:
         if not isinstance(target, torch._ops.OpOverload):
             raise UnknownFormError
