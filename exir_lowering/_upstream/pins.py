@@ -288,9 +288,8 @@ def _source(code: CodeType) -> str:
 
 def block_of(lines: list[str]) -> list[str]:
     """Return the lines of the function that starts there, as `inspect.getblock`, which takes 20 times as long, does."""
-    column, end = len(lines[0]) - len(lines[0].lstrip()), 1
-    plain = lines[0].lstrip().startswith(("def ", "async def ", "@"))
-    header = lines[0].lstrip().startswith("@")  # decorators
+    start, end = lines[0].lstrip(), 1
+    column, header = len(lines[0]) - len(start), start.startswith("@")  # decorators
     for number, line in enumerate(lines[1:], 2):
         text = line.lstrip()
         inside = len(line) - len(text) > column
@@ -300,4 +299,5 @@ def block_of(lines: list[str]) -> list[str]:
             header = text[0] == "@"
         end = number if text and (inside or text[0] != "#") else end
     cut = sum(line.count(quotes) for line in lines[:end] for quotes in ('"""', "'''")) % 2  # in a text of many lines
-    return lines[:end] if plain and not cut else inspect.getblock(lines)
+    plain = start.startswith(("def ", "async def ", "@")) and not cut
+    return lines[:end] if plain else inspect.getblock(lines)

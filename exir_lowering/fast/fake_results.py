@@ -52,9 +52,8 @@ _ARGUMENTS = frozenset({int, float, bool, complex, str, type(None), *PLAIN})  # 
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Return what remembers the results that passes compute, and the text of operators."""
+    """Return what remembers the results that passes compute, and describes nodes only where that is read."""
     compute, running = _ExportPassBase._fx, _ExportPassBase.ExportInterpreter.run_node
-    text = lru_cache(maxsize=4096)(EdgeOpOverload.__repr__)
 
     def remembering(self: Any, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         work, mode = current(), self.fake_tensor_mode
@@ -95,12 +94,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
         self.node = n
         try:
             return Interpreter.run_node(self, n)
+        except MemoryError:
+            raise
         except Exception:  # for which the text of the node is there
             self.callback.node_debug_str = n.format_node()
             raise
 
-    texts = [(EdgeOpOverload, name, text) for name in ("__repr__", "__str__")]
-    return [(_ExportPassBase, "_fx", remembering), (_ExportPassBase.ExportInterpreter, "run_node", run_node), *texts]
+    return [(_ExportPassBase, "_fx", remembering), (_ExportPassBase.ExportInterpreter, "run_node", run_node)]
 
 
 @lru_cache(maxsize=64)
