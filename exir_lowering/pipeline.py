@@ -14,6 +14,7 @@ from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.errors import InputError
+from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state, private_copy
 from exir_lowering.lowered import LoweredMethods
@@ -257,7 +258,7 @@ def _lower(
     """Lower methods in Edge dialect: the line."""
     options = session.options
     with collector.heap_frozen() as set_aside:
-        with converting((one.program for one in given), gradients=True, fast=options.fast):
+        with converting((one.program for one in given), gradients=True, fast=options.fast), accelerated(options.fast):
             methods = rewrite(given, rewrites, session, states := list_states(given))
 
         def partition(methods: Sequence[EdgeMethod], treatment: Treatment | None) -> Partitioned:
@@ -351,7 +352,7 @@ def _partition(
     state, non_convex = asking.make_fake_state(method.program), session.options.non_convex
     strict = session.options.on_backend_error == "raise"
     for partitioner in edge.partitioners:
-        with session.timed("tag"):
+        with session.timed("tag"), accelerated(session.options.fast):
             claimed = tag(edge.name, method.program, partitioner, state, strict=strict)
             for taken_away in (known_failures(claimed, session.backends), treatment):
                 if taken_away is not None:

@@ -125,6 +125,8 @@ def _finish(program: ExportedProgram) -> ExportedProgram:
     if _can_eliminate_common_getitems(program.graph_module):
         _common_getitem_elimination_pass(program.graph_module, program.graph_signature, program.module_call_graph)
     program._range_constraints = _get_updated_range_constraints(program.graph_module)
+    for node in program.graph.find_nodes(op="placeholder"):
+        node.meta.pop("tensor_meta", None)  # decomposing makes inputs without it, and OpenVINO prefers it to the value
     return program
 
 

@@ -14,12 +14,17 @@ if it is something else. What cannot be compared is left to tracing.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from copy import copy
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
@@ -28,11 +33,13 @@ from executorch.exir.pass_base import ExportPass, ProxyValue, _ExportPassBase
 from torch._dispatch.python import enable_python_dispatcher  # traces with torch's kernels in Python, as passes do
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import OutputKind
-from torch.fx import GraphModule, Interpreter, Node, map_arg
+from torch.fx import Graph, GraphModule, Interpreter, Node, map_arg, traceback
+from torch.fx.node import map_aggregate
 from torch.fx.passes.infra.pass_base import PassResult
+from torch.fx.proxy import _COPY_META_FIELDS, _get_seq_nr  # what nodes take from the one that is run
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.value_keys import Form, KeyMaker
+from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
 from exir_lowering.fast import Work, current
 
 
@@ -40,9 +47,13 @@ class UnknownFormError(Exception):
     """A value or an operator for which forms do not say everything."""
 
 
+_DIALECTS = (EdgeOpOverload, BackendOpOverload)
+_ARGUMENTS = frozenset({int, float, bool, complex, str, type(None), *PLAIN})  # what stands in arguments as it is
+
+
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Return what remembers the results that passes compute."""
-    compute = _ExportPassBase._fx
+    """Return what remembers the results that passes compute, and describes nodes only where that is read."""
+    compute, running = _ExportPassBase._fx, _ExportPassBase.ExportInterpreter.run_node
 
     def remembering(self: Any, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         work, mode = current(), self.fake_tensor_mode
@@ -62,7 +73,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
         maker = KeyMaker(UnknownFormError, other, mode=mode, symbols=work.symbols)
         try:
-            key = _key_of(target, maker.key((args, kwargs)))
+            key = _key_of(target, maker.key((args, kwargs)), maker.symbolic)
         except UnknownFormError:
             return compute(self, kind, target, args, kwargs, meta)
         form = work.forms.get(key)
@@ -77,19 +88,80 @@ def replacements() -> list[tuple[Any, str, Any]]:
             _note(proxy.data, key, mode, work)
         return proxy
 
-    return [(_ExportPassBase, "_fx", remembering)]
+    def run_node(self: Any, n: Node) -> Any:
+        if current() is None or n.op == "output" or "node_debug_str" in _names_in(self.callback.__class__):
+            return running(self, n)
+        self.node = n
+        try:
+            return Interpreter.run_node(self, n)
+        except MemoryError:
+            raise
+        except Exception:  # for which the text of the node is there
+            self.callback.node_debug_str = n.format_node()
+            raise
+
+    return [(_ExportPassBase, "_fx", remembering), (_ExportPassBase.ExportInterpreter, "run_node", run_node)]
+
+
+@lru_cache(maxsize=64)
+def _names_in(kind: Any) -> frozenset[str]:
+    """Return the names of attributes, and others, that the methods of a pass have."""
+    methods = (item for each in kind.__mro__ if each is not _ExportPassBase for item in vars(each).values())
+    return frozenset(name for each in methods if isinstance(each, FunctionType) for name in each.__code__.co_names)
+
+
+_KNOWN = False  # what tracers do to make a node
+
+
+def nodes() -> list[tuple[Any, str, Any]]:
+    """Return what makes nodes without what is put elsewhere right after."""
+    return [(sys.modules[__name__], "_KNOWN", True)]
 
 
 def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: Any) -> ProxyValue:
     """Create a node as the method does, with a result that is known."""
-    args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
-    name = None
+    tracer, name = self.tracer, None
     if isinstance(target, torch._ops.OpOverload):
-        name = self.tracer.graph._target_to_str(target.overloadpacket.__name__)
-    proxy = self.tracer.create_proxy("call_function", target, args, kwargs, name=name)
+        name = tracer.graph._target_to_str(target.overloadpacket.__name__)
+    try:
+        if not _KNOWN or type(tracer) is not ExportPass.ExportTracer:  # others may make something else of arguments
+            raise UnknownFormError
+        node = _add(tracer, target, *map_aggregate((args, kwargs), _argument), name, meta.data)
+        proxy = tracer.proxy(node)
+    except UnknownFormError:
+        args, kwargs = pytree.tree_map_only(ProxyValue, lambda value: value.proxy, (args, kwargs))
+        proxy = tracer.create_proxy("call_function", target, args, kwargs, name=name)
     proxy.node.meta.update(meta.data)
-    self.tracer.set_metadata(proxy.node, result)
+    if type(result) is FakeTensor:
+        proxy.node.meta.update(val=result, tensor_meta=None)
+    else:
+        tracer.set_metadata(proxy.node, result)
     return ProxyValue(result, proxy)
+
+
+def _argument(value: Any) -> Any:
+    """Return what stands for a value in a node's arguments; UnknownFormError if the tracer makes something of it."""
+    if type(value) is not ProxyValue and type(value) not in _ARGUMENTS:
+        raise UnknownFormError
+    return value.proxy.node if type(value) is ProxyValue else value
+
+
+def _add(tracer: Any, target: Any, args: Any, kwargs: Any, name: str | None, given: dict[str, Any]) -> Node:
+    """Create a node as a tracer does, without what `given` takes the place of."""
+    state = traceback.current_meta
+    lines, special = state.get("stack_trace") or "", traceback.current_replay_node or state.get("autograd_backward")
+    special = special or type(target) not in _DIALECTS or traceback.GRADIENT_ACC_SPECIAL_STACK in lines
+    if special or not traceback.should_preserve_node_meta:
+        return tracer.create_node("call_function", target, args, kwargs, name)  # type: ignore[no-any-return]
+    node: Node = tracer.graph.create_node("call_function", target, args, kwargs, _name_of(target), None)
+    tracer.node_name_to_scope[node.name] = (tracer.scope.module_path, tracer.scope.module_type)
+    taken = {"stack_trace": lines or None, "seq_nr": None if "seq_nr" in given else _get_seq_nr(node.name)}
+    taken |= {key: copy(state[key]) for key in _COPY_META_FIELDS if key in state and key not in given}
+    node.meta.update((key, value) for key, value in taken.items() if value is not None or key in _COPY_META_FIELDS)
+    return node
+
+
+_name_of = lru_cache(maxsize=4096)(Graph()._target_to_str)
 
 
 def _form_in(mode: FakeTensorMode, value: Any, work: Work) -> Any:
@@ -101,6 +173,8 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
     """Return a new fake tensor of a form, or several."""
     if not isinstance(form, Form):
         kind, forms = form
+        if kind is int:
+            return forms
         return kind([_make(each, mode, work) for each in forms])
     # Without the modes and kernels of tracing, which would make another fake tensor of its memory, in twice the time.
     with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
@@ -109,22 +183,30 @@ def _make(form: Any, mode: FakeTensorMode, work: Work) -> Any:
         return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
 
 
-def _key_of(target: Any, arguments: Hashable) -> Any:
+def _key_of(target: Any, arguments: Hashable, symbolic: bool) -> Any:
     """Return what a form follows from: operator and arguments; UnknownFormError if it writes or returns views."""
-    target = target._op if type(target) is EdgeOpOverload else target
+    setting: Any = None
+    if type(target) is BackendOpOverload:
+        if symbolic:  # some of Arm's make a symbol each time
+            raise UnknownFormError
+        arm = sys.modules.get("executorch.backends.arm.tosa.specification")
+        setting = arm and arm.TosaLoweringContext.tosa_spec_var.get(None)  # says what Arm's operators take
+        setting = id(setting), setting
+    target = target._op if type(target) in _DIALECTS else target
     if target is not executorch_call_delegate:
         if not isinstance(target, torch._ops.OpOverload):
             raise UnknownFormError
         if target._schema.is_mutable or any(result.alias_info is not None for result in target._schema.returns):
             raise UnknownFormError
     switches = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return target, arguments, *switches
+    return target, arguments, setting, *switches
 
 
 def _note(result: Any, key: Hashable, mode: FakeTensorMode, work: Work) -> Any:
-    """Remember the form of a result, and return it; UnknownFormError if it is no tensor, and no list of tensors."""
+    """Remember the form of a result, and return it; UnknownFormError if it has more than tensors and integers."""
     form = _form_in(mode, result, work)
-    if not all(isinstance(each, Form) for each in (form[1] if isinstance(result, (list, tuple)) else (form,))):
+    parts = form[1] if isinstance(result, (list, tuple)) else (form,)
+    if not all(isinstance(each, Form) or each[0] is int for each in parts):
         raise UnknownFormError
     work.forms[key] = form
     return form
@@ -144,7 +226,7 @@ def _infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work,
         return forms[operand]
 
     maker = KeyMaker(UnknownFormError, known, mode=mode, symbols=work.symbols)
-    key = _key_of(node.target, maker.key((node.args, node.kwargs)))
+    key = _key_of(node.target, maker.key((node.args, node.kwargs)), maker.symbolic)
     return work.forms.get(key) or _note(_compute(node, mode, value), key, mode, work)
 
 

@@ -121,10 +121,15 @@ _NOT_TRACING = ("XNNPACKRemoveCloneOpsTransform", "InsertPadQDQPass")
 _CHECKED = (("1.5.1", "2.13.0"), ("1.5.1", "2.14.1"))
 
 
+def is_checked() -> bool:
+    """Return whether the conditions hold for the versions of ExecuTorch and torch that are installed."""
+    return (version("executorch"), version("torch").partition("+")[0]) in _CHECKED
+
+
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what leaves out passes with nothing to do; nothing where XNNPACK's passes are not in use."""
     passes = sys.modules.get(_PASSES)
-    if passes is None or (version("executorch"), version("torch").partition("+")[0]) not in _CHECKED:
+    if passes is None or not is_checked():
         return []
     manager = passes.XNNPACKPassManager
     transform = manager.transform
