@@ -43,7 +43,7 @@ def check_beside_executorch(name: str, model: str, precision: str) -> Lowered | 
     ours = with_ours(vendor, given, precision)
     if theirs is not None:
         if vendor.normalise is not None:
-            assert sorted(plain.delegates, key=repr) == sorted(theirs.delegates, key=repr)
+            assert sorted(plain.delegates) == sorted(theirs.delegates)
         assert {name: sorted(host) for name, host in plain.host.items()} == {
             name: sorted(host) for name, host in theirs.host.items()
         }

@@ -81,7 +81,7 @@ class Lowered:
 
     Attributes:
         buffer: The file.
-        delegates: For each delegate, in order: its payload, normalised, and its named data by key.
+        delegates: For each delegate, in order: its payload and its named data with their keys, normalised.
         payload_bytes: The sizes of all of that together, before anything is normalised.
         host: The operators that stay on the host, by method.
         seconds: CPU seconds, from the programs to the file.
@@ -89,7 +89,7 @@ class Lowered:
     """
 
     buffer: bytes
-    delegates: Sequence[tuple[bytes, Mapping[str, bytes]]]
+    delegates: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]
     payload_bytes: int
     host: Mapping[str, Sequence[str]]
     seconds: float
@@ -256,7 +256,8 @@ def _read(vendor: Vendor, programs: Mapping[str, ExportedProgram]) -> tuple[Any,
             stored = delegate.named_data_store_output
             entries = {} if stored is None else {**stored.pte_data}
             named = {key: bytes(stored.buffers[entry.buffer_index]) for key, entry in entries.items()}
-            found.append((normalise(delegate.processed_bytes), named))
+            data = sorted((normalise(key.encode()), normalise(value)) for key, value in named.items())
+            found.append((normalise(delegate.processed_bytes), data))
             size += len(delegate.processed_bytes) + sum(map(len, named.values()))
     host = {
         name: [
