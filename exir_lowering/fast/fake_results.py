@@ -161,7 +161,9 @@ def _add(tracer: Any, target: Any, args: Any, kwargs: Any, name: str | None, giv
     return node
 
 
-_name_of = lru_cache(maxsize=4096)(Graph()._target_to_str)
+@lru_cache(maxsize=4096)
+def _name_of(target: Any) -> str:
+    return Graph()._target_to_str(target)
 
 
 def _form_in(mode: FakeTensorMode, value: Any, work: Work) -> Any:

@@ -36,7 +36,9 @@ def may_match(graph: Graph, names: tuple[str, ...]) -> bool:
     return any(starts(node, ("aten.cat.default", *names)) for node in graph.nodes)
 
 
-_build_once = cache(lambda build: build())  # Vulkan means to do so, but calls what is below the decorator
+@cache
+def _build_once(build: Any) -> Any:  # Vulkan means to do so, but calls what is below the decorator
+    return build()
 
 
 def replacements() -> list[tuple[Any, str, Any]]:

@@ -18,7 +18,7 @@ ROOMS = {
     "exir_lowering/compat": (385, 350),
     "exir_lowering/dynamo": (2369, 2500),
     "exir_lowering/errors": (206, 220),
-    "exir_lowering/fast": (2531, 3300),
+    "exir_lowering/fast": (2535, 3300),
     "exir_lowering/graphs": (3555, 3700),
     "exir_lowering/inspection": (925, 1300),
     "exir_lowering/lowered_module": (865, 950),
