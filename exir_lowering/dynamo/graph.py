@@ -180,7 +180,7 @@ def _comparison(weight: torch.Tensor, *, whole: bool) -> Callable[[], bool]:
     return lambda: sample.tobytes() == content
 
 
-def _sample(weight: torch.Tensor) -> np.ndarray:
+def _sample(weight: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a view of some of a weight's memory, in steps that no row of a matrix is likely to have."""
     memory = torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()
     if weight.is_contiguous():
