@@ -230,9 +230,6 @@ def check_delegates(given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) and key for key in given):
-        for key, one in given.items():
-            if isinstance(own := getattr(one, "delegate_id", None), str) and own not in ("", key):
-                raise InputError(f"delegates: {key!r} is given {one!r}, whose delegate_id is {own!r}. Use one id.")
         return given
     expected = "expected a mapping from ids to delegates, or a sequence of delegates, such as [MyDelegate()]"
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):

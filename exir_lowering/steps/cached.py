@@ -6,6 +6,7 @@ import platform
 import sys
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,7 +85,10 @@ def _identify(backend: Backend) -> list[str]:
     if any(one.__module__.startswith("exir_lowering.") for one in ours):
         return lines
     if backend.version == Backend.version:
-        found = metadata.packages_distributions().get(name.partition(".")[0], ())
+        named = metadata.packages_distributions().get(name.partition(".")[0], ())
+        file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+        # An own module may have the name of an installed one, such as tests.
+        found = [one for one in named if file.is_relative_to(str(metadata.distribution(one).locate_file("")))]
         origins = [metadata.distribution(one).read_text("direct_url.json") or "" for one in found]
         if all('"editable":true' in origin.replace(" ", "") for origin in origins):
             raise NoKeyError(f"{name} has no `version`, and is of no installed distribution, except one that is edited")
