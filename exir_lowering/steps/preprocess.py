@@ -231,8 +231,8 @@ def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: 
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details
         lines.append(f"  raised at {raised}")
-    if isinstance(error, ImportError) or "installed" in lines[0]:
-        lines.append(f"  Install what the backend needs{installation(backend_id)}")
+    if (how := installation(backend_id)) and (isinstance(error, ImportError) or "installed" in lines[0]):
+        lines.append(f"  Install what the backend needs{how}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         names = few((node.name for node in nodes), _LISTED)
