@@ -31,7 +31,7 @@ from exir_lowering._upstream.locks import original_of
 PLAIN = "EXIR_LOWERING_PLAIN"  # the environment variable that turns off all features, unless it is empty or 0
 
 _LOG = logging.getLogger(__name__)
-_VENDORS = "executorch.backends."  # what is in these modules counts only if something has imported them
+_VENDORS = "executorch.backends.", "coremltools."  # what is in these modules counts only if something has imported them
 _OFF: set[str] = set()  # the features that were found off in this process
 _LOGGED: set[str] = set()  # what the log has said
 _SEEN: dict[str, tuple[tuple[Any, ...], str]] = {}  # what was looked at: what it consists of, and its digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -262,8 +263,44 @@ def test_patterns_are_not_built_for_a_model_without_them(monkeypatch: pytest.Mon
     assert not built
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_core_ml_checks_a_program_when_its_passes_are_done(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("coremltools")
+    from coremltools.converters.mil import Builder as mb
+    from coremltools.converters.mil.mil import Function
+    from coremltools.converters.mil.mil.passes import pass_pipeline, pass_registry
+    from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+
+    class Breaks(AbstractGraphPass):  # type: ignore[misc]
+        def apply(self, prog: Any) -> None:
+            if broken:
+                var = next(iter(prog.functions["main"].inputs.values()))
+                prog.functions["main"].operations[-1].outputs[0].child_ops.append(var.child_ops[0])
+
+    @mb.program(input_specs=[mb.TensorSpec(shape=(2, 3))])  # type: ignore[untyped-decorator]
+    def program(x: Any) -> Any:
+        return mb.exp(x=mb.relu(x=x))
+
+    checks: list[Any] = []
+    check = Function.validate
+    monkeypatch.setattr(Function, "validate", lambda self, *a, **k: checks.append(self) or check(self, *a, **k))
+    monkeypatch.setitem(pass_registry.PASS_REGISTRY.passes, "common::breaks", Breaks)
+    passes = [*["common::noop_elimination"] * 5, "common::breaks", "common::noop_elimination"]
+    pipeline = pass_pipeline.PassPipeline(passes, "test")
+    if broken:
+        with accelerated(), pytest.raises(Exception, match="should be consumed"):
+            pass_pipeline.PassPipelineManager.apply_pipeline(program, pipeline)
+        return
+    for fast, checked in ((True, 2), (False, 8)):
+        checks.clear()
+        with accelerated(fast):
+            pass_pipeline.PassPipelineManager.apply_pipeline(program, pipeline)
+        assert len(checks) == checked
+
+
 def test_the_text_of_a_function_is_that_of_python() -> None:
     modules = {place.partition(":")[0] for feature in pins.FEATURES.values() for place in feature.code} - {"file"}
+    modules = {name for name in modules if importlib.util.find_spec(name.partition(".")[0])}
     compared = 0
     for name in modules:
         module = inspect.importlib.import_module(name)  # type: ignore[attr-defined]

@@ -30,12 +30,11 @@ def mobilenet_v2() -> Built:
     return _Call(model, lambda m, x: m(pixel_values=x).logits), (torch.randn(1, 3, 96, 96),)
 
 
-def vit() -> Built:
+def vit(layers: int = 4) -> Built:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128, image_size=64, num_labels=10
-    )
+    sizes = {"hidden_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 128}
+    config = ViTConfig(image_size=64, num_labels=10, **sizes)
     return _Call(ViTForImageClassification(config).eval(), lambda m, x: m(pixel_values=x).logits), (
         torch.randn(1, 3, 64, 64),
     )
@@ -52,11 +51,11 @@ def wide_vit() -> Built:
     )
 
 
-def bert() -> Built:
+def bert(layers: int = 2) -> Built:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+        vocab_size=200, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=128
     )
     return _Call(BertModel(config).eval(), lambda m, x, k: m(input_ids=x, attention_mask=k).last_hidden_state), (
         torch.randint(0, 200, (1, 16)),
@@ -81,12 +80,12 @@ def llama() -> Built:
     )
 
 
-def whisper_encoder() -> Built:
+def whisper_encoder(layers: int = 2) -> Built:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     config = WhisperConfig(
-        d_model=64, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=128, max_source_positions=100
+        d_model=64, encoder_layers=layers, encoder_attention_heads=4, encoder_ffn_dim=128, max_source_positions=100
     )
     return _Call(WhisperEncoder(config).eval(), lambda m, x: m(input_features=x).last_hidden_state), (
         torch.randn(1, 80, 200),

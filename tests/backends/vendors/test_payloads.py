@@ -15,6 +15,9 @@ from exir_lowering import LoweringError
 
 SLOW = {("coreml", "int8")}  # Core ML's quantizer traces its patterns anew for each program: 100 CPU seconds and more
 
+UNQUANTISED = {("vulkan", "bert"), ("openvino", "bert")}
+"""Vendors whose quantizer makes a program of a model that does not run: its indices are quantised."""
+
 
 def installed(name: str) -> Vendor:
     """Return a vendor; the test is skipped where its compiler is not installed, except in CI."""
@@ -49,8 +52,11 @@ def check_beside_executorch(name: str, model: str, precision: str) -> Lowered | 
         }
         plain = theirs
     assert len(ours.delegates) <= len(plain.delegates)
-    assert ours.payload_bytes <= 1.01 * plain.payload_bytes
-    assert sum(map(len, ours.host.values())) <= sum(map(len, plain.host.values()))
+    here, there = (sum(map(len, lowered.host.values())) for lowered in (ours, plain))
+    assert here <= there
+    # What the host computed of constants alone may be in the payload, and its tables no longer in the file.
+    moved = here < there and len(ours.buffer) <= len(plain.buffer)
+    assert ours.payload_bytes <= 1.01 * plain.payload_bytes or moved
     assert ours.cycles <= plain.cycles
     return ours
 
@@ -93,6 +99,10 @@ def check_numbers(name: str, model: str, lowered: Lowered) -> None:
     [(name, one) for name, vendor in VENDORS.items() for one in vendor.precisions if (name, one) not in SLOW],
 )
 def test_a_model(name: str, model: str, precision: str) -> None:
+    if precision == "int8" and (name, model) in UNQUANTISED:
+        with pytest.raises(IndexError, match="tensors used as indices"):
+            programs_of(installed(name), build(model), precision)
+        return
     ours = check_beside_executorch(name, model, precision)
     if ours is not None and precision == "float" and name in ("tosa", "openvino"):
         check_numbers(name, model, ours)
