@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
@@ -211,12 +212,15 @@ def programs_of(vendor: Vendor, methods: Methods, precision: str = "float") -> d
 
 
 def _quantised(vendor: Vendor, program: ExportedProgram, inputs: Inputs) -> ExportedProgram:
+    """Quantise with the smallest and the largest value as ranges; some search for better ones, for minutes."""
+    from torchao.quantization.pt2e.observer import HistogramObserver
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     assert vendor.quantizer is not None
     prepared = prepare_pt2e(program.module(check_guards=False), vendor.quantizer())
     prepared(*inputs)
-    return export(convert_pt2e(prepared, fold_quantize=vendor.name != "openvino"), inputs)
+    with patch.object(HistogramObserver, "_non_linear_param_search", lambda found: (found.min_val, found.max_val)):
+        return export(convert_pt2e(prepared, fold_quantize=vendor.name != "openvino"), inputs)
 
 
 def with_executorch(vendor: Vendor, programs: Mapping[str, ExportedProgram], precision: str = "float") -> Lowered:
