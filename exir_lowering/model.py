@@ -213,6 +213,7 @@ class State:
         bytes: Its size.
         shared: Whether what one method writes is what the others read.
         overlapping: What has a part of its memory in other methods, or has it in another form: methods and names.
+        kept: Who keeps it between calls, and why if a partitioner asked for it in vain; "" if none asked.
     """
 
     names: Mapping[str, str]
@@ -223,12 +224,14 @@ class State:
     bytes: int
     shared: bool
     overlapping: tuple[tuple[str, str], ...] = ()
+    kept: str = ""
 
     def __str__(self) -> str:
         names = "/".join(dict.fromkeys(self.names.values()))
         read, written = (" and ".join(methods) or "none" for methods in (self.read_by, self.written_by))
         shared = "shared" if self.shared else "not shared"
-        return f"{names}: {self.bytes:,} B, read by {read}, written by {written}, {shared}"
+        kept = f", kept by {self.kept}" if self.kept else ""
+        return f"{names}: {self.bytes:,} B, read by {read}, written by {written}, {shared}{kept}"
 
 
 @dataclass(frozen=True, slots=True)

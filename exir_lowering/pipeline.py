@@ -50,7 +50,7 @@ from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Partitioned, lower_groups
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Backends, Session
-from exir_lowering.steps.shared_state import elsewhere, list_states
+from exir_lowering.steps.shared_state import elsewhere, list_states, placed
 from exir_lowering.steps.splice import delegate, splice
 from exir_lowering.steps.tag import Treatment, known_failures, retag, tag
 from exir_lowering.steps.trials import advise
@@ -316,26 +316,28 @@ def _partition_all(
     methods: Sequence[EdgeMethod], states: Sequence[State], session: Session, treatment: Treatment | None = None
 ) -> tuple[tuple[EdgeMethod, ...], list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
-    legal, extracted, plans, refused = [], [], [], []
+    legal, extracted, plans, refused, claims = [], [], [], [], []
     for method in session.progress.each("partition", methods):
         shared = elsewhere(states, method.name)
         for left in reversed(range(ROUNDS + 1)):  # again where the host gets other operators that run
             tagged, partitioned = _partition(method, shared, session, treatment)
-            found = list_refused(partitioned.program, session.target)
-            changed = legalize(method, found, session) if left else None
+            illegal = list_refused(partitioned.program, session.target)
+            changed = legalize(method, illegal, session) if left else None
             if changed is None:
                 break
             method = changed
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
-        refused.append((partitioned, found))
+        refused.append((partitioned, illegal))
         legal.append(method)
         extracted.append(partitioned)
+        claims.append((method, tagged))
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned))
     require_legal(refused, session)
     mistakes = export_mistakes.list_mistakes(legal)
-    planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions(), warnings=mistakes)
+    found = placed(states, claims, extracted)
+    planned = LoweringPlan(tuple(plans), states=found, versions=versions(), warnings=mistakes)
     require_coverage(planned, session.options)
     return tuple(legal), extracted, planned
 

@@ -81,7 +81,13 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         self.own_state, self.keep_whole, self.rewrites = own_state, list(keep_whole), rewrites
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag what the backends support; InputError if a group that must stay together cannot be convex."""
+        """Tag what the backends support.
+
+        Raises:
+            InputError: A group that must stay together cannot be convex; or a support names an operator of the model
+                that was decomposed, and nothing that it became.
+        """
+        self._check_names(exported_program)
         destinations: dict[str, DelegationSpec] = {}
         rejections: dict[str, Rejection] = {}  # the first one of each operator
         adjustments: list[Adjustment] = []
@@ -107,6 +113,27 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         if self.own_state:
             tag_mutated_buffer(exported_program)
         return ExplainedResult(exported_program, destinations, tuple(rejections.values()), tuple(adjustments))
+
+    def _check_names(self, program: ExportedProgram) -> None:
+        """Refuse supports that name what was decomposed, and nothing that it became; `keep_whole` may name it too."""
+        kept = {graphs.target_name(operator) for operator in self.keep_whole}
+        named = {backend_id: support.operators for backend_id, support in self.supports.items()}
+        nodes = [node for _, node in graphs.every_node(program.graph_module) if graphs.is_operator(node)]
+        present = _with_packets(map(graphs.operator_name, nodes))
+        absent = frozenset().union(*named.values()) - present - _with_packets(kept)
+        became: dict[str, dict[str, None]] = {}
+        for node in nodes if absent and graphs.OUT_OF_SIGHT not in present else ():
+            for origin in absent & _with_packets(graphs.origins(node)):
+                became.setdefault(origin, {})[graphs.operator_name(node)] = None
+        for backend_id, names in named.items():
+            for origin in sorted(names & became.keys()):
+                if not names & _with_packets(became[origin]):
+                    made, full = " + ".join(became[origin]), origin if origin.count(".") > 1 else f"{origin}.default"
+                    raise InputError(
+                        f"{type(self).__name__}: {backend_id} supports {origin}, which matches nothing: on the way to "
+                        f"Edge dialect it became {made}. Name these, or keep it whole with "
+                        f"keep_whole=[torch.ops.{full}]."
+                    )
 
     def _explain_rest(self, scope: GraphScope, rejections: dict[str, Rejection]) -> None:
         """Give each operator of a graph that is left without a reason one."""
@@ -214,6 +241,12 @@ class PatternPartitioner(SupportPartitioner):
             if number not in matched:
                 near = next((found[number] for scope in seen if number in (found := self.support.nearest(scope))), None)
                 warnings.warn(_nothing(pattern, occurring, made_of, near), UserWarning, stacklevel=3)
+
+
+def _with_packets(names: Iterable[str]) -> frozenset[str]:
+    """Return names of operators, and those for all of their overloads."""
+    listed = list(names)
+    return frozenset((*listed, *(name.rpartition(".")[0] for name in listed)))
 
 
 def _nothing(

@@ -1,3 +1,4 @@
+from .backend_details import as_backend_details as as_backend_details
 from .executorch import (
     PatchedLowering as PatchedLowering,
     PatchedLowerings as PatchedLowerings,

@@ -106,6 +106,8 @@ class Backend(ABC):
             are passed to it; and it may be called for several partitions at once.
         unread: What `preprocess` does not read of a program, so that the cache may ignore it: `NAMES`, and keys of
             `node.meta`; often `PROVENANCE`.
+        cache_key: What identifies the settings of the object for the cache, in place of its attributes; for one that
+            holds what cannot be compared by content, such as a loaded library. None stands for the attributes.
     """
 
     backend_id: ClassVar[str]
@@ -113,6 +115,7 @@ class Backend(ABC):
     parallel: ClassVar[Literal["none", "thread", "process"]] = "none"
     independent: ClassVar[bool] = False
     unread: ClassVar[frozenset[str]] = frozenset()
+    cache_key: str | None = None
 
     @abstractmethod
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

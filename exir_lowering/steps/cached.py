@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from exir_lowering import fast
+from exir_lowering.errors import BackendContractError
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend
@@ -79,7 +80,12 @@ def _identify(backend: Backend) -> list[str]:
     details = backend.details if isinstance(backend, ExecutorchBackend) else None
     kind = details or type(backend)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    settings = {} if details is not None else vars(backend)
+    settings: Any = {} if details is not None else vars(backend)
+    if (stated := backend.cache_key) is not None:
+        if not isinstance(stated, str):
+            expected = "expected a text that identifies its settings, or None"
+            raise BackendContractError(f"Backend {backend.backend_id!r}: cache_key is {stated!r}, {expected}.")
+        settings = stated
     lines = [backend.backend_id, str(backend.version), name, Forms({}, named=True).form(settings)]
     ours = {kind, type(backend)} - {ExecutorchBackend}
     if any(one.__module__.startswith("exir_lowering.") for one in ours):

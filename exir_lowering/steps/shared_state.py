@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import memory_key, memory_span
-from exir_lowering.model import EdgeMethod, State
+from exir_lowering.model import EdgeMethod, ExtractedMethod, State, TaggedMethod
 from exir_lowering.steps.file import File
 
 ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
@@ -208,6 +208,42 @@ def list_namesakes(states: Iterable[State]) -> list[tuple[str, tuple[str, ...]]]
 def elsewhere(states: Iterable[State], method: str) -> frozenset[str]:
     """Return the names of what a method shares with others: delegates must not have it, as they keep it."""
     return frozenset(state.names[method] for state in states if state.shared and method in state.names)
+
+
+def placed(
+    states: Iterable[State],
+    methods: Iterable[tuple[EdgeMethod, Sequence[TaggedMethod]]],
+    extracted: Iterable[ExtractedMethod],
+) -> tuple[State, ...]:
+    """Return states with who keeps those that a partitioner asked for, by tagging them or by `own_state`."""
+    asking: dict[tuple[str, str], str] = {}
+    for method, tagged in methods:
+        for one in tagged:
+            for node, spec in graphs.lifted_inputs(one.program).items():
+                tag: Any = node.meta.get(graphs.DELEGATION_TAG)
+                if tag in one.destinations:
+                    asking.setdefault((method.name, str(spec.target)), one.destinations[tag].backend_id)
+        owning = [type(one).__name__ for one in method.partitioners if getattr(one, "own_state", False) is True]
+        for name in graphs.written_state(method.program) if owning else ():
+            asking.setdefault((method.name, name), owning[0])
+    keeping = {
+        (partition.method, name): partition.backend_id
+        for method in extracted
+        for partition in method.partitions
+        for name in graphs.written_state(partition.program)
+    }
+
+    def describe(state: State, key: tuple[str, str]) -> str:
+        if key in keeping:
+            return keeping[key]
+        why = "methods share it" if state.shared else "it is not in one partition alone that returns something else too"
+        return f"the runtime, not by {asking[key]}: {why}"
+
+    found = []
+    for state in states:
+        keys = [key for key in state.names.items() if key in asking and state.written_by]
+        found.append(replace(state, kept=" and ".join(dict.fromkeys(describe(state, key) for key in keys))))
+    return tuple(found)
 
 
 def check(file: File) -> None:

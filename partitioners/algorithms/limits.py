@@ -31,7 +31,8 @@ class Limits:
         min_flops: A partition with fewer floating-point operations is dropped, unless it is the whole graph.
         max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
         max_nodes: A partition with more operators is cut: each piece takes the next operators while they fit.
-        max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
+        max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut. Those from which
+            alone an input is computed count too, such as the weight behind a transposed one.
 
     Raises:
         InputError: A limit is not a number, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
@@ -85,6 +86,7 @@ class _Work:
     scope: GraphScope
     by: str
     groups_of: Mapping[Node, Sequence[Sequence[Node]]]  # those that each node is in
+    behind: dict[Node, tuple[Node, ...]] = field(default_factory=dict)  # the constants of which alone a value is made
     rejections: list[Rejection] = field(default_factory=list)
     adjustments: list[Adjustment] = field(default_factory=list)
 
@@ -116,10 +118,21 @@ class _Work:
         if limits.max_nodes is not None and len(_list_operators(nodes)) > limits.max_nodes:
             found.append(f"{_format_count(len(_list_operators(nodes)), 'operator')}, max_nodes={limits.max_nodes:,}")
         if limits.max_weight_bytes is not None:
-            held = sum(measures.value_bytes(node) for node in _list_constants(nodes, self.scope))
+            held = sum(measures.value_bytes(node) for node in self._list_constants(nodes))
             if held > limits.max_weight_bytes:
                 found.append(f"{_format_count(held, 'byte')} of weights, max_weight_bytes={limits.max_weight_bytes:,}")
         return " and ".join(found)
+
+    def _list_constants(self, nodes: Iterable[Node]) -> dict[Node, None]:
+        """Return the constants that nodes read, each once, in the order of their first use."""
+        if not self.behind:
+            self.behind.update((node, (node,)) for node in self.scope.constants)
+            for node in list_computing(self.scope.graph_module):
+                sources = node.all_input_nodes
+                if sources and all(source in self.behind for source in sources):
+                    self.behind[node] = tuple({one: None for source in sources for one in self.behind[source]})
+        read = (source for node in nodes for source in node.all_input_nodes)
+        return {one: None for source in read for one in self.behind.get(source, ())}
 
     def _cut_whole(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
         """Cut a proposal whose units fit: each piece takes what fits and comes next, what a result needs before it."""
@@ -136,7 +149,7 @@ class _Work:
         read: set[Node] = set()
         piece = size = held = 0
         for unit in (vertices[vertex] for vertex in list(nx.dfs_postorder_nodes(needs, _END))[:-1]):
-            operators, constants = len(_list_operators(unit)), _list_constants(unit, self.scope)
+            operators, constants = len(_list_operators(unit)), self._list_constants(unit)
             more = sum(measures.value_bytes(constant) for constant in constants if constant not in read)
             over = limits.max_nodes is not None and size + operators > limits.max_nodes
             if over or (limits.max_weight_bytes is not None and held + more > limits.max_weight_bytes):
@@ -212,11 +225,6 @@ class _Work:
 
 def _list_operators(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if not graphs.is_getitem(node)]
-
-
-def _list_constants(nodes: Iterable[Node], scope: GraphScope) -> dict[Node, None]:
-    """Return the constants that nodes read, each once, in the order of their first use."""
-    return {source: None for node in nodes for source in node.all_input_nodes if source in scope.constants}
 
 
 def _count_flops(proposal: Proposal) -> int:

@@ -21,7 +21,8 @@ def ops(*operators: Any) -> Support:
             `torch.ops.aten.add.Tensor` or `exir_ops.edge.aten.add.Tensor`.
 
     Raises:
-        InputError: An aten name does not exist.
+        InputError: An aten name does not exist. One that is decomposed, and of which nothing is named, is an error when
+            a program has it: see `SupportPartitioner.partition`.
     """
     names = [operator if isinstance(operator, str) else graphs.target_name(operator) for operator in operators]
     for name in names:
@@ -34,7 +35,7 @@ def ops(*operators: Any) -> Support:
         return "" if taken else f"{name} is not in the supported operators"
 
     listed = ", ".join(names[:4]) + (f", ... {len(names)} operators" if len(names) > 4 else "")
-    return ReasonedCheck(f"ops({listed})", "op", reason)
+    return ReasonedCheck(f"ops({listed})", "op", reason, wanted)
 
 
 def check_operator(name: str) -> None:

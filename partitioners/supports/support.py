@@ -75,7 +75,13 @@ def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[st
 
 
 class Support(ABC):
-    """Whether a backend takes a node. Supports compose with `&`, `|` and `~`."""
+    """Whether a backend takes a node. Supports compose with `&`, `|` and `~`.
+
+    Attributes:
+        operators: The operators that it names as supported; those that can match nothing are an error.
+    """
+
+    operators: frozenset[str] = frozenset()
 
     @abstractmethod
     def bind(self, scope: GraphScope) -> Check:
@@ -111,6 +117,9 @@ class _Several(Support):
     parts: tuple[Support, ...]
 
     sign: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", frozenset().union(*(part.operators for part in self.parts)))
 
     def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         return [group for part in self.parts for group in part.groups(scope)]
@@ -256,6 +265,7 @@ class ReasonedCheck(Support):
     name: str
     code: str
     reason: Callable[[Node, GraphScope], str] = field(repr=False)
+    operators: frozenset[str] = frozenset()
 
     def bind(self, scope: GraphScope) -> Check:
         """Check, given the scope."""

@@ -147,3 +147,30 @@ def test_state_that_one_partition_reads_and_writes_moves_with_it() -> None:
 def test_bad_arguments(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         SupportPartitioner(**arguments)
+
+
+CONVOLUTION = (torch.nn.Conv2d(3, 4, 3).eval(), (torch.ones(1, 3, 8, 8),))
+
+
+@pytest.mark.parametrize("name", ["aten.conv2d", "aten.conv2d.default"])
+def test_an_operator_that_was_decomposed_matches_nothing(name: str) -> None:
+    partitioner = SupportPartitioner({"echo": ops(name) & dtypes(torch.float32) | ops("aten.relu")})
+    with pytest.raises(InputError) as error:
+        exir_lowering.plan(export(*CONVOLUTION), partitioner)
+    text = f"echo supports {name}, which matches nothing: on the way to Edge dialect it became aten.convolution.default"
+    assert text in str(error.value) and "keep_whole=[torch.ops.aten.conv2d.default]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("support", "whole", "taken"),
+    [
+        (ops("aten.conv2d", "aten.convolution"), [], "aten.convolution.default"),
+        (ops("aten.conv2d"), [torch.ops.aten.conv2d.default], "aten.conv2d.default"),
+        (ops("aten.linear", "aten.relu"), [], None),  # the model has none of them
+        (ops("aten.conv2d") & dtypes(torch.int8), [torch.ops.aten.conv2d.default], None),
+    ],
+)
+def test_an_operator_may_be_named_in_each_form(support: Any, whole: Any, taken: str | None) -> None:
+    plan = exir_lowering.plan(export(*CONVOLUTION), SupportPartitioner({"echo": support}, keep_whole=whole))
+    operators = [node for one in plan.methods[0].partitions for node in one.nodes]
+    assert operators == ([f"aten_{taken.split('.')[1]}_default"] if taken else [])

@@ -14,8 +14,10 @@ import torch
 from lowering_support import edge_program
 from torch.fx import Graph, GraphModule, Node
 
+import exir_lowering
 from exir_lowering import Adjustment, InputError, Rejection
 from exir_lowering.graphs import measures, quotient
+from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.partitioners.algorithms import limits
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
@@ -308,3 +310,12 @@ def test_weights_of_a_real_program_are_cut() -> None:
     assert rejections == []
     assert [weight_bytes(piece.nodes, scope) for piece in kept] == [280_608, 263_168]
     assert adjustments[0].reason == (f"{held:,} bytes of weights, max_weight_bytes=300,000: cut into 2")
+
+
+def test_a_weight_counts_behind_what_is_computed_of_it() -> None:
+    """A linear is a transposed weight and a product on the way to Edge dialect; the product holds the weight, too."""
+    program = torch.export.export(torch.nn.Linear(600, 600).eval(), (torch.ones(2, 600),))
+    partitioner = SupportPartitioner({"echo": ops("aten.addmm")}, limits=Limits(max_weight_bytes=1_000_000))
+    (_, product) = exir_lowering.plan(program, partitioner).methods[0].host
+    assert product.operator == "aten.addmm.default"
+    assert product.reason == "1,442,400 bytes of weights, max_weight_bytes=1,000,000 (one operator)"

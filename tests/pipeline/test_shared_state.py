@@ -19,6 +19,7 @@ from torch.export import ExportedProgram, export
 from exir_lowering import InputError, LoweredModule, load, lower, plan
 from exir_lowering.backends.reference import reference_partitioner
 from exir_lowering.dynamo import reports
+from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.steps.emit import Artifact
 
 PARTITIONERS = {
@@ -247,6 +248,37 @@ def test_delegates_do_not_keep_what_is_shared() -> None:
         apart.emit(share_state=True)
     with pytest.raises(InputError, match=r"deny\(...\)"):
         lower(named(Counter(), Counter(writes=False)), {"m1": "reference"}).emit(share_state=["total"])
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.sin(self.total * x)
+        self.total.add_(x)
+        return first * self.total
+
+
+@pytest.mark.parametrize(
+    ("methods", "host", "kept"),
+    [
+        (1, [], "kept by reference"),
+        (2, [], "kept by the runtime, not by reference: methods share it"),
+        (1, ["aten.sin"], "kept by the runtime, not by reference: it is not in one partition alone that returns"),
+    ],
+)
+def test_the_plan_says_who_keeps_state(methods: int, host: list[str], kept: str) -> None:
+    partitioner = SupportPartitioner({"reference": ~ops(*host)}, own_state=True)
+    model = Two()
+    programs = {f"m{number}": export(model, (torch.ones(4),)) for number in range(methods)}
+    assert kept in plan(programs, partitioner).to_text(width=200)
+    assert "kept by" not in plan(programs, "xnnpack").to_text(width=200)
+    program = load(lower(programs, partitioner).emit().buffer)
+    for _ in range(2):
+        for name in programs:
+            torch.testing.assert_close(program.run(name, torch.ones(4))[0], model(torch.ones(4)))
 
 
 def test_files_of_executorch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,7 @@ from cached import (
 from torch.export import ExportedProgram, export
 
 from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, lower
-from exir_lowering.errors import BackendFailure, CacheWarning
+from exir_lowering.errors import BackendContractError, BackendFailure, CacheWarning
 
 
 def _lower(program: Any, folder: Any = False, partitioner: Any = "xnnpack", **more: Any) -> LoweredMethods:
@@ -114,6 +115,21 @@ def test_what_cannot_be_compared_is_not_cached(tmp_path: Path) -> None:
             lowered = trace(tmp_path, backend)
             assert len(CALLS) == len(missed(lowered)) == 5
             assert all(reason in use.explain() for use in lowered.report.cache)
+
+
+class Loaded(Settled):
+    """Holds a library, and says itself what it is."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(ctypes.CDLL(None))
+        self.cache_key = key
+
+
+def test_a_backend_may_say_what_its_settings_are(tmp_path: Path) -> None:
+    assert missed(trace(tmp_path, Loaded("library 1"))) and not missed(trace(tmp_path, Loaded("library 1")))
+    assert missed(trace(tmp_path, Loaded("library 2")))
+    with pytest.raises(BackendContractError, match="cache_key is 2, expected a text"):
+        trace(tmp_path, Loaded(2))
 
 
 def test_a_backend_with_a_call_for_all_is_cached_by_group_or_as_it_declares(tmp_path: Path) -> None:
