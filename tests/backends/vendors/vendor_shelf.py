@@ -121,8 +121,8 @@ def _coreml_quantizer() -> Any:
 
 
 def _coreml_normalise(payload: bytes) -> bytes:
-    """Replace the identifiers that Core ML draws for each model; what is listed by them is in any order."""
-    named = re.sub(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", b"id", payload)
+    """Replace the identifiers that Core ML draws for each model, and the day; what is listed is in any order."""
+    named = re.sub(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|20\d\d-\d\d-\d\d", b"id", payload)
     return b"\n".join(sorted(named.replace(b"},\n", b"}\n").split(b"\n")))
 
 
