@@ -31,9 +31,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> FreshEnvironment:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has of the package nothing but its demo and its tests."""
+    """A folder that has of the package nothing but its demo, its tests and its C++."""
     folder = tmp_path_factory.mktemp("outside")
     copy_tracked(EXAMPLE / "tests", folder / "tests")
+    copy_tracked(EXAMPLE / "cpp", folder / "cpp")
     shutil.copy2(EXAMPLE / "demo.py", folder)
     return folder
 

@@ -14,16 +14,16 @@ ROOMS = {
     # room: (lines at most now, target): both only shrink
     "exir_lowering": (1033, 1000),
     "exir_lowering/_upstream": (3609, 3100),
-    "exir_lowering/cli": (2696, 2600),
+    "exir_lowering/cli": (2759, 2600),
     "exir_lowering/compat": (385, 350),
     "exir_lowering/dynamo": (2369, 2500),
     "exir_lowering/errors": (206, 220),
     "exir_lowering/fast": (2535, 3300),
-    "exir_lowering/graphs": (3555, 3700),
+    "exir_lowering/graphs": (3564, 3700),
     "exir_lowering/inspection": (925, 1300),
     "exir_lowering/lowered_module": (865, 950),
     "exir_lowering/plans": (1535, 1600),
-    "exir_lowering/plugins": (1336, 1400),
+    "exir_lowering/plugins": (1447, 1400),
     "exir_lowering/pte": (3113, 3000),
     "exir_lowering/quantization": (589, 450),
     "exir_lowering/rewrites": (1427, 1150),
@@ -33,7 +33,7 @@ ROOMS = {
     "exir_lowering/steps/legalizing": (1692, 1200),
     "exir_lowering/testing": (1413, 1400),
     "exir_lowering/verification": (2285, 2000),
-    "partitioners": (2801, 3200),
+    "partitioners": (2882, 3200),
     "backends": (1641, 2000),
 }
 """Rooms, with the lines that their Python files have, without those in rooms of their own: growth is a decision."""
