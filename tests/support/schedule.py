@@ -48,6 +48,7 @@ data_dependent_sizes: a_failure_leaves_the_program_as_it_is/2 what_the_runtime_c
 decisions: a_partitioners_decision_holds_for_the_sizes_it_was_made_for/2
 delegates: nothing_is_kept/2
 dynamic_sizes: all_sizes_of_a_range_are_right/5 both_ways_are_equal/6
+edge_operators: a_row_of_the_table/3
 exporter_defects: files_are_right_without_patches/15
 families: what_the_manifest_says_runs/3
 faults: a_fault_is_there_and_not_in_our_files/6
