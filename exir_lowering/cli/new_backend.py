@@ -14,13 +14,10 @@ from exir_lowering.errors import InputError
 
 EXAMPLES = "example:\n  exir-lower new-backend my_npu --cpp\n"
 
-_FOLDERS = Path(__file__).with_name("template"), Path(__file__).parents[2] / "docs" / "examples" / "tinyvec"
+_PLACES = Path(__file__).with_name("template"), Path(__file__).parents[2] / "docs" / "examples" / "tinyvec"
 """Where the example is: in the wheel, and in a clone."""
-_PYTHON = "README.md pyproject.toml demo.py src/tinyvec/__init__.py src/tinyvec/backend.py src/tinyvec/delegate.py"
-_TESTS, _CPP = (
-    "tests/test_tinyvec.py",
-    "cpp/CMakeLists.txt cpp/instructions.h cpp/tinyvec.cpp cpp/run.cpp tests/test_cpp.py",
-)
+_FILES = "README.md pyproject.toml demo.py src/tinyvec/__init__.py src/tinyvec/backend.py src/tinyvec/delegate.py"
+_CPP = "cpp/CMakeLists.txt cpp/instructions.h cpp/tinyvec.cpp cpp/run.cpp tests/test_cpp.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,32 +28,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the package; InputError if its name cannot be one or is taken, or if it cannot be written."""
-    from exir_lowering.plugins import registry
-
     name, cpp = arguments.backend, arguments.cpp
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InputError(f"Got the name {name!r}, expected one of a Python package in lower case, such as 'my_npu'.")
-    if Path(name).exists():
-        raise InputError(f"There is a {name!r} in this folder, which is left as it is. Choose another name.")
-    if users := [f"the {one.id!r} of {one.provider}" for one in registry.list_installed(check=False) if one.id == name]:
-        raise InputError(f"The id {name!r} is taken, by {users[0]}. Choose another name.")
-    if find_spec(name) is not None:
-        raise InputError(f"There is a Python module {name!r} here already, which would be hidden. Choose another name.")
+    from exir_lowering.plugins import registry  # which imports PyTorch
+
+    users = [f"the plug-in of {one.provider}" for one in registry.list_installed(check=False) if one.id == name]
+    users += ["what this folder has, which stays as it is"] if Path(name).exists() else []
+    users += ["a Python module, which would be hidden"] if find_spec(name) is not None else []
+    if users:
+        raise InputError(f"The name {name!r} is taken, by {users[0]}. Choose another one.")
     words = {"tinyvec": name, "Tinyvec": name.title().replace("_", ""), "TINYVEC": name.upper()[:8]}
-    template, files = next(filter(Path.is_dir, _FOLDERS)), [*_PYTHON.split(), _TESTS, *(_CPP.split() if cpp else [])]
+    template = next(filter(Path.is_dir, _PLACES))
     try:
         with tempfile.TemporaryDirectory(prefix=".new-backend-", dir=".") as folder:
-            for file in files:
+            for file in f"{_FILES} tests/test_tinyvec.py {_CPP if cpp else ''}".split():
                 lines = (template / file).read_text(encoding="utf-8").splitlines(keepends=True)
-                text = "".join(line for line in lines if cpp or "cpp" not in line)
+                texts = [file, "".join(line for line in lines if cpp or "cpp" not in line)]
                 for word, other in words.items():
-                    text, file = text.replace(word, other), file.replace(word, other)
-                path = Path(folder, name, file)
+                    texts = [text.replace(word, other) for text in texts]
+                path = Path(folder, name, texts[0])
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                path.write_text(texts[1], encoding="utf-8")
             Path(folder, name).rename(name)
     except OSError as error:
         raise InputError(f"Cannot write {name!r}: {error.strerror or error}. Nothing was changed.") from error
-    say(f"Wrote the package {name}, with six operators. Its README.md says what to change. Now:")
-    say(f"  pip install -e {name}[test]\n  python {name}/demo.py\n  pytest {name}")
+    say(f"Wrote {name}: six operators, and a README.md that says what to change. Next:\n  pip install -e {name}[test]")
+    say(f"  python {name}/demo.py\n  pytest {name}")
     return OK

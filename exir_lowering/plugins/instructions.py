@@ -79,4 +79,4 @@ class Instructions:
 
 
 def _container(magic: bytes, version: int) -> Container:
-    return Container(magic.ljust(8), version, f"payload of {magic!r}", " Lower the model again.", compressed=False)
+    return Container(magic[:8].ljust(8), version, f"payload of {magic!r}", " Lower the model again.", compressed=False)

@@ -89,9 +89,9 @@ def test_without_cpp_nothing_speaks_of_it(tmp_path: Path, monkeypatch: pytest.Mo
         ("My-npu", "Got the name 'My-npu', expected one of a Python package in lower case, such as 'my_npu'."),
         ("class", "Got the name 'class', expected"),
         ("../npu", "Got the name '../npu', expected"),
-        ("there", "There is a 'there' in this folder, which is left as it is. Choose another name."),
-        ("xnnpack", "The id 'xnnpack' is taken, by the 'xnnpack' of exir-lowering"),
-        ("json", "There is a Python module 'json' here already, which would be hidden. Choose another name."),
+        ("there", "The name 'there' is taken, by what this folder has, which stays as it is. Choose another one."),
+        ("xnnpack", "The name 'xnnpack' is taken, by the plug-in of exir-lowering"),
+        ("json", "The name 'json' is taken, by a Python module, which would be hidden. Choose another one."),
     ],
 )
 def test_a_name_that_cannot_be(

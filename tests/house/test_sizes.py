@@ -14,7 +14,7 @@ ROOMS = {
     # room: (lines at most now, target): both only shrink
     "exir_lowering": (1033, 1000),
     "exir_lowering/_upstream": (3609, 3100),
-    "exir_lowering/cli": (2759, 2600),
+    "exir_lowering/cli": (2755, 2600),
     "exir_lowering/compat": (385, 350),
     "exir_lowering/dynamo": (2369, 2500),
     "exir_lowering/errors": (206, 220),
