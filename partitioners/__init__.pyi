@@ -18,3 +18,4 @@ from .supports.predicates import (
 )
 from .supports.support import GraphScope as GraphScope, No as No, Support as Support, scopes as scopes, where as where
 from .supports.templates import ANY as ANY, Constant as Constant, one_of as one_of
+from .table import OperatorTable as OperatorTable

@@ -28,6 +28,7 @@ _COMMANDS: Mapping[str, str] = {
     "verify": "compare a .pte file with eager PyTorch, on inputs that find errors",
     "bisect": "find the operator that goes wrong in a backend",
     "bench": "measure the time and memory of a .pte file, or compare two",
+    "new-backend": "write a package with a backend that works, to be changed",
     "plugins": "list the installed backends, delegates, partitioners and rewrites",
     "cache": "show or clear the cache of lowered partitions",
     "doctor": "show what works here, what is off, and why",
@@ -178,7 +179,7 @@ def _make_parser() -> _Parser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for name, summary in _COMMANDS.items():
-        command: Any = importlib.import_module(f"exir_lowering.cli.{name}")
+        command: Any = importlib.import_module(f"exir_lowering.cli.{name.replace('-', '_')}")
         more: Any = {"epilog": command.EXAMPLES, "formatter_class": raw, "parents": [debug]}
         does = f"{summary[0].upper()}{summary[1:]}."
         subparser = subparsers.add_parser(name, help=summary, description=does, **more)

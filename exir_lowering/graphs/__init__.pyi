@@ -25,6 +25,7 @@ from .copies import (
 from .operators.names import (
     OUT_OF_SIGHT as OUT_OF_SIGHT,
     argument as argument,
+    arguments as arguments,
     is_mutating as is_mutating,
     known_operators as known_operators,
     operator_name as operator_name,

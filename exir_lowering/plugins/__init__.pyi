@@ -15,6 +15,7 @@ from .backend import (
     conversion_lock as conversion_lock,
 )
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
+from .instructions import Instruction as Instruction, Instructions as Instructions
 from .registry import (
     register_backend as register_backend,
     register_delegate as register_delegate,

@@ -256,6 +256,7 @@ def make_emittable(out_variants: Callable[[GraphModule], Any]) -> Callable[[Grap
 
     def run(module: GraphModule) -> Any:
         for _, node in [*graphs.every_node(module)]:
+            node.meta.setdefault("tensor_meta", None)  # a copy to a device takes it from its operand, and needs it here
             if _writes_rows(node):
                 spec = node.meta["spec"]
                 spec.stride, spec.dim_order = (spec.shape[1], 1), (0, 1)

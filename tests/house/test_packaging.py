@@ -17,6 +17,8 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 PLUGIN_FOLDERS = ("backends", "partitioners")
+TEMPLATE = "docs/examples/tinyvec"
+"""What `exir-lower new-backend` copies is in the wheel, too."""
 
 
 def _packages_on_disk() -> set[str]:
@@ -25,6 +27,7 @@ def _packages_on_disk() -> set[str]:
         (ROOT / "exir_lowering", "exir_lowering"),
         (ROOT / "backends", "exir_lowering.backends"),
         (ROOT / "partitioners", "exir_lowering.partitioners"),
+        (ROOT / TEMPLATE, "exir_lowering.cli.template"),
     ):
         # Folders without modules, too: to setuptools they are packages, and it warns of those that are not in the list.
         for inside in {path.parent for path in folder.rglob("*") if path.is_file()}:
@@ -97,10 +100,15 @@ def test_the_wheel_holds_each_file_of_the_package_and_no_other(source: Path, whe
     names = zipfile.ZipFile(wheel).namelist()
     inside = [name for name in _files(source) if name.startswith(("exir_lowering/", "backends/", "partitioners/"))]
     package = [name if name.startswith("exir_lowering/") else f"exir_lowering/{name}" for name in inside]
+    package += [f"exir_lowering/cli/template{name}" for name in _under(source, TEMPLATE)]
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
     folder = f"exir_lowering-{CONFIG['project']['version']}.dist-info"
     assert sorted(names) == sorted([*package, *(f"{folder}/{name}" for name in about)])
     assert {"exir_lowering/py.typed", "exir_lowering/runtime/native/shim.cpp"} <= set(names)
+
+
+def _under(source: Path, folder: str) -> list[str]:
+    return [name.removeprefix(folder) for name in _files(source) if name.startswith(f"{folder}/")]
 
 
 def _files(folder: Path) -> set[str]:
@@ -120,7 +128,7 @@ def test_the_sdist_builds_the_same_wheel(unpacked: Path, wheel: Path, tmp_path: 
     assert names[0] == names[1]
 
 
-def test_the_wheel_works_outside_of_the_tree(fresh: FreshEnvironment) -> None:
+def test_the_wheel_works_outside_of_the_tree(fresh: FreshEnvironment, source: Path, tmp_path: Path) -> None:
     """Import every public name, and ask for the plug-ins."""
     script = (
         "import exir_lowering, sys, importlib.metadata as m\n"
@@ -136,5 +144,8 @@ def test_the_wheel_works_outside_of_the_tree(fresh: FreshEnvironment) -> None:
     listed = fresh.run("exir-lower", "plugins")
     assert listed.returncode == 0, listed.stderr[-2000:]
     assert "echo" in listed.stdout and "xnnpack" in listed.stdout
+    made = fresh.run("exir-lower", "new-backend", "my_npu", "--cpp", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert len(_files(tmp_path / "my_npu")) == len(_under(source, TEMPLATE))
     as_module = fresh.run("python", "-m", "exir_lowering", "--version")
     assert as_module.stdout.startswith("exir-lower "), as_module.stderr[-2000:]

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import exir_lowering
 from exir_lowering import LoweringOptions
-from exir_lowering.partitioners import SupportPartitioner, ops
+from exir_lowering.partitioners import SupportPartitioner, everything, ops
 
 
 class View(torch.nn.Module):
@@ -174,3 +174,15 @@ def test_executorchs_own_file_misreads_channels_last(name: str) -> None:
     x, function = given(), ON_CHANNELS_LAST[name]
     (got,) = exir_lowering.load(file_of_executorch(function, x)).run("forward", x)
     assert got.shape == function(x).shape and not torch.allclose(got, function(x))
+
+
+def test_what_a_device_has_in_its_memory_is_copied_there_and_back() -> None:
+    """With ExecuTorch's compile spec `target_device`; the wheel's runtime has no memory of a device to run it."""
+    spec = exir_lowering.CompileSpec("target_device", b"cuda:0")
+    on_device = SupportPartitioner({"echo": everything()}, compile_specs={"echo": [spec]})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    artifact = exir_lowering.lower(export(model, (torch.ones(2, 4),)), on_device).emit()
+    assert sorted(exir_lowering.inspect(artifact.buffer).methods[0].kernels) == [
+        "et_copy::_d2h_copy.out",
+        "et_copy::_h2d_copy.out",
+    ]

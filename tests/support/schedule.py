@@ -48,6 +48,7 @@ data_dependent_sizes: a_failure_leaves_the_program_as_it_is/2 what_the_runtime_c
 decisions: a_partitioners_decision_holds_for_the_sizes_it_was_made_for/2
 delegates: nothing_is_kept/2
 dynamic_sizes: all_sizes_of_a_range_are_right/5 both_ways_are_equal/6
+edge_operators: a_row_of_the_table/3
 exporter_defects: files_are_right_without_patches/15
 families: what_the_manifest_says_runs/3
 faults: a_fault_is_there_and_not_in_our_files/6
@@ -215,7 +216,7 @@ SECONDS: dict[str, float] = {
     "test_safe_softmax": 9, "test_layouts": 8, "test_odd_inputs": 8, "test_operator_database": 8,
     "test_half_precision": 8, "test_data_dependent_sizes": 8, "test_unusual_weights": 8, "test_damaged_files": 8,
     "test_compat": 8, "test_views": 8, "test_fuzz": 8, "test_settings": 8, "test_skipped_passes": 8,
-    "test_lowered_module:TestFiles": 6, "test_precision": 30,
+    "test_lowered_module:TestFiles": 6, "test_precision": 30, "test_new_backend": 60, "test_edge_operators": 15,
 }  # fmt: skip
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
 

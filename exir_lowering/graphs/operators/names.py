@@ -65,3 +65,8 @@ def argument(node: Node, name: str) -> Any:
     if name in names and names.index(name) < len(node.args):
         return node.args[names.index(name)]
     return None
+
+
+def arguments(node: Node) -> list[Any]:
+    """Return the arguments of a node's operator in the order of its schema, with the defaults of those left out."""
+    return [value for _, value in operators.bind(node.target, node.args, node.kwargs)]

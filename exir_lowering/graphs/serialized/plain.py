@@ -1,7 +1,7 @@
 """Plain arguments as JSON: what JSON has is itself, anything else an object whose only key says what it is.
 
 Payloads of the reference backend are made of these. What is allowed here is safe to execute. The container is a header
-of 24 bytes (magic, version, CRC-32 and length of the JSON, little-endian), then the JSON, compressed by zlib.
+of 24 bytes (magic, version, CRC-32 and length of the JSON, little-endian), then the JSON, usually compressed by zlib.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Container:
     version: int
     what: str  # what it contains, for messages
     advice: str = ""  # what to do about another version, a sentence
+    compressed: bool = True
 
     def pack(self, tree: Any) -> bytes:
         """Write a tree of JSON; NotSerialisableError if it is too large."""
@@ -55,7 +56,8 @@ class Container:
             raise NotSerialisableError(f"{type(error).__name__}: {error}") from error
         if len(body) > LARGEST:
             raise NotSerialisableError(f"the graph takes {len(body)} bytes, at most {LARGEST} are supported")
-        return _HEADER.pack(self.magic, self.version, zlib.crc32(body), len(body)) + zlib.compress(body, _LEVEL)
+        header = _HEADER.pack(self.magic, self.version, zlib.crc32(body), len(body))
+        return header + (zlib.compress(body, _LEVEL) if self.compressed else body)
 
     def unpack(self, content: Any) -> Any:
         """Read a tree of JSON; InputError if it is something else, has another version, or is damaged."""
@@ -71,8 +73,10 @@ class Container:
         reader = zlib.decompressobj()
         try:
             *_, checksum, length = _HEADER.unpack_from(content)
-            body = reader.decompress(memoryview(content)[_HEADER.size :], min(length, LARGEST) + 1)
-            if len(body) != length or not reader.eof or reader.unused_data or zlib.crc32(body) != checksum:
+            stored = memoryview(content)[_HEADER.size :]
+            body = reader.decompress(stored, min(length, LARGEST) + 1) if self.compressed else bytes(stored)
+            whole = not self.compressed or (reader.eof and not reader.unused_data)
+            if len(body) != length or not whole or zlib.crc32(body) != checksum:
                 raise ValueError("its length or checksum is wrong")
             return json.loads(body)
         except (struct.error, zlib.error, ValueError, RecursionError) as error:

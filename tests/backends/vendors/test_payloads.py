@@ -27,7 +27,7 @@ def installed(name: str) -> Vendor:
 
 
 APART = {("native", "llama")}
-"""Where delegates keep state that methods share, each its own in ExecuTorch's files: methods are compared by themselves."""
+"""Where delegates keep state that methods share, in ExecuTorch's files each its own: methods are compared alone."""
 
 
 def check_beside_executorch(name: str, model: str, precision: str, method: str = "") -> Lowered | None:

@@ -1,4 +1,7 @@
-"""A small vector machine: what a backend of exir-lowering needs, as a package of its own.
+"""A backend of exir-lowering.
 
 Nothing is imported here: a machine that only runs files imports `tinyvec.delegate`, and so no compiler.
 """
+
+MAGIC, VERSION = b"TINYVEC", 1
+"""What each payload starts with. Change the version when opcodes or their arguments change."""

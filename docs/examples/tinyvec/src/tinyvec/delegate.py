@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,28 +9,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError
-from tinyvec import payload
-from tinyvec.payload import Program
+from exir_lowering.plugins import Instructions
+from tinyvec import MAGIC, VERSION
 
 if TYPE_CHECKING:
     from exir_lowering import CompileSpec
 
-_RUN: Mapping[str, Callable[..., torch.Tensor]] = {
-    "aten.add.Tensor": torch.add,
-    "aten.sub.Tensor": torch.sub,
-    "aten.mul.Tensor": torch.mul,
-    "aten.relu.default": torch.relu,
-    "aten.mm.default": torch.mm,
-    "aten.linear.default": torch.nn.functional.linear,
+COMPUTE: Mapping[str, Callable[..., torch.Tensor]] = {
+    "ADD": lambda one, other, alpha: torch.add(one, other, alpha=alpha),
+    "SUB": lambda one, other, alpha: torch.sub(one, other, alpha=alpha),
+    "MUL": torch.mul,
+    "RELU": torch.relu,
+    "MM": torch.mm,
+    "LINEAR": torch.nn.functional.linear,
 }
+"""What computes each opcode: a function of the arguments that its operator has in its schema."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """A program that is ready to be executed: what `compile` returns and `execute` gets."""
+    """A payload that is ready to be executed: what `compile` returns and `execute` gets."""
 
-    program: Program
-    weights: list[torch.Tensor]
+    program: Instructions
+    weights: list[torch.Tensor]  # buffers, too, with their current values
     context: DelegateContext
 
 
@@ -40,43 +40,28 @@ class TinyvecDelegate(Delegate):
 
     delegate_id = "tinyvec"
 
-    def is_available(self) -> bool:
-        """Payloads and weights are little-endian."""
-        return sys.byteorder == "little"
-
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Machine:
-        """Read the instructions and the weights, which are computed with in float32.
-
-        Raises:
-            InputError: The payload is no valid one, or named data of the file is missing.
-        """
-        program = payload.parse(processed)
-        for instruction in program.code:
-            if instruction.operator not in _RUN:
-                raise InputError(
-                    f"A payload of tinyvec calls {instruction.operator}, which this version does not have."
-                )
-        weights = [ref.load(context.named_data).to(torch.float32) for ref in program.weights]
-        return Machine(program, weights, context)
+        """Read the instructions and the weights; InputError if the payload is no valid one."""
+        program = Instructions.from_bytes(processed, MAGIC, VERSION)
+        for one in program.code:
+            if one.opcode not in COMPUTE:
+                raise InputError(f"A payload calls {one.opcode}, which this version of tinyvec does not have.")
+        return Machine(program, [ref.load(context.named_data) for ref in program.weights], context)
 
     def execute(self, handle: Machine, inputs: list[Any]) -> Sequence[torch.Tensor]:
-        """Run the instructions.
-
-        Raises:
-            InputError: The number of inputs is wrong.
-            BackendFailure: An instruction failed; it has the debug handle of the operator.
-        """
+        """Run the instructions; BackendFailure, with the debug handle, for one that fails."""
         program = handle.program
         if len(inputs) != program.inputs:
             raise InputError(f"A payload of tinyvec takes {program.inputs} inputs, got {len(inputs)}.")
         values = [*inputs, *handle.weights]
-        for event, instruction in zip(program.events, program.code, strict=True):
-            arguments = [values[number] for number in instruction.arguments]
+        for event, one in program.events.items():
             try:
-                with torch.no_grad(), handle.context.event(event):
-                    values.append(_RUN[instruction.operator](*arguments, **instruction.options))
+                with handle.context.event(event):
+                    result = COMPUTE[one.opcode](*one.operands(values))
             except Exception as error:
-                raise BackendFailure(
-                    f"tinyvec: {event} failed: {type(error).__name__}: {error}", debug_handle=instruction.handle
-                ) from error
+                raise BackendFailure(f"tinyvec: {event} failed: {error}", debug_handle=one.handle) from error
+            values.extend(result if isinstance(result, (tuple, list)) else [result])
+        written = [(buffer, values[number].clone()) for buffer, number in program.states]  # it may be an input
+        for buffer, value in written:
+            handle.weights[buffer - program.inputs] = value
         return [values[number] for number in program.outputs]
