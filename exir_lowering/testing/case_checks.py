@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
 from exir_lowering.errors import LoweringError
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.plugins.backend import NAMES
 from exir_lowering.testing.samples import Call
-from exir_lowering.testing.trial import Broken, Change, Trial, Unsupported, WatchedDelegate, list_modules
+from exir_lowering.testing.trial import (
+    Broken,
+    Change,
+    Trial,
+    Unsupported,
+    Unwatched,
+    WatchedDelegate,
+    list_modules,
+    list_payloads,
+    lower_case,
+)
 
-_LOADS, _THREADS, _ROUNDS = 2, 4, 8
+_LOADS, _THREADS, _ROUNDS = 5, 4, 8
 _UNWATCHED = "cannot be watched"
 _FRAGILE = "are not given damaged payloads: they may end the process"
 
@@ -53,11 +72,15 @@ def check_two_programs(trial: Trial) -> None:
 def check_handles(trial: Trial) -> None:
     """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
     delegate = _require(trial.watch(), _UNWATCHED)
+    alive: set[int] = set()
+    objects = []
     for _ in range(_LOADS):
         program = trial.load(delegate)
         trial.run(program, trial.sample.calls[0], "call 1")
         del program
         gc.collect()
+        alive |= delegate.list_alive()
+        objects.append(len(gc.get_objects()) - len(delegate.kept))
     _check_seen(delegate)
     if delegate.destroyed != delegate.compiled:
         raise Broken(
@@ -65,10 +88,11 @@ def check_handles(trial: Trial) -> None:
             f"{delegate.compiled} handles were compiled and {delegate.destroyed} destroyed when programs were dropped; "
             "expected each to be, once. Keep no part of the program alive, such as an exception, a frame or itself.",
         )
-    alive = delegate.count_alive()
-    if alive >= _LOADS:
-        text = "are alive after as many programs were dropped; expected none. Release what `compile` returned: remove"
-        raise Broken("destroy", f"{alive} handles {text} it from lists and caches in `destroy`.")
+    grown = [more - less for less, more in pairwise(objects[1:])]  # what is made once, is by the second one
+    if len(alive) >= _LOADS or min(grown) > 0:
+        what = f"{len(alive)} handles are alive" if alive else f"there are {grown[-1]} more objects each time"
+        text = "programs were loaded and dropped; expected none. Release what `compile` makes: remove it from lists,"
+        raise Broken("destroy", f"{what} after {_LOADS} {text} tables and caches in `destroy`.")
 
 
 def check_threads(trial: Trial) -> None:
@@ -121,8 +145,9 @@ def check_damaged(changes: Mapping[str, Change], trial: Trial) -> None:
         delegate = _require(trial.watch(change), _FRAGILE)
         calls = _first_of_each_method(trial.sample.calls)
         try:
-            program = trial.open(delegate)
-            results = [(call, program.run(call.method, *call.inputs)) for call in calls]
+            with redirect_stderr(io.StringIO()):  # the runtime logs each payload that is refused, as all should be
+                program = trial.open(delegate)
+                results = [(call, program.run(call.method, *call.inputs)) for call in calls]
         except LoweringError:
             continue
         problems = [problem for call, outputs in results if (problem := trial.describe_difference(outputs, call))]
@@ -132,6 +157,66 @@ def check_damaged(changes: Mapping[str, Change], trial: Trial) -> None:
     good = trial.load(trial.watch())
     for call in trial.sample.calls:
         trial.run(good, call, "a call after damaged payloads were refused")
+
+
+def check_repeated(first: LoweredMethods, second: LoweredMethods) -> None:
+    """Check that a program that was lowered twice gave the same: partitions, then what the backend made of them."""
+    once, then = (
+        [" ".join(one.nodes) for method in lowered.report.methods for one in method.partitions]
+        for lowered in (first, second)
+    )
+    if once != then:
+        text = "What it takes may only depend on the program: keep no count or cache between calls."
+        raise Broken("partitioner", f"the partitioner does not repeat itself: it took {once}, and then {then}. {text}")
+    made = (zip(list_payloads(lowered), list_modules(lowered), strict=True) for lowered in (first, second))
+    for number, pair in enumerate(zip(*made, strict=True)):
+        maps = [module.meta.get("debug_handle_map") for _, module in pair]
+        parts = ((*made, handles) for (made, _), handles in zip(pair, maps, strict=True))
+        for what, one, other in zip(("payload", "named data", "debug_handle_map"), *parts, strict=True):
+            if one != other:
+                text = "no time, id, counter, random number or order of a set may be in it, or files cannot be compared"
+                where = f"the {what} of partition {number} differs when the same program is lowered twice"
+                raise Broken("determinism", f"{where}: {text} and cached.")
+
+
+def check_unread(trial: Trial) -> None:
+    """Lower the program again with other names and other source lines, as far as the backend does not read them."""
+    unread = trial.find_backend().unread
+    if not unread:
+        raise Unsupported("the backend's `unread` is empty, so that all that it may read is in the key of its cache")
+    aten, edge = (
+        {method: _disguise(program, unread) for method, program in programs.items()}
+        for programs in (trial.sample.aten, trial.sample.edge)
+    )
+    again = lower_case(trial.subject, trial.case, replace(trial.sample, aten=aten, edge=edge))
+    if list_payloads(again) != list_payloads(trial.lowered):
+        raise Broken(
+            "unread",
+            f"the payload is another one for the same program with another {', '.join(sorted(unread))}, of which the "
+            "backend says in `unread` that it does not read them: the cache would give the payload of another model. "
+            "Number values in the payload instead of naming them, or take what is read out of `unread`.",
+        )
+
+
+def _disguise(program: ExportedProgram, unread: Collection[str]) -> ExportedProgram:
+    """Return a copy of a program that a backend which does not read some things cannot tell from it."""
+    copied = graphs.copy_program(program)
+    nodes, weights = dict[str, str](), dict[str, str]()
+    for number, node in enumerate(copied.graph.nodes):
+        for key in unread & node.meta.keys():
+            node.meta[key] = f"{node.meta[key]}, disguised" if isinstance(node.meta[key], str) else None
+        if NAMES in unread and node.op != "output":
+            nodes[node.name] = f"disguised_{number}"
+            node.name = nodes[node.name]
+    for table in (copied.state_dict, copied.constants) if NAMES in unread else ():
+        for name in list(table):
+            weights[name] = f"disguised_{len(weights)}"
+            table[weights[name]] = table.pop(name)
+    for spec in (*copied.graph_signature.input_specs, *copied.graph_signature.output_specs):
+        if (name := getattr(spec.arg, "name", None)) in nodes:
+            spec.arg.name = nodes[name]
+        spec.target = weights.get(str(spec.target), spec.target)
+    return copied
 
 
 def _cut(share: float) -> Change:
@@ -149,6 +234,7 @@ CHECKS: Mapping[str, Callable[[Trial], None]] = {
     "handles": check_handles,
     "threads": check_threads,
     "profile": check_profile,
+    "unread": check_unread,
     "wrong-number-of-inputs": check_wrong_number_of_inputs,
     "no-payload": partial(
         check_damaged,
@@ -162,6 +248,8 @@ CHECKS: Mapping[str, Callable[[Trial], None]] = {
     "changed-start": partial(check_damaged, {f"a payload with byte {i} changed": _flip(i) for i in range(8)}),
 }  # the checks, by the name that cases use
 
+AHEAD_OF_TIME = frozenset({"unread"})  # those that need no delegate
+
 
 def _first_of_each_method(calls: Iterable[Call]) -> Iterable[Call]:
     return {call.method: call for call in reversed([*calls])}.values()
@@ -169,7 +257,7 @@ def _first_of_each_method(calls: Iterable[Call]) -> Iterable[Call]:
 
 def _require(delegate: WatchedDelegate | None, why: str) -> WatchedDelegate:
     if delegate is None:
-        raise Unsupported(f"the runtime's own delegates {why}")
+        raise Unwatched(f"the runtime's own delegates {why}")
     return delegate
 
 

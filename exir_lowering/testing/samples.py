@@ -86,6 +86,9 @@ class Case:
         host: Operators that stay on the host, so that a program has several partitions.
         partitions: How many partitions the backend must get for the case to show anything.
         stateful: Whether a method writes a buffer that the backend is to own.
+        needs: The roles that operators must have, if the case is made of those that the backend takes.
+        domains: Where it can be made: the kinds of values, by the operators that work on them; () for all.
+        fill: Makes the methods of such operators; None if `build` always makes the same.
     """
 
     name: str
@@ -95,6 +98,9 @@ class Case:
     host: tuple[str, ...] = ()
     partitions: int = 1
     stateful: bool = False
+    needs: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    fill: Callable[[Any], Mapping[str, CaseMethod]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +149,6 @@ def case(
 ) -> Case:
     """Make a case of one method, whose module holds what `hold` makes; `rest` are further attributes of the case."""
     return Case(name, demand, lambda: {"forward": CaseMethod(function, inputs, hold(), sizes or {}, least)}, **rest)
-
-
-def methods(
-    name: str,
-    demand: str,
-    functions: Mapping[str, Callable[..., Any]],
-    *inputs: CaseInput,
-    hold: Callable[[], Mapping[str, Mapping[str, Any]]],
-    **rest: Any,
-) -> Case:
-    """Make a case of several methods with the same inputs; `hold` says for each what its module holds."""
-
-    def build() -> Mapping[str, CaseMethod]:
-        held = hold()
-        return {name: CaseMethod(function, inputs, held.get(name, {}), {}) for name, function in functions.items()}
-
-    return Case(name, demand, build, **rest)
 
 
 _made: dict[Callable[[], Mapping[str, CaseMethod]], Sample] = {}

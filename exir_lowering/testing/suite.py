@@ -12,19 +12,25 @@ from typing import Any, ParamSpec, TypeVar
 
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.compiler import BackendDetails, ExecutorchBackendConfig, Partitioner
+from exir_lowering._upstream.stderr import without_logs
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError, exception_text
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.testing.case_checks import CHECKS
-from exir_lowering.testing.cases import OPERATOR_CASES, PROGRAM_CASES
+from exir_lowering.testing.case_checks import AHEAD_OF_TIME, CHECKS, check_repeated
+from exir_lowering.testing.cases import OPERATOR_CASES
+from exir_lowering.testing.choosing import Choice
+from exir_lowering.testing.program_cases import PROGRAM_CASES
 from exir_lowering.testing.samples import Case, forget, take_sample
 from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
-from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, list_payloads, lower_case
+from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, Unwatched, locate, lower_case
 
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
-"""Every case: operators, element types, layouts and weights first, then whole programs."""
+"""Every case: operators and element types first, then whole programs."""
+
+REQUIRED = ("weights", "degenerate", "partitions", "methods", "life", "errors")
+"""The features of which a case has to run: any backend can have them, whatever operators it takes."""
 
 SOMETHING_PASSES = "suite/something-passes"  # the name of the test that fails when the backend supports no case
 
@@ -40,17 +46,26 @@ class Suite:
     subject: Subject
     cases: tuple[Case, ...]
     note: str  # why nothing is executed, "" when it is
+    choice: Choice
     results: dict[str, CaseResult] = field(default_factory=dict)  # so far, by case
 
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
         if case.name not in self.results:
-            self.results[case.name] = _try_case(self.subject, case, self.note)
+            self.results[case.name] = _try_case(self, case)
         return self.results[case.name]
 
     def report(self) -> ConformanceReport:
         """Try all cases."""
-        return ConformanceReport(self.subject.backend_id, tuple(map(self.run, self.cases)), self.note)
+        results = tuple(map(self.run, self.cases))
+        return ConformanceReport(self.subject.backend_id, results, self.note, self.list_uncovered())
+
+    def list_uncovered(self) -> tuple[str, ...]:
+        """Return the features of which a backend can do something, all cases were to be run, and none could be."""
+        chosen = {case.name for case in self.cases}
+        known = {name: [c for c in CASES if c.name.startswith(f"{name}/")] for name in REQUIRED}
+        whole = {name: cases for name, cases in known.items() if all(case.name in chosen for case in cases)}
+        return tuple(name for name, cases in whole.items() if not any(self.run(case).tried for case in cases))
 
 
 def make_suite(
@@ -98,7 +113,7 @@ def make_suite(
     executor: Any = None if note else found if delegate is None else delegate
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
-    return Suite(subject, chosen, note)
+    return Suite(subject, chosen, note, Choice(subject))
 
 
 def _with_arguments_of(other: Callable[_Given, Any]) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
@@ -117,10 +132,12 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
     """Try a backend and its delegate in every case, and raise when one fails.
 
     A case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed, and
-    the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: what its
-    partitioner leaves stays on the host, and a case is skipped if the backend gets nothing of it. Without a
-    partitioner, it gets everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that
-    names what it does not take; then the case is skipped.
+    the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: it is asked
+    first which ones it takes, and programs are made of these; what its partitioner leaves stays on the host, and a case
+    is skipped if the backend gets nothing of it. Of weights, partitions, methods, degenerate programs, lives of handles
+    and errors, which any backend can have, a case has to run if all are chosen. Without a partitioner, the backend gets
+    everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that names what it does not
+    take; then the case is skipped.
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
@@ -138,12 +155,13 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
         The report: how many cases of each feature passed, and why the others were skipped.
 
     Raises:
-        ConformanceError: A case failed, or all were skipped. The message names each failure; `report` has everything.
+        ConformanceError: A case failed, or all were skipped, or all of such a feature. The message names each failure;
+            `report` has everything.
         InputError: An argument is invalid.
         UnknownPluginError: No backend or partitioner of that name is installed.
         PluginLoadError: The backend or the delegate cannot be made.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_logs():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
         report = make_suite(*given, **named).report()
     if not report.conforms:
@@ -162,7 +180,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
     `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support, or that
-    nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none.
+    nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none, or
+    none of a feature that every backend can have.
     The arguments are those of `check_backend`.
 
     Returns:
@@ -179,7 +198,8 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
     @pytest.mark.parametrize("conformance_case", [*cases, SOMETHING_PASSES])
     def test_conformance(conformance_case: str) -> None:
         if conformance_case == SOMETHING_PASSES:
-            if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
+            passes = any(suite.run(case).status in ("passed", "lowered") for case in suite.cases)
+            if not passes or suite.list_uncovered():
                 raise ConformanceError(suite.report())
             return
         result = suite.run(cases[conformance_case])
@@ -239,40 +259,38 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     return tuple(chosen.values())
 
 
-def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
+def _try_case(suite: Suite, case: Case) -> CaseResult:
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-    counts = 0, 0
+    counts, made_of, subject = (0, 0), "", suite.subject
+
+    def result(status: Any, check: str = "", text: object = "") -> CaseResult:
+        return CaseResult(case.name, status, check, str(text), *counts, made_of)
+
     try:
-        ready = take_sample(case)
+        case, made_of = suite.choice.fill(case)
+        sample = take_sample(case)
+    except Unsupported as reason:
+        return result("skipped", "", reason)
     except MemoryError:
         raise
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
         advice = "Its `build` has to return methods by name, which run in eager PyTorch and can be exported."
-        return CaseResult(case.name, "failed", "build", f"the case cannot be made: {exception_text(error)}. {advice}")
+        return result("failed", "build", f"the case cannot be made: {exception_text(error)}. {advice}")
     try:
-        lowered = lower_case(subject, case, ready)
+        lowered = lower_case(subject, case, sample)
         methods = lowered.report.methods
         counts = sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
-        taken = [partition for method in methods for partition in method.partitions]
-        mine = sum(partition.backend_id == subject.backend_id for partition in taken)
-        if mine < case.partitions:
+        mine = [one for method in methods for one in method.partitions if one.backend_id == subject.backend_id]
+        if len(mine) < case.partitions:
             reasons = [f" ({node.operator}: {node.reason})" for method in methods for node in method.host]
             needed = f"{case.partitions}{''.join(reasons[:1])}"
-            raise Unsupported(f"the backend got {mine} partitions, the case needs {needed}")
+            raise Unsupported(f"the backend got {len(mine)} partitions, the case needs {needed}")
         try:
-            again = list_payloads(lower_case(subject, case, ready))
+            check_repeated(lowered, lower_case(subject, case, sample))
         except Unsupported as reason:
             text = f"the backend took the case once, and the second time it did not: {reason}"
             raise Broken("determinism", text) from reason
-        for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
-            if first != second:
-                what = "payload" if first[0] != second[0] else "named data"
-                raise Broken(
-                    "determinism",
-                    f"the {what} of partition {number} differs when the same program is lowered twice: no time, id, "
-                    "counter, random number or order of a set may be in it, or files cannot be compared and cached.",
-                )
         # State that stays on the host has no initial value in a file unless its names are given.
         names = {name for method in case.build().values() for name in method.module} if case.stateful else set()
         passes = [InitializedMutableBufferPass(sorted(names))] if names else []
@@ -280,13 +298,19 @@ def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
             content = lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
         except LoweringError as error:
             raise Broken("emit", str(error)) from error
-        if not note:
-            CHECKS[case.check](Trial(subject, ready, lowered, content))
+        if not suite.note or case.check in AHEAD_OF_TIME:
+            CHECKS[case.check](Trial(subject, case, sample, lowered, content))
+    except Unwatched as reason:
+        return result("skipped", "unwatched", reason)
     except Unsupported as reason:
-        return CaseResult(case.name, "skipped", "", str(reason), *counts)
+        return result("skipped", "", reason)
     except Broken as broken:
         forget(case)  # what was wrong may have changed it
-        return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
-    if note:
-        return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
-    return CaseResult(case.name, "passed", "", "", *counts)
+        demand = f"{case.demand} It is made of {made_of}." if made_of else case.demand
+        return result("failed", broken.check, f"{broken}\nIt demands: {demand}")
+    except MemoryError:
+        raise
+    except Exception as error:  # of the plug-in, wherever the suite calls it
+        forget(case)
+        return result("failed", "plugin", locate(error))
+    return result("lowered", "", f"lowered, not executed: {suite.note}") if suite.note else result("passed")

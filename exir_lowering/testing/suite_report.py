@@ -18,10 +18,12 @@ class CaseResult:
         name: The case.
         status: "passed", "failed", "lowered": nothing here executes the payloads, so no numbers were compared, or
             "skipped": the backend does not support it.
-        check: What failed: "numbers", "determinism", "purity", ...; "" unless it failed.
+        check: What failed: "numbers", "determinism", "purity", ...; "unwatched" if it was skipped because the runtime's
+            own code executes the payloads; otherwise "".
         text: For a failure: who, what was got, what was expected and what to do; otherwise, why it did not pass.
         delegated: How many of the case's operators the backend got.
         operators: How many operators the case has.
+        made_of: The operators that the suite made the case of, as the backend takes them; "" if it has its own ones.
     """
 
     name: str
@@ -30,6 +32,12 @@ class CaseResult:
     text: str = ""
     delegated: int = 0
     operators: int = 0
+    made_of: str = ""
+
+    @property
+    def tried(self) -> bool:
+        """Whether the backend did something in it that was checked, or could not be for no reason of the backend's."""
+        return self.status != "skipped" or self.check == "unwatched"
 
     @property
     def feature(self) -> str:
@@ -50,11 +58,13 @@ class ConformanceReport:
         backend_id: The backend.
         results: The results, in the order of the cases.
         note: Why nothing was executed, "" when it was.
+        uncovered: The features, such as "weights", that every backend can have, and of which no case could be tried.
     """
 
     backend_id: str
     results: tuple[CaseResult, ...]
     note: str = ""
+    uncovered: tuple[str, ...] = ()
 
     @property
     def passed(self) -> tuple[str, ...]:
@@ -78,8 +88,8 @@ class ConformanceReport:
 
     @property
     def conforms(self) -> bool:
-        """Whether no case failed, and at least one passed, or was lowered if nothing here executes it."""
-        return bool(self.passed or self.lowered) and not self.failed
+        """Whether no case failed, at least one passed, or was lowered if nothing executes it, and all is covered."""
+        return bool(self.passed or self.lowered) and not self.failed and not self.uncovered
 
     def to_text(self) -> str:
         """Return the counts by feature, then the failures, then the reasons of the skipped cases."""
@@ -95,6 +105,8 @@ class ConformanceReport:
         for feature, count in counts.items():
             shown = [f"{number:>3} {status}" for status, number in count.items() if number or status != "lowered"]
             lines.append(f"  {feature:<12}" + "  ".join(shown))
+        made_of = dict.fromkeys(result.made_of for result in self.results if result.made_of)
+        lines += [f"  programs are made of {'; '.join(made_of)}"] if made_of else []
         for status, title in (("failed", "Failed"), ("skipped", "Skipped")):
             found = [result for result in self.results if result.status == status]
             lines += ["", f"{title}:"] if found else []
@@ -102,6 +114,9 @@ class ConformanceReport:
                 check = f" [{result.check}]" if result.check else ""
                 text = result.text if status == "failed" else result.text.partition("\n")[0]
                 lines.append(f"  {result.name}{check}: " + text.replace("\n", "\n    "))
+        if self.uncovered and (self.passed or self.lowered):
+            text = "no case could be tried, and every backend can have them; see above why each was skipped"
+            lines += ["", f"Not covered: of {', '.join(self.uncovered)}, {text}."]
         if not self.passed and not self.lowered:
             why = f"No case passed: backend {self.backend_id!r} was not tried"
             advice = (

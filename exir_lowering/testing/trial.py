@@ -22,18 +22,23 @@ from exir_lowering.errors import (
     BackendUnavailableWarning,
     InvariantError,
     LoweringError,
+    PartitionerContractError,
     exception_text,
 )
-from exir_lowering.graphs import checksums, measures
+from exir_lowering.graphs import checksums, measures, sources
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.bundled import tolerance
+from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
+from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.testing.samples import Call, Case, Sample
 
 Change = Callable[[bytes], bytes]
+
+_STRICT = LoweringOptions(on_backend_error="raise")  # a check of the partitioner that raises is an error then
 
 
 class WatchedDelegate(Delegate):
@@ -89,16 +94,26 @@ class WatchedDelegate(Delegate):
         except MemoryError:
             raise
         except Exception as error:
-            self.raised.append(exception_text(error))
+            self.raised.append(locate(error))
 
-    def count_alive(self) -> int:
-        """Return how many different handles are still alive; of `held`, those with more references than a new list."""
+    def list_alive(self) -> set[int]:
+        """Return the ids of handles that are still alive; of `held`, those with more references than a new list."""
         kept = {id(content) for reference in self.kept if (content := reference()) is not None}
         different = list({id(content): content for content in self.held}.values())
         self.held.clear()
         different.append([])
         references = [sys.getrefcount(content) for content in different]
-        return len(kept) + sum(count > references[-1] for count in references[:-1])
+        return kept | {id(one) for one, count in zip(different, references, strict=True) if count > references[-1]}
+
+
+def locate(error: Exception) -> str:
+    """Return what an error says, and the line of the plug-in that raised, if it does not say that."""
+    text = str(error) if isinstance(error, LoweringError) else exception_text(error)
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    at = None if isinstance(cause, LoweringError) else sources.find_raised_at(cause, object)
+    return text if at is None or f'"{at.file}", line {at.line}' in text else f"{text}\n  raised at {at}"
 
 
 class Broken(Exception):
@@ -111,6 +126,10 @@ class Broken(Exception):
 
 class Unsupported(Exception):
     """The backend does not take the case."""
+
+
+class Unwatched(Unsupported):
+    """The backend takes the case, and the suite cannot run it: the runtime's own code executes the payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +150,25 @@ class Trial:
     """A case that is lowered."""
 
     subject: Subject
+    case: Case
     sample: Sample
     lowered: LoweredMethods
     content: bytes  # the `.pte` file, or b"" when nothing executes it
+
+    def find_backend(self) -> Backend:
+        """Return the backend."""
+        name, given = self.subject.backend_id, self.subject.backend
+        return registry.find_backend(name) if given is None else registry.as_backend(name, given)
 
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
         """Make a delegate that is watched; None for one of the runtime's own."""
         if self.subject.delegate is None:
             return None
         inner = registry.as_delegate(self.subject.backend_id, self.subject.delegate)
-        return WatchedDelegate(inner, change, probe=probe)
+        kind = type(inner)  # whose names and lines messages have
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        watched: type[WatchedDelegate] = type(kind.__name__, (WatchedDelegate,), names)
+        return watched(inner, change, probe=probe)
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file, and let every error through."""
@@ -153,7 +181,7 @@ class Trial:
         except MemoryError:
             raise
         except Exception as error:
-            raise Broken("compile", f"the file cannot be loaded: {error}") from error
+            raise Broken("compile", f"the file cannot be loaded: {locate(error)}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
         """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
@@ -164,7 +192,7 @@ class Trial:
             raise
         except Exception as error:
             check = {BackendContractError: "outputs", BackendFailure: "execute"}.get(type(error), "runtime")
-            raise Broken(check, f"{where}: {error}") from error
+            raise Broken(check, f"{where}: {locate(error)}") from error
         problem = self.describe_difference(outputs, call)
         if problem:
             raise Broken("numbers", f"{where}: {problem}")
@@ -190,20 +218,16 @@ class Trial:
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     """Lower a case; Unsupported if the backend does not take it, Broken if it or its partitioner is at fault."""
     before = take_fingerprint(sample.edge)
-    partitioner = subject.partitioner(case)
-    # The programs from `torch.export` when the partitioner wants one of their operators whole.
-    programs = sample.edge
-    for program in sample.aten.values():
-        whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
-        if any(node.target in whole for node in program.graph.nodes if node.op == "call_function"):
-            programs = sample.aten
     backends = None if subject.backend is None else {subject.backend_id: subject.backend}
     try:
+        partitioner = subject.partitioner(case)
+        # The programs from `torch.export` when the partitioner wants one of their operators whole.
+        programs = sample.aten if any(_is_kept_whole(partitioner, one) for one in sample.aten.values()) else sample.edge
         make = to_backend if programs is sample.edge else lower
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BackendUnavailableWarning)  # the report says it
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
-            lowered = make(programs, partitioner, backends=backends)
+            lowered = make(programs, partitioner, backends=backends, options=_STRICT)
     except BackendFailure as error:
         # Of another error, such as a KeyError, nobody can tell whether it is a gap or a defect, nor what to leave out.
         cause, refusal = error.__cause__, ""
@@ -218,15 +242,24 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
                 "If it is to say that something is not supported, raise a NotImplementedError or an "
                 "exir_lowering.InputError that names the operator, so that users know what to leave on the host."
             )
-        raise Broken("preprocess", f"{error}\n{advice}") from error
+        raise Broken("preprocess", f"{locate(error)}\n{advice}") from error
     except BackendContractError as error:
         raise Broken("contract", str(error)) from error
-    except LoweringError as error:
-        raise Broken("lower", exception_text(error)) from error
+    except MemoryError:
+        raise
+    except PartitionerContractError as error:
+        raise Broken("partitioner", locate(error)) from error
+    except Exception as error:
+        raise Broken("lower", locate(error)) from error
     changed = sorted(name for name, value in take_fingerprint(sample.edge).items() if before.get(name) != value)
     if changed:
         raise Broken("purity", f"lowering changed {', '.join(changed)}: work on copies of what `preprocess` is given.")
     return lowered
+
+
+def _is_kept_whole(partitioner: Partitioner, program: ExportedProgram) -> bool:
+    whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
+    return any(node.target in whole for node in program.graph.nodes if node.op == "call_function")
 
 
 def _list_names(program: ExportedProgram) -> Iterator[str]:

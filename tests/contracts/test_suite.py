@@ -367,6 +367,16 @@ def test_a_backend_that_takes_nothing() -> None:
         check_backend(ToyBackend, ToyDelegate, cases=["ops/abs", "ops/sum"])
 
 
+def test_a_feature_that_no_case_could_show_is_not_covered() -> None:
+    relu = {"supports": ops("aten.relu.default")}
+    report = outcome("reference", **relu, cases=["weights/*", "errors/*", "partitions/alike"])
+    assert report.uncovered == ("weights",) and not report.conforms and not report.failed
+    assert "Not covered: of weights, no case could be tried" in str(report) and "of what the suite knows" in str(report)
+    assert {result.made_of for result in report.results if result.status == "passed"} == {"relu"}
+    chosen = outcome("reference", **relu, cases=["weights/buffer", "partitions/alike"])
+    assert chosen.conforms and chosen.passed == ("partitions/alike",)
+
+
 class Absent(ToyDelegate):
     """Nothing of it is right, and it is never asked."""
 

@@ -31,7 +31,7 @@ ROOMS = {
     "exir_lowering/shape_buckets.py": (192, 220),
     "exir_lowering/steps": (6451, 5500),
     "exir_lowering/steps/legalizing": (1692, 1200),
-    "exir_lowering/testing": (1413, 1400),
+    "exir_lowering/testing": (1757, 1400),
     "exir_lowering/verification": (2285, 2000),
     "partitioners": (2882, 3200),
     "backends": (1641, 2000),

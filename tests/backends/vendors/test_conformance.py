@@ -57,6 +57,7 @@ FAILS = {
     },
     tosa: {
         "dtype/int8",  # in a profile of floats
+        "dtype/int64",  # a check of its partitioner raises, which `lower` takes for a reason
         # Its payloads return these in another order, and of one dimension; the delegate of these tests does not know.
         *("layout/channels-last", "nested/cond"),
     },
