@@ -4,8 +4,8 @@ For each vendor and model: partitions, operators on the host, bytes of the paylo
 that Vela estimates for Ethos-U, and CPU seconds from the program to the file, as ExecuTorch's
 `to_edge_transform_and_lower(...).to_executorch()` has them -> as `lower(...).emit()` has them with its defaults. Each
 lowering is in a process of its own, which has lowered one layer for the vendor before: its compiler is imported.
-What a vendor cannot lower is a row with its error. A last row has ExecuTorch's CPU seconds divided by ours, the geometric
-mean of the vendor's rows. `--markdown` prints the table of docs/performance.md.
+What a vendor cannot lower is a row with its error. A last row has ExecuTorch's CPU seconds divided by ours, the mean of
+the vendor's rows (geometric). `--markdown` prints the table of docs/performance.md.
 """
 
 from __future__ import annotations
