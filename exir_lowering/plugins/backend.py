@@ -229,8 +229,15 @@ def takes_context(method: Callable[..., Any]) -> bool:
 
 def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
     """Return the keyword arguments for a backend's method: the context, if it has a parameter of that name."""
-    parameter = inspect.signature(method).parameters.get("context")
-    if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):
+    parameters, empty = inspect.signature(method).parameters, inspect.Parameter.empty
+    parameter = parameters.get("context")
+    more = [one for one in [*parameters.values()][2:] if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    if left := [one.name for one in more if one.default is empty and one is not parameter]:
+        raise BackendContractError(
+            f"{getattr(method, '__qualname__', method)} has the parameter {left[0]!r}, for which nothing is passed: "
+            "the context is passed as 'context'. Rename it, or give it a default."
+        )
+    if parameter is None or (context is None and parameter.default is not empty):
         return {}
     if context is None:
         raise BackendContractError(

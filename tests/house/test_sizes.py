@@ -23,7 +23,7 @@ ROOMS = {
     "exir_lowering/inspection": (925, 1300),
     "exir_lowering/lowered_module": (865, 950),
     "exir_lowering/plans": (1535, 1600),
-    "exir_lowering/plugins": (1450, 1400),
+    "exir_lowering/plugins": (1457, 1400),
     "exir_lowering/pte": (3113, 3000),
     "exir_lowering/quantization": (589, 450),
     "exir_lowering/rewrites": (1427, 1150),

@@ -17,6 +17,7 @@ from exir_lowering import (
     load,
     lower,
 )
+from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs import operator_name
 
 WEIGHT = 64 * 64 * 4
@@ -133,6 +134,18 @@ def test_a_context_that_is_not_handed_on(programs):
     assert not NotHandedOn().one_by_one
     with pytest.raises(LoweringError, match=r"NotHandedOn.preprocess takes a context.*pass it on: .*context=context"):
         lower(programs, TagPartitioner(backend="storing"), backends={"storing": NotHandedOn})
+
+
+class Renamed(Backend):
+    backend_id = "storing"
+
+    def preprocess(self, program, compile_specs, ctx):
+        raise NotImplementedError
+
+
+def test_a_context_of_another_name(programs):
+    with pytest.raises(BackendContractError, match=r"Renamed.preprocess has the parameter 'ctx'.*passed as 'context'"):
+        lower(programs, TagPartitioner(backend="storing"), backends={"storing": Renamed})
 
 
 @pytest.mark.parametrize("backend", [Storing, OneCall])
