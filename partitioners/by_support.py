@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
 
 from exir_lowering import (
@@ -115,20 +116,26 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         return ExplainedResult(exported_program, destinations, tuple(rejections.values()), tuple(adjustments))
 
     def _check_names(self, program: ExportedProgram) -> None:
-        """Refuse supports that name what was decomposed, and nothing that it became; `keep_whole` may name it too."""
-        kept = {graphs.target_name(operator) for operator in self.keep_whole}
-        named = {backend_id: support.operators for backend_id, support in self.supports.items()}
-        nodes = [node for _, node in graphs.every_node(program.graph_module) if graphs.is_operator(node)]
-        present = _with_packets(map(graphs.operator_name, nodes))
-        absent = frozenset().union(*named.values()) - present - _with_packets(kept)
-        became: dict[str, dict[str, None]] = {}
-        for node in nodes if absent and graphs.OUT_OF_SIGHT not in present else ():
+        """Refuse a support that names what was decomposed, and takes nothing that it became."""
+        if (
+            type(self).ops_to_not_decompose is not SupportPartitioner.ops_to_not_decompose
+        ):  # which may keep it elsewhere
+            return
+        every = [(scope, node) for scope in scopes(program) for node in list_computing(scope.graph_module)]
+        present = _with_packets(graphs.operator_name(node) for _, node in every)
+        named = frozenset().union(*(support.operators for support in self.supports.values()))
+        absent = named - present - _with_packets(map(graphs.target_name, self.keep_whole))
+        became: dict[str, list[tuple[GraphScope, Node]]] = {}
+        for scope, node in every if absent and graphs.OUT_OF_SIGHT not in present else ():
             for origin in absent & _with_packets(graphs.origins(node)):
-                became.setdefault(origin, {})[graphs.operator_name(node)] = None
-        for backend_id, names in named.items():
-            for origin in sorted(names & became.keys()):
-                if not names & _with_packets(became[origin]):
-                    made, full = " + ".join(became[origin]), origin if origin.count(".") > 1 else f"{origin}.default"
+                became.setdefault(origin, []).append((scope, node))
+        for backend_id, support in self.supports.items():
+            for origin in sorted(support.operators & became.keys() & _decomposed()):
+                packet = ".".join(origin.split(".")[:2])
+                taken = not _OTHER_FORMS.get(packet, frozenset()).isdisjoint(_with_packets(support.operators))
+                if not taken and all(make_check(support, scope)(node) is not None for scope, node in became[origin]):
+                    made = " + ".join(dict.fromkeys(graphs.operator_name(node) for _, node in became[origin]))
+                    full = origin if origin != packet else f"{origin}.default"
                     raise InputError(
                         f"{type(self).__name__}: {backend_id} supports {origin}, which matches nothing: on the way to "
                         f"Edge dialect it became {made}. Name these, or keep it whole with "
@@ -241,6 +248,19 @@ class PatternPartitioner(SupportPartitioner):
             if number not in matched:
                 near = next((found[number] for scope in seen if number in (found := self.support.nearest(scope))), None)
                 warnings.warn(_nothing(pattern, occurring, made_of, near), UserWarning, stacklevel=3)
+
+
+_OTHER_FORMS = {
+    "aten.linear": frozenset({"aten.addmm", "aten.mm"}),
+    "aten.matmul": frozenset({"aten.bmm", "aten.mm"}),
+}
+"""What an operator becomes in one program, and not in another."""
+
+
+@cache
+def _decomposed() -> frozenset[str]:
+    """Return the names of what torch.export decomposes by default."""
+    return _with_packets(map(str, default_decompositions()))
 
 
 def _with_packets(names: Iterable[str]) -> frozenset[str]:

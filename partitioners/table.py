@@ -36,9 +36,14 @@ class OperatorTable:
         operators: Mapping[str, str | tuple[str, SupportLike]],
         check: SupportLike | None = None,
     ) -> None:
-        if wrong := [name for name in operators or [operators] if str(name).count(".") != 2]:
+        if not isinstance(operators, Mapping) or not operators:
+            raise InputError(f"OperatorTable: got {operators!r}, expected a mapping from operators to opcodes.")
+        if wrong := [name for name in operators if str(name).count(".") != 2]:
             raise InputError(f"OperatorTable: got {wrong[0]!r}, expected a name with an overload: 'aten.add.Tensor'.")
         pairs = {name: (one, everything()) if isinstance(one, str) else one for name, one in operators.items()}
+        for name, pair in pairs.items():
+            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise InputError(f"OperatorTable: {name} has {pair!r}, expected an opcode, or (opcode, support).")
         self.backend_id, self.opcodes = backend_id, {name: opcode for name, (opcode, _) in pairs.items()}
         each = [ops(name) & own for name, (_, own) in pairs.items()]
         self.support = ops(*pairs) & (everything() if check is None else check) & reduce(or_, each)
@@ -53,7 +58,7 @@ class OperatorTable:
         aten = [name.split(".") for name in self.opcodes if name.startswith("aten.")]
         found = [getattr(getattr(torch.ops.aten, name), overload) for _, name, overload in aten]
         whole = [operator for operator in found if torch.Tag.core not in operator.tags]
-        given = {"compile_specs": {self.backend_id: list(compile_specs)}, "keep_whole": whole, **options}
+        given = {"compile_specs": {self.backend_id: compile_specs or ()}, "keep_whole": whole, **options}
         return SupportPartitioner({self.backend_id: self.support}, **given)
 
     def compile(self, program: ExportedProgram, context: BackendContext) -> Instructions:

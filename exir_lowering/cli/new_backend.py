@@ -20,6 +20,9 @@ _FILES = "README.md pyproject.toml demo.py src/tinyvec/__init__.py src/tinyvec/b
 _CPP = "cpp/CMakeLists.txt cpp/instructions.h cpp/tinyvec.cpp cpp/run.cpp tests/test_cpp.py"
 
 
+_RESERVED = ("all", "clean", "cpp", "demo", "help", "install", "package", "run", "src", "test", "tests")  # by the build
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("backend", metavar="NAME", help="the name of the folder, the package, and the backend's id")
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Write the package; InputError if its name cannot be one or is taken, or if it cannot be written."""
     name, cpp = arguments.backend, arguments.cpp
-    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in _RESERVED:
         raise InputError(f"Got the name {name!r}, expected one of a Python package in lower case, such as 'my_npu'.")
     from exir_lowering.plugins import registry  # which imports PyTorch
 
@@ -53,6 +56,8 @@ def execute(arguments: argparse.Namespace) -> int:
             Path(folder, name).rename(name)
     except OSError as error:
         raise InputError(f"Cannot write {name!r}: {error.strerror or error}. Nothing was changed.") from error
-    say(f"Wrote {name}: six operators, and a README.md that says what to change. Next:\n  pip install -e {name}[test]")
+    say(
+        f"Wrote {name}: six operators, and a README.md that says what to change. Next:\n  pip install -e '{name}[test]'"
+    )
     say(f"  python {name}/demo.py\n  pytest {name}")
     return OK

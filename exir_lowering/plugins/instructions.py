@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from exir_lowering.errors import InputError
 from exir_lowering.graphs.serialized.plain import Container, PlainReader
 from exir_lowering.graphs.weights import WeightRef
 
@@ -34,7 +35,7 @@ class Instruction:
     def operands(self, values: Sequence[Any]) -> list[Any]:
         """Return the arguments as PyTorch takes them, given all values that were computed before."""
         reader = PlainReader()
-        reader.readers["value"] = lambda number, depth: values[number]
+        reader.readers["value"] = lambda number, depth: values[_natural(number, len(values))]
         return [reader.read(argument) for argument in self.arguments]
 
 
@@ -74,8 +75,26 @@ class Instructions:
     @classmethod
     def from_bytes(cls, payload: bytes, magic: bytes, version: int) -> Instructions:
         """Return the instructions of a payload; InputError if it is of another backend or version, or damaged."""
-        inputs, refs, states, code, outputs = _container(magic, version).unpack(payload)
-        return cls(inputs, [*map(WeightRef.from_json, refs)], states, [Instruction(*one) for one in code], outputs)
+        tree = _container(magic, version).unpack(payload)
+        try:
+            inputs, refs, states, code, outputs = tree
+            made = cls(inputs, [*map(WeightRef.from_json, refs)], states, [Instruction(*one) for one in code], outputs)
+            held = _natural(inputs, 1 << 16) + len(refs)
+            count = held + sum(_natural(one.results, 1 << 16) for one in made.code)
+            for buffer, value in states:
+                _natural(buffer - inputs, len(refs)), _natural(value, count)
+            for output in outputs:
+                _natural(output, count)
+        except (TypeError, ValueError, LookupError) as error:
+            raise InputError(f"A payload of {magic!r} is damaged: {error}. Lower the model again.") from error
+        return made
+
+
+def _natural(number: Any, end: int) -> int:
+    """Return a number from 0 up to another one; IndexError for anything else."""
+    if type(number) is not int or not 0 <= number < end:
+        raise IndexError(f"it has {number!r} where a number below {end} was expected")
+    return number
 
 
 def _container(magic: bytes, version: int) -> Container:

@@ -170,6 +170,8 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend
 
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
+        if isinstance(adapted := getattr(candidate, "backend", None), Backend):  # by `as_backend_details`
+            return adapted
         own = _CORRECTED.get(f"{candidate.__module__}.{candidate.__qualname__}")
         return (ExecutorchBackend if own is None else load_class(own))(candidate)
     backend = candidate

@@ -219,9 +219,10 @@ def placed(
     asking: dict[tuple[str, str], str] = {}
     for method, tagged in methods:
         for one in tagged:
+            written = graphs.written_state(one.program)
             for node, spec in graphs.lifted_inputs(one.program).items():
                 tag: Any = node.meta.get(graphs.DELEGATION_TAG)
-                if tag in one.destinations:
+                if tag in one.destinations and spec.target in written:
                     asking.setdefault((method.name, str(spec.target)), one.destinations[tag].backend_id)
         owning = [type(one).__name__ for one in method.partitioners if getattr(one, "own_state", False) is True]
         for name in graphs.written_state(method.program) if owning else ():

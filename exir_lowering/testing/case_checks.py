@@ -184,21 +184,26 @@ def check_unread(trial: Trial) -> None:
     unread = trial.find_backend().unread
     if not unread:
         raise Unsupported("the backend's `unread` is empty, so that all that it may read is in the key of its cache")
-    aten, edge = (
-        {method: _disguise(program, unread) for method, program in programs.items()}
-        for programs in (trial.sample.aten, trial.sample.edge)
-    )
-    again = lower_case(trial.subject, trial.case, replace(trial.sample, aten=aten, edge=edge))
-    if list_payloads(again) != list_payloads(trial.lowered):
+
+    def reads(keys: Collection[str]) -> bool:
+        aten, edge = (
+            {method: _disguise(program, frozenset(keys)) for method, program in programs.items()}
+            for programs in (trial.sample.aten, trial.sample.edge)
+        )
+        again = lower_case(trial.subject, trial.case, replace(trial.sample, aten=aten, edge=edge))
+        return list_payloads(again) != list_payloads(trial.lowered)
+
+    if reads(unread):
+        read = [key for key in sorted(unread) if reads({key})] or sorted(unread)
         raise Broken(
             "unread",
-            f"the payload is another one for the same program with another {', '.join(sorted(unread))}, of which the "
-            "backend says in `unread` that it does not read them: the cache would give the payload of another model. "
-            "Number values in the payload instead of naming them, or take what is read out of `unread`.",
+            f"the payload is another one for the same program with other {', '.join(read)}: the backend says in "
+            "`unread` that it does not read that, and the cache would give the payload of another model. Number values "
+            "in the payload instead of naming them, or take what is read out of `unread`.",
         )
 
 
-def _disguise(program: ExportedProgram, unread: Collection[str]) -> ExportedProgram:
+def _disguise(program: ExportedProgram, unread: frozenset[str]) -> ExportedProgram:
     """Return a copy of a program that a backend which does not read some things cannot tell from it."""
     copied = graphs.copy_program(program)
     nodes, weights = dict[str, str](), dict[str, str]()

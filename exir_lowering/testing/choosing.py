@@ -33,7 +33,8 @@ class Choice:
             if best[1] == _CLEAN * len(ROLES):
                 break
         if best[0] is None:
-            needed = " and ".join(" or ".join(ROLES[role] for role in needs.split("|")) for needs in case.needs)
+            roles = {**ROLES, "grows": "an operator of any number of rows"}
+            needed = " and ".join(" or ".join(roles[role] for role in needs.split("|")) for needs in case.needs)
             where = f" on {' or '.join(case.domains)} values" if case.domains else ""
             names = dict.fromkeys(found.names for found, _ in self.asked.values() if found.names)
             taken = "; ".join(names) or "none"
@@ -77,6 +78,6 @@ def _is_taken(subject: Subject, probe: Case) -> int:
     except Broken as broken:
         if broken.check in ("contract", "purity"):  # which may have changed it
             forget(probe)
-        return _FAULTY if broken.check == "preprocess" else _CLEAN
+        return _FAULTY
     mine = all(one.backend_id == subject.backend_id for method in methods for one in method.partitions)
     return _CLEAN if mine and all(method.delegated == len(method.nodes) for method in methods) else 0

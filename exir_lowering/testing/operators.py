@@ -77,6 +77,11 @@ class Operators:
         """Compute outputs of two values, which is not the same if they are swapped."""
         return self.two(x, y) if self.two else (self.step(x, held), self.step(self.step(y, held), held))
 
+    @property
+    def grows(self) -> bool:
+        """Whether there is an operator whose first size may be any."""
+        return bool(self.one or (self.held and self.domain.rows) or (self.two and self.domain.same_rows))
+
     def grow(self, x: Any, held: Any) -> Any:
         """Compute an operator whose first size may be any."""
         if self.held and self.domain.rows is not None:

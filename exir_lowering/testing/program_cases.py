@@ -60,6 +60,9 @@ def _rows(k: Operators) -> dict[str, Any]:
     return {"w": nn.Parameter(k.weight(*(k.domain.rows or k.domain.weight)))}
 
 
+_GROW: Mapping[str, Any] = {"needs": "grows", "hold": _rows}
+
+
 def _state(k: Operators) -> dict[str, Any]:
     return {"total": weight(*k.domain.shape), "sum": weight(*k.domain.shape)}
 
@@ -136,21 +139,21 @@ PROGRAM_CASES: tuple[Case, ...] = (
     _held("views", "Two weights may be views of one memory.", _views, lambda k, m, x: k.other(k.held(x, m.v), m.w)),
     _held("tied", "One weight may have two names.", lambda k: dict.fromkeys("vw", nn.Parameter(k.weight())),
           lambda k, m, x: k.other(k.held(x, m.v), m.w)),
-    _case("dynamic/batch", "Shapes follow the inputs, up and down.", _batch, _N, _N, hold=_rows, sizes=_SIZES),
+    _case("dynamic/batch", "Shapes follow the inputs, up and down.", _batch, _N, _N, **_GROW, sizes=_SIZES),
     _case("dynamic/batch-and-weight", "A weight is broadcast to the shape of the call.",
-          lambda k, m, x: k.grow(k.grow(x, m.w), m.w), _N, hold=_rows, needs="held", sizes={"n": (2, 1)}),
+          lambda k, m, x: k.grow(k.grow(x, m.w), m.w), _N, hold=_rows, needs="held grows", sizes={"n": (2, 1)}),
     _case("dynamic/two-sizes", "Two sizes change apart from each other.", lambda k, m, x, y: k.two(x, y),
           tensor("n", "k"), tensor("k"), needs="two", domains=_PLAIN, sizes={"n": (3, 6), "k": (5, 2)}),
     _case("dynamic/several-partitions", "Shapes follow the inputs in each partition.",
-          lambda k, m, x: k.grow(torch.sin(k.grow(x, m.w)), m.w), _N, hold=_rows, sizes=_SIZES, partitions=2, **_HOST),
-    _case("dynamic/no-rows", "A size may be 0.", lambda k, m, x: k.grow(x, m.w), _N, hold=_rows,
+          lambda k, m, x: k.grow(torch.sin(k.grow(x, m.w)), m.w), _N, **_GROW, sizes=_SIZES, partitions=2, **_HOST),
+    _case("dynamic/no-rows", "A size may be 0.", lambda k, m, x: k.grow(x, m.w), _N, **_GROW,
           sizes={"n": (3, 0)}, least=0),
     _case("dynamic/size-as-number", "A size can be a number in the computation.",
-          lambda k, m, x: k.grow(x, m.w) * x.shape[0], _N, hold=_rows, sizes=_SIZES),
+          lambda k, m, x: k.grow(x, m.w) * x.shape[0], _N, **_GROW, sizes=_SIZES),
     _case("dynamic/reshape", "Sizes are computed from sizes.",
-          lambda k, m, x: k.grow(x, m.w).reshape(x.shape[0] * x.shape[1:].numel()), _N, hold=_rows, sizes=_SIZES),
+          lambda k, m, x: k.grow(x, m.w).reshape(x.shape[0] * x.shape[1:].numel()), _N, **_GROW, sizes=_SIZES),
     _case("dynamic/cat", "Results grow with their inputs.",
-          lambda k, m, x: torch.cat([x, k.grow(x, m.w)]), _N, hold=_rows, sizes=_SIZES),
+          lambda k, m, x: torch.cat([x, k.grow(x, m.w)]), _N, **_GROW, sizes=_SIZES),
     _case("degenerate/no-inputs", "A method may take nothing.", lambda k, m: k.held(m.x, m.w),
           hold=lambda k: {"x": nn.Parameter(weight(*k.domain.shape)), "w": k.weight()}, needs="held"),
     _case("degenerate/pass-through", "A method may return an input as it is.",
@@ -168,7 +171,7 @@ PROGRAM_CASES: tuple[Case, ...] = (
           lambda k, m, x, y: k.two(x, y) if k.two else (k.one(x), k.one(k.one(y))),
           tensor(), tensor(), needs="two|one", domains=_PLAIN),
     _case("degenerate/empty-tensor", "Tensors may have no element.",
-          lambda k, m, x: k.grow(x, m.w), "none", hold=_rows),
+          lambda k, m, x: k.grow(x, m.w), "none", **_GROW),
     _case("degenerate/one-element", "Tensors may have one element.",
           lambda k, m, x: k.two(k.two(x, x), x) if k.two else k.one(x), tensor(1), needs="two|one", domains=_PLAIN),
     _case("degenerate/five-dimensions", "Tensors may have five dimensions.", lambda k, m, x: k.step(x, m.w),

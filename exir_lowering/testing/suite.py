@@ -30,7 +30,7 @@ CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators and element types first, then whole programs."""
 
 REQUIRED = ("weights", "degenerate", "partitions", "methods", "life", "errors")
-"""The features of which a case has to run: any backend can have them, whatever operators it takes."""
+"""The features of which a case has to run: backends of float32 operators have them, whatever these are."""
 
 SOMETHING_PASSES = "suite/something-passes"  # the name of the test that fails when the backend supports no case
 
@@ -135,9 +135,9 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
     the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: it is asked
     first which ones it takes, and programs are made of these; what its partitioner leaves stays on the host, and a case
     is skipped if the backend gets nothing of it. Of weights, partitions, methods, degenerate programs, lives of handles
-    and errors, which any backend can have, a case has to run if all are chosen. Without a partitioner, the backend gets
-    everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that names what it does not
-    take; then the case is skipped.
+    and errors, which backends of float32 operators have, a case has to run if all are chosen. Without a partitioner,
+    the backend gets everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that names
+    what it does not take; then the case is skipped.
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
@@ -181,7 +181,7 @@ def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
 
     `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support, or that
     nothing here executes, is skipped with the reason. The test "suite/something-passes" fails when it supports none, or
-    none of a feature that every backend can have.
+    none of a feature that backends have.
     The arguments are those of `check_backend`.
 
     Returns:

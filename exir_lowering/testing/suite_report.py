@@ -58,7 +58,7 @@ class ConformanceReport:
         backend_id: The backend.
         results: The results, in the order of the cases.
         note: Why nothing was executed, "" when it was.
-        uncovered: The features, such as "weights", that every backend can have, and of which no case could be tried.
+        uncovered: The features, such as "weights", that backends have, and of which no case could be tried.
     """
 
     backend_id: str
@@ -115,7 +115,7 @@ class ConformanceReport:
                 text = result.text if status == "failed" else result.text.partition("\n")[0]
                 lines.append(f"  {result.name}{check}: " + text.replace("\n", "\n    "))
         if self.uncovered and (self.passed or self.lowered):
-            text = "no case could be tried, and every backend can have them; see above why each was skipped"
+            text = "no case could be tried; above is why. Give cases= for a backend without them"
             lines += ["", f"Not covered: of {', '.join(self.uncovered)}, {text}."]
         if not self.passed and not self.lowered:
             why = f"No case passed: backend {self.backend_id!r} was not tried"

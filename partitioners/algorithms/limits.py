@@ -86,7 +86,7 @@ class _Work:
     scope: GraphScope
     by: str
     groups_of: Mapping[Node, Sequence[Sequence[Node]]]  # those that each node is in
-    behind: dict[Node, tuple[Node, ...]] = field(default_factory=dict)  # the constants of which alone a value is made
+    behind: dict[Node, tuple[Node, ...]] | None = None  # the constants of which alone a value is made
     rejections: list[Rejection] = field(default_factory=list)
     adjustments: list[Adjustment] = field(default_factory=list)
 
@@ -125,12 +125,16 @@ class _Work:
 
     def _list_constants(self, nodes: Iterable[Node]) -> dict[Node, None]:
         """Return the constants that nodes read, each once, in the order of their first use."""
-        if not self.behind:
-            self.behind.update((node, (node,)) for node in self.scope.constants)
+        if self.limits.max_weight_bytes is None:
+            return {}
+        if self.behind is None:
+            self.behind = {node: (node,) for node in self.scope.constants}
             for node in list_computing(self.scope.graph_module):
                 sources = node.all_input_nodes
                 if sources and all(source in self.behind for source in sources):
-                    self.behind[node] = tuple({one: None for source in sources for one in self.behind[source]})
+                    made = dict.fromkeys(one for source in sources for one in self.behind[source])
+                    if measures.value_bytes(node) >= sum(map(measures.value_bytes, made)):  # it is not a part of them
+                        self.behind[node] = tuple(made)
         read = (source for node in nodes for source in node.all_input_nodes)
         return {one: None for source in read for one in self.behind.get(source, ())}
 

@@ -88,6 +88,7 @@ def test_without_cpp_nothing_speaks_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("My-npu", "Got the name 'My-npu', expected one of a Python package in lower case, such as 'my_npu'."),
         ("class", "Got the name 'class', expected"),
+        ("demo", "Got the name 'demo', expected"),
         ("../npu", "Got the name '../npu', expected"),
         ("there", "The name 'there' is taken, by what this folder has, which stays as it is. Choose another one."),
         ("xnnpack", "The name 'xnnpack' is taken, by the plug-in of exir-lowering"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from executorch.exir import to_edge_transform_and_lower
 from torch.export import export
 
 import exir_lowering
-from exir_lowering import Backend, InputError, PreprocessResult
+from exir_lowering import Backend, InputError, LoweringOptions, PreprocessResult
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.compat import as_backend_details
 from exir_lowering.partitioners import SupportPartitioner, everything
@@ -56,7 +57,7 @@ def test_executorch_lowers_with_a_backend_of_this_package() -> None:
         torch.testing.assert_close(program.run("decode", x)[0], model(x))
 
 
-def test_another_one_of_the_same_id_takes_its_place() -> None:
+def test_another_one_of_the_same_id_takes_its_place(tmp_path: Path) -> None:
     class First(Backend):
         backend_id = "Replaced"
 
@@ -67,9 +68,14 @@ def test_another_one_of_the_same_id_takes_its_place() -> None:
         def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
             return PreprocessResult(b"the second")
 
+    options, program = LoweringOptions(cache=tmp_path), export(Model().eval(), (torch.ones(2, 64),))
     for backend, payload in ((First, b"the first"), (Second(), b"the second")):
         as_backend_details(backend)
         assert payload in lower_there("Replaced")
+        as_backend_details("Replaced")  # which is found by what was made of it
+        assert payload in lower_there("Replaced")
+        lowered = exir_lowering.lower(program, SupportPartitioner({"Replaced": everything()}), options=options)
+        assert payload in lowered.emit().buffer
 
 
 @pytest.mark.parametrize("wrong", [3, None, torch.nn.ReLU, object(), ""])

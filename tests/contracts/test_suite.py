@@ -17,7 +17,7 @@ from toy import ToyBackend, ToyDelegate
 
 from exir_lowering import InputError, PreprocessResult, UnknownPluginError
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
-from exir_lowering.partitioners import ops
+from exir_lowering.partitioners import constant_weights, ops
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.testing import (
     CASES,
@@ -375,6 +375,11 @@ def test_a_feature_that_no_case_could_show_is_not_covered() -> None:
     assert {result.made_of for result in report.results if result.status == "passed"} == {"relu"}
     chosen = outcome("reference", **relu, cases=["weights/buffer", "partitions/alike"])
     assert chosen.conforms and chosen.passed == ("partitions/alike",)
+
+
+def test_operators_that_take_a_weight_and_no_size_but_theirs() -> None:
+    report = outcome("reference", supports=ops("aten.bmm") & constant_weights("mat2"))
+    assert not report.failed and "an operator of any number of rows" in str(report)
 
 
 class Absent(ToyDelegate):

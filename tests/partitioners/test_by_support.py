@@ -167,6 +167,7 @@ def test_an_operator_that_was_decomposed_matches_nothing(name: str) -> None:
         (ops("aten.conv2d", "aten.convolution"), [], "aten.convolution.default"),
         (ops("aten.conv2d"), [torch.ops.aten.conv2d.default], "aten.conv2d.default"),
         (ops("aten.linear", "aten.relu"), [], None),  # the model has none of them
+        (ops("aten.conv2d") | everything(), [], "aten.convolution.default"),
         (ops("aten.conv2d") & dtypes(torch.int8), [torch.ops.aten.conv2d.default], None),
     ],
 )
@@ -174,3 +175,16 @@ def test_an_operator_may_be_named_in_each_form(support: Any, whole: Any, taken: 
     plan = exir_lowering.plan(export(*CONVOLUTION), SupportPartitioner({"echo": support}, keep_whole=whole))
     operators = [node for one in plan.methods[0].partitions for node in one.nodes]
     assert operators == ([f"aten_{taken.split('.')[1]}_default"] if taken else [])
+
+
+def test_what_is_refused_and_replaced_on_the_host_was_not_decomposed_before() -> None:
+    """The host has no kernel for it, and what takes its place there comes from it, too."""
+    model = torch.nn.AvgPool3d(2)
+    partitioner = SupportPartitioner({"echo": ops("aten.avg_pool3d") & dtypes(torch.int8)})
+    assert exir_lowering.plan(export(model, (torch.ones(1, 1, 4, 4, 4),)), partitioner).methods[0].host
+
+
+def test_a_product_of_a_linear_layer_is_one_of_two_operators() -> None:
+    partitioner = SupportPartitioner({"echo": ops("aten.linear", "aten.mm")})
+    plan = exir_lowering.plan(export(torch.nn.Linear(4, 4), (torch.ones(2, 4),)), partitioner)
+    assert not plan.methods[0].partitions

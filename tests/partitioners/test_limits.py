@@ -319,3 +319,17 @@ def test_a_weight_counts_behind_what_is_computed_of_it() -> None:
     (_, product) = exir_lowering.plan(program, partitioner).methods[0].host
     assert product.operator == "aten.addmm.default"
     assert product.reason == "1,442,400 bytes of weights, max_weight_bytes=1,000,000 (one operator)"
+
+
+def test_a_part_of_a_weight_counts_as_what_it_is() -> None:
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(1000, 512))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table[:4]
+
+    program = torch.export.export(Table(), (torch.ones(4, 512),))
+    partitioner = SupportPartitioner({"echo": ops("aten.add")}, limits=Limits(max_weight_bytes=1_000_000))
+    assert len(exir_lowering.plan(program, partitioner).methods[0].partitions) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import pytest
 import torch
 
-from exir_lowering import Backend, BackendFailure, Delegate, InputError, PreprocessResult, load, lower, plan
+from exir_lowering import Backend, BackendFailure, Delegate, InputError, PreprocessResult, WeightRef, load, lower, plan
+from exir_lowering.graphs.serialized.plain import Container
 from exir_lowering.partitioners import OperatorTable, SupportPartitioner, argument_values, dtypes, everything
 from exir_lowering.plugins import Instruction, Instructions
 
@@ -154,16 +156,19 @@ def test_what_is_not_in_the_table_is_refused_when_compiled_with_the_line():
 
 @pytest.mark.parametrize("operators", [{"aten.add": "ADD"}, {}, {"aten.ad.Tensor": "ADD"}])
 def test_names_that_are_none(operators):
-    with pytest.raises(InputError, match=r"expected a name with an overload: 'aten.add.Tensor'|does not exist"):
+    with pytest.raises(InputError, match=r"a name with an overload: 'aten.add.Tensor'|does not exist|a mapping"):
         OperatorTable("listed", operators)
 
 
-PROGRAM = Instructions(2, (), [[0, 2]], [Instruction("ADD", [{"value": 0}, [1.5, None, "text", True]], 1, 4)], [2])
+WEIGHT = WeightRef("", 0, torch.float32, (2,), (1,))
+PROGRAM = Instructions(
+    1, (WEIGHT,), [[1, 2]], [Instruction("ADD", [{"value": 0}, [1.5, None, "text", True]], 1, 4)], [2]
+)
 
 
 def test_instructions_are_read_as_they_were_written():
     assert Instructions.from_bytes(PROGRAM.to_bytes(b"LISTED-1", 3), b"LISTED-1", 3) == PROGRAM.__class__(
-        2, [], [[0, 2]], PROGRAM.code, [2]
+        1, [WEIGHT], [[1, 2]], PROGRAM.code, [2]
     )
     assert PROGRAM.debug_handle_map == {"ADD #0": (4,)}
 
@@ -183,3 +188,31 @@ def test_instructions_are_read_as_they_were_written():
 def test_payloads_that_are_not_as_they_were(change, text):
     with pytest.raises(InputError, match=text):
         Instructions.from_bytes(change(PROGRAM.to_bytes(b"LISTED-1", 3)), b"LISTED-1", 3)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        5, [1, [], []], [1, [], [], [["ADD"]], []], [1, [], [], [], [7]], [1, [], [], [], [-1]],
+        [1, [], [[0, 0]], [], []],
+        ["a", [], [], [], []], [1, 5, [], [], []], [True, [], [], [], []], [1, [], [], [["ADD", [], -1, None]], []],
+    ],
+)  # fmt: skip
+def test_nonsense_with_a_right_checksum(tree: Any) -> None:
+    payload = Container(b"LISTED-1", 3, "payload", compressed=False).pack(tree)
+    with pytest.raises(InputError, match=r"damaged.* Lower the model again"):
+        Instructions.from_bytes(payload, b"LISTED-1", 3)
+
+
+@pytest.mark.parametrize("number", [-1, 3, True, "0"])
+def test_an_operand_that_is_no_value(number: Any) -> None:
+    with pytest.raises(IndexError, match="where a number below 3 was expected"):
+        Instruction("ADD", [{"value": number}]).operands([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "operators", [["aten.add.Tensor"], {}, {"aten.add": "ADD"}, {"aten.add.Tensor": 3}, {"aten.add.Tensor": ("ADD",)}]
+)
+def test_tables_that_are_none(operators: Any) -> None:
+    with pytest.raises(InputError, match=r"OperatorTable: .*expected"):
+        OperatorTable("x", operators)

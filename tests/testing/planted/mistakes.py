@@ -272,25 +272,25 @@ class Addressed(AcceleratorBackend):
         return {**content, "address": id(program)}
 
 
-@planted("names in the payload", "cache/unread", "unread", "names")
+@planted("names in the payload", "cache/unread", "unread", "with other names:")
 class Naming(AcceleratorBackend):
     def finish(self, content: Any, program: Any) -> Any:
         return {**content, "names": [node.name for node in program.graph.nodes]}
 
 
-@planted("names of weights in the payload", "cache/unread", "unread", "names")
+@planted("names of weights in the payload", "cache/unread", "unread", "with other names:")
 class NamingWeights(AcceleratorBackend):
     def finish(self, content: Any, program: Any) -> Any:
         return {**content, "names": [spec.target for spec in program.graph_signature.input_specs]}
 
 
-@planted("source lines in the payload", "cache/unread", "unread", "stack_trace")
+@planted("source lines in the payload", "cache/unread", "unread", "with other stack_trace:")
 class Tracing(AcceleratorBackend):
     def finish(self, content: Any, program: Any) -> Any:
         return {**content, "lines": [str(node.meta.get("stack_trace")) for node in program.graph.nodes]}
 
 
-@planted("modules in the payload", "cache/unread", "unread", "nn_module_stack")
+@planted("modules in the payload", "cache/unread", "unread", "with other nn_module_stack:")
 class Modules(AcceleratorBackend):
     def finish(self, content: Any, program: Any) -> Any:
         return {**content, "modules": [str(node.meta.get("nn_module_stack")) for node in program.graph.nodes]}
@@ -467,7 +467,7 @@ class ReadsAnything(AcceleratorDelegate):
             return {"inputs": [0], "weights": [], "steps": [], "results": [0]}, b""
 
 
-@planted("zeros for weights that are cut off", "errors/truncated-payload", "", "payload")
+@planted("zeros for weights that are cut off", "errors/truncated-payload", "payload", "% of a payload")
 class PadsPayloads(AcceleratorDelegate):
     def open(self, processed: bytes) -> Any:
         content, data = parse(processed)

@@ -237,6 +237,9 @@ inline Program parse(const void* payload, size_t size, const char* magic, uint32
   }
   detail::Reader reader(bytes + HEADER, bytes + size);
   const Argument read = reader.read();
+  if (!reader.ended()) {
+    throw Error("it has more than it should");
+  }
   const std::vector<Argument>& fields = detail::list(read, 5);
   Program program;
   program.inputs = static_cast<size_t>(detail::natural(fields[0], 1 << 16));

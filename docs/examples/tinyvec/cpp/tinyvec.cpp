@@ -36,10 +36,17 @@ struct Value {
   std::vector<float> data;
 };
 
+void require(bool holds, const char* what) {
+  if (!holds) {
+    throw instructions::Error(what);
+  }
+}
+
 size_t elements(const std::vector<SizesType>& sizes) {
   size_t count = 1;
   for (const SizesType size : sizes) {
     count *= static_cast<size_t>(size);
+    require(count <= size_t{1} << 40, "a value is too large");
   }
   return count;
 }
@@ -58,12 +65,6 @@ void for_each_element(const std::vector<SizesType>& sizes, const Strides& stride
     for (size_t i = sizes.size(); i-- > 0 && ++index[i] == sizes[i];) {
       index[i] = 0;
     }
-  }
-}
-
-void require(bool holds, const char* what) {
-  if (!holds) {
-    throw instructions::Error(what);
   }
 }
 
@@ -128,25 +129,26 @@ Value sum(const Arguments& values, double factor) {
 struct Operator {
   size_t arguments; // how many
   size_t operands; // how many of them, from the first one on, have to be values
+  size_t values; // how many of them may be
   Compute compute;
 };
 
 // Arguments are those of the operator's schema, in order.
 const std::map<std::string, Operator> COMPUTE = {
-    {"ADD", {3, 2, [](const Arguments& v, const std::vector<Argument>& a) { return sum(v, a[2].real); }}},
-    {"SUB", {3, 2, [](const Arguments& v, const std::vector<Argument>& a) { return sum(v, -a[2].real); }}},
-    {"MUL", {2, 2, [](const Arguments& v, const std::vector<Argument>&) {
+    {"ADD", {3, 2, 2, [](const Arguments& v, const std::vector<Argument>& a) { return sum(v, a[2].real); }}},
+    {"SUB", {3, 2, 2, [](const Arguments& v, const std::vector<Argument>& a) { return sum(v, -a[2].real); }}},
+    {"MUL", {2, 2, 2, [](const Arguments& v, const std::vector<Argument>&) {
        return elementwise(*v[0], *v[1], [](float a, float b) { return a * b; });
      }}},
-    {"RELU", {1, 1, [](const Arguments& v, const std::vector<Argument>&) {
+    {"RELU", {1, 1, 1, [](const Arguments& v, const std::vector<Argument>&) {
        Value made = *v[0];
        for (float& one : made.data) {
          one = one < 0.f ? 0.f : one; // NaN stays NaN
        }
        return made;
      }}},
-    {"MM", {2, 2, [](const Arguments& v, const std::vector<Argument>&) { return product(*v[0], *v[1], false, nullptr); }}},
-    {"LINEAR", {3, 2, [](const Arguments& v, const std::vector<Argument>&) { return product(*v[0], *v[1], true, v[2]); }}},
+    {"MM", {2, 2, 2, [](const Arguments& v, const std::vector<Argument>&) { return product(*v[0], *v[1], false, nullptr); }}},
+    {"LINEAR", {3, 2, 3, [](const Arguments& v, const std::vector<Argument>&) { return product(*v[0], *v[1], true, v[2]); }}},
 };
 
 // What `init` makes, `execute` gets, and `destroy` deletes.
@@ -217,8 +219,9 @@ class TinyvecBackend final : public runtime::BackendInterface {
         const auto found = COMPUTE.find(one.opcode);
         require(found != COMPUTE.end(), "an opcode is unknown: the file is newer");
         require(one.arguments.size() == found->second.arguments && one.results == 1, "an opcode has other arguments");
-        for (size_t i = 0; i < found->second.operands; ++i) {
-          require(one.arguments[i].kind == Argument::VALUE, "an operand is no value");
+        for (size_t i = 0; i < one.arguments.size(); ++i) {
+          const bool value = one.arguments[i].kind == Argument::VALUE;
+          require(value ? i < found->second.values : i >= found->second.operands, "an operand is of another kind");
         }
       }
       for (const Weight& weight : machine->program.weights) {
@@ -244,6 +247,7 @@ class TinyvecBackend final : public runtime::BackendInterface {
     try {
       std::vector<Value> values;
       for (size_t i = 0; i < program.inputs; ++i) {
+        require(args[i]->isTensor(), "an input is no tensor");
         values.push_back(read(args[i]->toTensor()));
       }
       values.insert(values.end(), machine.weights.begin(), machine.weights.end());

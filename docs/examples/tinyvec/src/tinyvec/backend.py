@@ -12,10 +12,11 @@ from tinyvec import MAGIC, VERSION
 
 
 def _of_tensors(node: torch.fx.Node) -> bool:
-    return all(isinstance(operand, torch.fx.Node) for operand in node.args[:2])
+    computed = [isinstance(argument, torch.fx.Node) for argument in (*node.args, *node.kwargs.values())]
+    return computed[:2] == [True, True] and not any(computed[2:])
 
 
-TENSORS = where(_of_tensors, "an operand is a number, the machine takes tensors")
+TENSORS = where(_of_tensors, "the machine takes two tensors, and an alpha that is not computed")
 
 TABLE = OperatorTable(
     "tinyvec",
