@@ -117,10 +117,8 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
 
     def _check_names(self, program: ExportedProgram) -> None:
         """Refuse a support that names what was decomposed, and takes nothing that it became."""
-        if (
-            type(self).ops_to_not_decompose is not SupportPartitioner.ops_to_not_decompose
-        ):  # which may keep it elsewhere
-            return
+        if type(self).ops_to_not_decompose is not SupportPartitioner.ops_to_not_decompose:
+            return  # which may keep it whole elsewhere
         every = [(scope, node) for scope in scopes(program) for node in list_computing(scope.graph_module)]
         present = _with_packets(graphs.operator_name(node) for _, node in every)
         named = frozenset().union(*(support.operators for support in self.supports.values()))
