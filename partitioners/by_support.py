@@ -119,9 +119,11 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         """Refuse a support that names what was decomposed, and takes nothing that it became."""
         if type(self).ops_to_not_decompose is not SupportPartitioner.ops_to_not_decompose:
             return  # which may keep it whole elsewhere
+        named = frozenset().union(*(support.operators for support in self.supports.values()))
+        if not named:
+            return
         every = [(scope, node) for scope in scopes(program) for node in list_computing(scope.graph_module)]
         present = _with_packets(graphs.operator_name(node) for _, node in every)
-        named = frozenset().union(*(support.operators for support in self.supports.values()))
         absent = named - present - _with_packets(map(graphs.target_name, self.keep_whole))
         became: dict[str, list[tuple[GraphScope, Node]]] = {}
         for scope, node in every if absent and graphs.OUT_OF_SIGHT not in present else ():

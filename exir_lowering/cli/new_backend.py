@@ -18,8 +18,6 @@ _PLACES = Path(__file__).with_name("template"), Path(__file__).parents[2] / "doc
 """Where the example is: in the wheel, and in a clone."""
 _FILES = "README.md pyproject.toml demo.py src/tinyvec/__init__.py src/tinyvec/backend.py src/tinyvec/delegate.py"
 _CPP = "cpp/CMakeLists.txt cpp/instructions.h cpp/tinyvec.cpp cpp/run.cpp tests/test_cpp.py"
-
-
 _RESERVED = ("all", "clean", "cpp", "demo", "help", "install", "package", "run", "src", "test", "tests")  # by the build
 
 
@@ -56,8 +54,6 @@ def execute(arguments: argparse.Namespace) -> int:
             Path(folder, name).rename(name)
     except OSError as error:
         raise InputError(f"Cannot write {name!r}: {error.strerror or error}. Nothing was changed.") from error
-    say(
-        f"Wrote {name}: six operators, and a README.md that says what to change. Next:\n  pip install -e '{name}[test]'"
-    )
-    say(f"  python {name}/demo.py\n  pytest {name}")
+    say(f"Wrote {name}: six operators, and a README.md that says what to change. Next:")
+    say(f"  pip install -e '{name}[test]'\n  python {name}/demo.py\n  pytest {name}")
     return OK
