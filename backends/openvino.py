@@ -71,8 +71,6 @@ def openvino(device: str = "CPU") -> Partitioner:
 class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
     """ExecuTorch's `OpenvinoPartitioner` without what its delegate would get wrong. Arguments as for `openvino`."""
 
-    rewrites = frozenset({"safe"})
-
     def __init__(self, device: str = "CPU") -> None:
         super().__init__()
         if not isinstance(device, str) or not device:
@@ -86,7 +84,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
                 f"{', '.join(available) or 'none'}. It compiles only for a device that is present: install its driver, "
                 "or name another one."
             )
-        self.inner: Partitioner = _upstream_class()([CompileSpec("device", device.encode())])
+        self.partitioner: Partitioner = _upstream_class()([CompileSpec("device", device.encode())])
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Tag the operators that OpenVINO takes; PartitionerContractError if ExecuTorch's partitioner raises."""
@@ -99,7 +97,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         lifted = graphs.lifted_inputs(exported_program)
         constants = {node for node, spec in lifted.items() if spec.target not in mutated}  # which partitions own
         while True:
-            run = nested_run.run(self.inner, exported_program, held)
+            run = nested_run.run(self.partitioner, exported_program, held)
             crossing = _crossing(exported_program.graph_module, run.tags, constants) - held.keys()
             if not crossing:
                 break
@@ -116,7 +114,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         """Ask ExecuTorch's partitioner, except about what stays on the host."""
         # Where partitions end is not known yet: any tensor without dimensions may cross a boundary.
         return nested_run.ask_preserved(
-            [self.inner],
+            [self.partitioner],
             ep,
             lambda number, node: not _refused(node) and not any(map(_scalar, (node, *node.all_input_nodes))),
         )

@@ -273,7 +273,7 @@ def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str])
     program = export(Net().eval(), (image(),))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours, theirs = (exir_lowering.lower(program, partitioner) for partitioner in (made, made.inner))
+        ours, theirs = (exir_lowering.lower(program, partitioner) for partitioner in (made, made.partitioner))
         exir_lowering.plan(export(Odd(), (torch.ones(2),)), made)
     assert "not supported" not in capsys.readouterr().out, "stdout may carry the JSON of a command"
     first, second = (delegates(lowered["forward"]) for lowered in (ours, theirs))

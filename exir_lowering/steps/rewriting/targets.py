@@ -17,13 +17,14 @@ from exir_lowering.plugins.asking import make_fake_state
 from exir_lowering.steps.tag import tag
 
 _SIMPLER = frozenset({"identity", "constants", "common-subexpressions"})
-_MEASURED: Mapping[str, frozenset[str] | None] = {
-    "executorch.backends.xnnpack.": None,
-    "executorch.backends.openvino.": None,
-    "executorch.backends.vulkan.": None,
-    "executorch.backends.arm.": frozenset({"constants", "common-subexpressions"}),
+_LOSSES: Mapping[str, frozenset[str]] = {
+    "executorch.backends.xnnpack.": frozenset(),
+    "executorch.backends.openvino.": frozenset({"pieces"}),
+    "executorch.backends.vulkan.": frozenset(),
 }
-"""By package of ExecuTorch's partitioners, what their backends gain from; None for all. docs/concepts/rewrite.md."""
+"""By package of ExecuTorch's partitioners, what their backends do not gain from. docs/concepts/rewrite.md."""
+_GAINS: Mapping[str, frozenset[str]] = {"executorch.backends.arm.": _SIMPLER - {"identity"}}
+"""By package, all that they gain from; what is in neither table gains from `_SIMPLER`."""
 
 
 def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]:
@@ -49,8 +50,11 @@ def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]
     if isinstance(inner, Iterable) and (found := [one for one in inner if isinstance(one, Partitioner)]):
         return frozenset().union(*(unwanted(one, names) for one in found))
     modules = [f"{base.__module__}." for base in type(partitioner).__mro__]
-    gains = next((_MEASURED[key] for name in modules for key in _MEASURED if name.startswith(key)), _SIMPLER)
-    return frozenset() if gains is None else frozenset(names) - gains
+    for package, losses in _LOSSES.items():
+        if any(name.startswith(package) for name in modules):
+            return frozenset(names) & losses
+    gains = next((_GAINS[key] for name in modules for key in _GAINS if name.startswith(key)), _SIMPLER)
+    return frozenset(names) - gains
 
 
 class Targets:
