@@ -284,6 +284,27 @@ def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str])
     assert abs(len(first[0].processed_bytes) - len(second[0].processed_bytes)) < 64
 
 
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, 1)
+        return first + second / second.norm(dim=-1, keepdim=True).expand_as(second)
+
+
+@needs_openvino
+def test_it_gains_from_all_rewrites_but_pieces() -> None:
+    from exir_lowering.backends.openvino import openvino
+
+    program = export(Halves(), (torch.randn(2, 4),))
+    made = openvino()
+
+    def applied(partitioner: Any) -> set[str]:
+        (method,) = exir_lowering.plan(program, partitioner).methods
+        return {one.rewrite for one in method.rewritings}
+
+    assert applied(made) == applied(made.partitioner) == {"broadcasts", "reductions"}
+    assert applied("xnnpack") >= {"broadcasts", "reductions", "pieces"}
+
+
 def python(hidden: set[str], script: str, *arguments: str, cwd: Path | None = None, env: Any = None) -> str:
     """Run a script in a process that does not find some packages."""
     done = forked.run(f"HIDDEN = {hidden!r}\n{HIDDEN}\n{script}", *arguments, cwd=cwd, env=env)

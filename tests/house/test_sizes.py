@@ -29,7 +29,7 @@ ROOMS = {
     "exir_lowering/rewrites": (1427, 1150),
     "exir_lowering/runtime": (2697, 2500),
     "exir_lowering/shape_buckets.py": (192, 220),
-    "exir_lowering/steps": (6456, 5500),
+    "exir_lowering/steps": (6455, 5500),
     "exir_lowering/steps/legalizing": (1692, 1200),
     "exir_lowering/testing": (1771, 1400),
     "exir_lowering/verification": (2285, 2000),

@@ -17,14 +17,15 @@ from exir_lowering.plugins.asking import make_fake_state
 from exir_lowering.steps.tag import tag
 
 _SIMPLER = frozenset({"identity", "constants", "common-subexpressions"})
-_LOSSES: Mapping[str, frozenset[str]] = {
-    "executorch.backends.xnnpack.": frozenset(),
-    "executorch.backends.openvino.": frozenset({"pieces"}),
-    "executorch.backends.vulkan.": frozenset(),
+_MEASURED: Mapping[str, frozenset[str] | None] = {
+    "executorch.backends.xnnpack.": None,
+    "executorch.backends.openvino.": None,
+    "executorch.backends.vulkan.": None,
+    "executorch.backends.arm.": frozenset({"constants", "common-subexpressions"}),
 }
-"""By package of ExecuTorch's partitioners, what their backends do not gain from. docs/concepts/rewrite.md."""
-_GAINS: Mapping[str, frozenset[str]] = {"executorch.backends.arm.": _SIMPLER - {"identity"}}
-"""By package, all that they gain from; what is in neither table gains from `_SIMPLER`."""
+"""By package of ExecuTorch's partitioners, what their backends gain from; None for all. docs/concepts/rewrite.md."""
+_BUT: Mapping[str, frozenset[str]] = {"executorch.backends.openvino.": frozenset({"pieces"})}
+"""Of those that gain from all, what they do not gain from."""
 
 
 def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]:
@@ -50,11 +51,9 @@ def unwanted(partitioner: Partitioner, names: Collection[str]) -> frozenset[str]
     if isinstance(inner, Iterable) and (found := [one for one in inner if isinstance(one, Partitioner)]):
         return frozenset().union(*(unwanted(one, names) for one in found))
     modules = [f"{base.__module__}." for base in type(partitioner).__mro__]
-    for package, losses in _LOSSES.items():
-        if any(name.startswith(package) for name in modules):
-            return frozenset(names) & losses
-    gains = next((_GAINS[key] for name in modules for key in _GAINS if name.startswith(key)), _SIMPLER)
-    return frozenset(names) - gains
+    package = next((key for name in modules for key in _MEASURED if name.startswith(key)), "")
+    gains = _MEASURED.get(package, _SIMPLER)
+    return frozenset(names) & _BUT.get(package, frozenset()) if gains is None else frozenset(names) - gains
 
 
 class Targets:
