@@ -207,7 +207,7 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
             f"partition {partition.id}, expected bytes."
         )
     # ExecuTorch accepts any map from its own classes; their handles may be of programs that the backends made.
-    given, module = result.debug_handle_map, partition.program.graph_module
+    given = result.debug_handle_map
     if given is None or isinstance(backend, ExecutorchBackend):
         return
     who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
@@ -215,7 +215,8 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
         raise BackendContractError(
             f"{who} of type {type(given).__name__}, expected a dict from instructions to debug handles."
         )
-    known = dict.fromkeys(debug_handles.list_handles(module))
+    handles = (debug_handles.handle(node) for _, node in graphs.every_node(partition.program.graph_module))
+    known = sorted({handle for handle in handles if handle is not None})
     for identifier, handle in ((one, each) for one, named in given.items() for each in debug_handles.as_tuple(named)):
         if type(handle) is not int or handle not in known:
             raise BackendContractError(
@@ -228,9 +229,9 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
     """Return an error that names the backend, the line in it, the partitions, and the lines of the model."""
     lines = [f"Backend {backend_id!r} failed: {exception_text(error)}"]
-    raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
-    if raised is not None and not isinstance(error, LoweringError):  # which already has the details
-        lines.append(f"  raised at {raised}")
+    raised = sources.raised_at(error, getattr(backend, "details", type(backend)), "  raised at ")
+    if raised and not isinstance(error, LoweringError):  # which already has the details
+        lines.append(raised)
     if (how := installation(backend_id)) and (isinstance(error, ImportError) or "installed" in lines[0]):
         lines.append(f"  Install what the backend needs{how}")
     for partition in partitions:
