@@ -281,7 +281,8 @@ def _delegated(
     for part in (module.processed_bytes, *(text for key in sorted(named) for text in (key.encode(), named[key]))):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    key = (module.backend_id, id(given), digest.hexdigest(), _specs(module))
+    specs = tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
+    key = (module.backend_id, id(given), digest.hexdigest(), specs)
     cached = HANDLES.get(key)
     if cached is None:
         where, content, options = _where(method), module.processed_bytes, module.compile_specs
@@ -339,10 +340,6 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
 
     execute.content = content  # type: ignore[attr-defined]  # which the runtime reads
     return execute
-
-
-def _specs(module: LoweredBackendModule) -> tuple[tuple[str, bytes], ...]:
-    return tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
 
 
 def _where(method: str) -> str:
