@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -169,9 +168,7 @@ def _host(
 def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> Iterator[RefusedMerge]:
     """Yield, for each partition of a graph and the next one of its backend, the path that leaves and re-enters them."""
     key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
-    successors: dict[str, dict[str, tuple[str, str]]] = {
-        key: {} for key in key_of.values()
-    }  # with partitions contracted
+    successors = {key: dict[str, tuple[str, str]]() for key in key_of.values()}  # with partitions contracted
     for node in nodes:
         for source in node.inputs:
             if source in key_of and key_of[source] != key_of[node.name]:
@@ -181,16 +178,12 @@ def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str])
     order = topological([[number[after] for after in successors[key]] for key in keys])
     place = {keys[i]: place for place, i in enumerate(order)}
     last: dict[str, str] = {}  # the partition of each backend so far
-
-    def before(end: str, key: str) -> bool:
-        return place[key] <= place[end]
-
     for second in place:
         backend_id = backend_of.get(second)
         first = last.get(backend_id or "")
         if first is not None:
             steps = [(first, key) for key in reversed(successors[first]) if key != second]
-            came_from = reach(steps, successors.__getitem__, partial(before, second))
+            came_from = reach(steps, successors.__getitem__, lambda key, end=place[second]: place[key] <= end)
             names: list[str] = []
             at = second
             while at in came_from:
