@@ -18,7 +18,6 @@ class Argument:
 
     name: str
     type: str  # in TorchScript's notation, such as "Optional[Tensor]"
-    out: bool  # the operator writes its result there
     written: bool  # the operator writes there
     aliased: bool = False  # the result may share memory with it, or the operator writes there
 
@@ -40,7 +39,7 @@ def _operator(call: Any) -> Operator:
     for one in schema.arguments:
         info = one.alias_info
         written = info is not None and bool(info.is_write)
-        arguments.append(Argument(one.name, str(one.type), one.is_out, written, info is not None))
+        arguments.append(Argument(one.name, str(one.type), written, info is not None))
     views = any(result.alias_info is not None for result in schema.returns)
     return Operator(call, tuple(arguments), frozenset(call.tags), views)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -178,12 +179,16 @@ def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str])
     order = topological([[number[after] for after in successors[key]] for key in keys])
     place = {keys[i]: place for place, i in enumerate(order)}
     last: dict[str, str] = {}  # the partition of each backend so far
+
+    def before(end: str, key: str) -> bool:
+        return place[key] <= place[end]
+
     for second in place:
         backend_id = backend_of.get(second)
         first = last.get(backend_id or "")
         if first is not None:
             steps = [(first, key) for key in reversed(successors[first]) if key != second]
-            came_from = reach(steps, successors.__getitem__, lambda key, end=place[second]: place[key] <= end)
+            came_from = reach(steps, successors.__getitem__, partial(before, second))
             names: list[str] = []
             at = second
             while at in came_from:
