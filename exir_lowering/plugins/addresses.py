@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import PluginLoadError, exception_text
+from exir_lowering.errors import PluginLoadError, exception_text, explained
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import Backend
@@ -48,9 +48,5 @@ def _is_found(name: str, kind: Any) -> bool:
 
 def load_class(address: str) -> Any:
     """Return the class at an address; PluginLoadError if it cannot be imported here."""
-    try:
+    with explained(lambda error: PluginLoadError(f"{address} cannot be imported: {exception_text(error)}")):
         return pkgutil.resolve_name(address)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(f"{address} cannot be imported: {exception_text(error)}") from error

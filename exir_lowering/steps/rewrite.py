@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.errors import InputError, RewriteContractError, exception_text
+from exir_lowering.errors import InputError, RewriteContractError, exception_text, explained
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
@@ -190,12 +190,8 @@ class _Walk:
     def _ask(self, rewrite: Rewrite, node: Node) -> Node | Doubt | None:
         """Return what a rewrite says; RewriteContractError if it raised, or named what cannot be an equal value."""
         who = self._who(rewrite, node)
-        try:
+        with explained(lambda error: RewriteContractError(f"{who} raised {exception_text(error)}")):
             new: object = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise RewriteContractError(f"{who} raised {exception_text(error)}") from error
         if new is None or isinstance(new, Doubt):
             return new
         if not isinstance(new, Node) or new.graph is not node.graph or new in self.editor.gone:

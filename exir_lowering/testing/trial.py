@@ -22,6 +22,8 @@ from exir_lowering.errors import (
     LoweringError,
     PartitionerContractError,
     exception_text,
+    explained,
+    ignoring_errors,
 )
 from exir_lowering.graphs import checksums, measures, sources
 from exir_lowering.lowered import LoweredMethods
@@ -60,13 +62,9 @@ class WatchedDelegate(Delegate):
         """Let the delegate execute a payload, and compare its inputs before and after."""
         content, executed = handle
         for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]) if self.probe and executed == 1 and inputs else ():
-            try:
+            with ignoring_errors():  # whatever it raises, nothing was computed
                 self.inner.execute(content, [value.clone() for value in wrong])
-            except MemoryError:
-                raise
-            except Exception:  # whatever it is, nothing was computed
-                continue
-            self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
+                self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
         before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
         outputs = self.inner.execute(content, [v.data if isinstance(v, torch.Tensor) else v for v in inputs])
@@ -152,23 +150,15 @@ class Trial:
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
-        try:
+        with explained(lambda error: Broken("compile", f"the file cannot be loaded: {locate(error)}")):
             return self.open(delegate)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise Broken("compile", f"the file cannot be loaded: {locate(error)}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
         """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
         where = f"{when} of method {call.method!r}"
-        try:
+        checks = {BackendContractError: "outputs", BackendFailure: "execute"}
+        with explained(lambda error: Broken(checks.get(type(error), "runtime"), f"{where}: {locate(error)}")):
             outputs = program.run(call.method, *call.inputs)
-        except MemoryError:
-            raise
-        except Exception as error:
-            check = {BackendContractError: "outputs", BackendFailure: "execute"}.get(type(error), "runtime")
-            raise Broken(check, f"{where}: {locate(error)}") from error
         problem = self.describe_difference(outputs, call)
         if problem:
             raise Broken("numbers", f"{where}: {problem}")

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.operators import is_overload
-from exir_lowering.errors import few
+from exir_lowering.errors import few, ignoring_errors
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in
 from exir_lowering.runtime.source import ProgramFile, read_file
@@ -45,12 +45,8 @@ class Trials(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Try an operator, and execute it."""
         if is_overload(n.target) and torch.Tag.nondeterministic_seeded not in n.target.tags and not self._found:
-            try:
+            with ignoring_errors():  # that it cannot be exported or lowered alone says nothing of its kernels
                 self._try(n)
-            except MemoryError:
-                raise
-            except Exception:  # it cannot be exported or lowered alone, which says nothing of its kernels
-                pass
         return super().run_node(n)
 
     def _try(self, node: Node) -> None:
