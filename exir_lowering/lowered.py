@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.export import ExportedProgram
 
+from exir_lowering.plans.views import destinations
 from exir_lowering.steps.emit import Artifact, emit
 from exir_lowering.steps.file import EmitOptions, Lowered
 from exir_lowering.steps.placement import Policy
@@ -132,8 +132,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
     def __str__(self) -> str:
         lines = [repr(self)]
         for method in self.report.methods:
-            backends = Counter(partition.backend_id for partition in method.partitions)
-            delegates = ", ".join(f"{count} x {backend_id}" for backend_id, count in backends.items()) or "no delegate"
+            delegates = destinations(method, "no delegate")
             payload = sum(self.report.payload_bytes[partition.id] for partition in method.partitions)
             lines.append(
                 f"  {method.name}: {method.delegated} of {len(method.nodes)} operators delegated ({delegates}, "

@@ -19,8 +19,7 @@ from exir_lowering import graphs
 from exir_lowering.backends.xnnpack.shared_values import BATCH_NORMS, COPIES, base_name as _name
 from exir_lowering.graphs import measures
 
-_Refusal = Callable[[Node], "str | None"]
-"""Returns why XNNPACK cannot be given an operator; None if it can."""
+_Refusal = Callable[[Node], "str | None"]  # returns why XNNPACK cannot be given an operator; None if it can
 
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
 
@@ -63,14 +62,10 @@ def _refuse_quantised_scalar(node: Node) -> str | None:
     return None
 
 
-def _is_copy(node: Node) -> bool:
-    return node.op == "call_function" and _name(node) in COPIES
-
-
 def _refuse_copy(node: Node) -> str | None:
     """Refuse a copy of an input, and of what is read elsewhere too: where partitions end is not known yet."""
     shared, source = False, node
-    while _is_copy(source):
+    while source.op == "call_function" and _name(source) in COPIES:
         (source,) = source.all_input_nodes
         shared = shared or len(source.users) > 1
     reason = "ExecuTorch removes copies, and then refuses a value that is returned twice or is an unchanged input"

@@ -37,12 +37,6 @@ def is_compiling() -> bool:
     return TracingContext.try_get() is not None
 
 
-def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what AOTAutograd made without the mark of boxed functions: it is called as a function is."""
-    compiled._boxed_call = False  # type: ignore[attr-defined]
-    return compiled
-
-
 boxed_code = _BoxedCodeGen  # makes a graph's code take its inputs in a list, which it empties, so that they end early
 
 
@@ -98,9 +92,9 @@ def overwritten_inputs(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.No
     return {result: inputs[one] for result, one in found.items() if one in inputs}
 
 
-def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark a function that takes its inputs in a list and empties it, so that AOTAutograd passes it one."""
-    function._boxed_call = True  # type: ignore[attr-defined]
+def boxed(function: Callable[..., Any], *, boxes: bool = True) -> Callable[..., Any]:
+    """Mark a function that takes its inputs in a list and empties it, so that AOTAutograd passes it one; or unmark."""
+    function._boxed_call = boxes  # type: ignore[attr-defined]
     return function
 
 

@@ -243,11 +243,6 @@ def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) ->
     return FakeTensor(mode, meta, like.fake_device, constant=constant, requires_grad=requires_grad)
 
 
-def constant_of(tensor: FakeTensor) -> torch.Tensor | None:
-    """Return the real tensor that a fake one stands for, None if it is not a constant."""
-    return tensor.constant
-
-
 def symbols_of(number: Any) -> dict[str, Any]:
     """Return the symbols of a symbolic number by name."""
     return {str(symbol): symbol for symbol in number.node.expr.free_symbols}

@@ -18,8 +18,6 @@ class Argument:
 
     name: str
     type: str  # in TorchScript's notation, such as "Optional[Tensor]"
-    keyword: bool  # keyword-only
-    out: bool  # the operator writes its result there
     written: bool  # the operator writes there
     aliased: bool = False  # the result may share memory with it, or the operator writes there
 
@@ -41,13 +39,14 @@ def _operator(call: Any) -> Operator:
     for one in schema.arguments:
         info = one.alias_info
         written = info is not None and bool(info.is_write)
-        arguments.append(Argument(one.name, str(one.type), one.kwarg_only, one.is_out, written, info is not None))
+        arguments.append(Argument(one.name, str(one.type), written, info is not None))
     views = any(result.alias_info is not None for result in schema.returns)
     return Operator(call, tuple(arguments), frozenset(call.tags), views)
 
 
 def list_arguments(target: Any) -> tuple[Argument, ...]:
-    """Return the arguments of an operator of torch, in order; none if it has no schema."""
+    """Return the arguments of an operator, in order; none if it has no schema."""
+    target = wrapped_operator(target)
     return _operator(target).arguments if hasattr(target, "_schema") else ()
 
 
@@ -103,11 +102,6 @@ def operator_packet(target: Any) -> Any:
     return getattr(op, "overloadpacket", op)
 
 
-def argument_names(target: Any) -> tuple[str, ...]:
-    """Return the names of an operator's arguments by position; empty if it has no schema."""
-    return tuple(one.name for one in list_arguments(wrapped_operator(target)))
-
-
 def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the type and the value of each argument of a call, in the order of the operator's schema."""
     for number, argument in enumerate(wrapped_operator(target)._schema.arguments):
@@ -140,7 +134,7 @@ def known_operators() -> frozenset[str]:
 
 def written_arguments(target: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes to; empty if it has no schema."""
-    return tuple(one.name for one in list_arguments(wrapped_operator(target)) if one.written)
+    return tuple(one.name for one in list_arguments(target) if one.written)
 
 
 def is_view(target: Any) -> bool:

@@ -10,15 +10,12 @@ Types of arguments: what computes with sizes that depend on data cannot be run t
 in no table of types; which kernels compute with them is known elsewhere.
 
 Functions of sizes: the verifier knows them under the names only that the emitter gives them later.
-
-Guards: each program that is made has its guards as text. What an expression has twice is written twice, so that text
-can be exponentially longer than what it says; guards that are too long are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from types import FunctionType
 from typing import Any
 
@@ -29,20 +26,17 @@ from executorch.exir.error import InternalError
 from executorch.exir.passes import replace_view_copy_with_view_pass as viewing, sym_shape_eval_pass
 from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
 from executorch.exir.verification import verifier
-from torch.export import exported_program
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exir_lowering._upstream.bounds import greatest
 from exir_lowering._upstream.fakes import magnitude
-
-_LONG = 2000  # how many operations a text may have
 
 Replacement = tuple[Any, str, Any]
 
 
 def replacements(active: Callable[[], bool]) -> list[Replacement]:
     """Return what takes the place of what fails, for threads in which it is active."""
-    return [*_orders(active), *_bounds(active), *_views(active), *_guards(active)]
+    return [*_orders(active), *_bounds(active), *_views(active)]
 
 
 def _orders(active: Callable[[], bool]) -> list[Replacement]:
@@ -116,29 +110,3 @@ def verifying_sizes() -> list[Replacement]:
         (verifier, "_EXECUTORCH_SYM_OPS", verifier._EXECUTORCH_SYM_OPS | known),
         (verifier, "EdgeOpArgValidator", Validator),
     ]
-
-
-def _guards(active: Callable[[], bool]) -> list[Replacement]:
-    writing: Any = exported_program._convert_guards_to_code
-    environment_of: Any = exported_program._get_shape_env
-
-    @wraps(writing)
-    def _convert_guards_to_code(graph_module: Any) -> Any:
-        environment = environment_of(graph_module) if active() else None
-        guards = [] if environment is None else environment.guards
-        kept = [guard for guard in guards if _length(guard.expr) <= _LONG]
-        if environment is None or len(kept) == len(guards):
-            return writing(graph_module)
-        environment.guards = kept
-        try:
-            return writing(graph_module)
-        finally:
-            environment.guards = guards
-
-    return [(exported_program, "_convert_guards_to_code", _convert_guards_to_code)]
-
-
-@lru_cache(maxsize=4096)
-def _length(expression: Any) -> int:
-    """Return how many operations the text of an expression has."""
-    return 1 + sum(map(_length, expression.args))

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import DEFECT, OK, kept_from_stdout, print_table, say
-from exir_lowering.errors import LoweringError
+from exir_lowering.errors import LoweringError, ignoring_errors
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.registry import PluginInfo
@@ -54,12 +54,8 @@ def _examine() -> dict[str, Any]:
     from exir_lowering.steps.cache.store import find_folder
 
     for module in pins.vendor_modules():
-        try:
+        with ignoring_errors():  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
             import_module(module)
-        except MemoryError:
-            raise
-        except Exception:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
-            continue
     delegates = {"compiler": "", "library": "", "problem": ""}  # in Python, for which a library is compiled
     try:
         delegates["library"] = str(shim.folder())

@@ -140,12 +140,8 @@ def patch_executorch(
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
     try:
         with ExitStack() as stack:
-            stack.enter_context(_PATCHED)
-            stack.enter_context(_WAITING)
-            stack.enter_context(_CONVERTED)
-            stack.enter_context(_MENDED)
-            if fast:
-                stack.enter_context(_ACCELERATED)
+            for context in (_PATCHED, _WAITING, _CONVERTED, _MENDED, *[_ACCELERATED] * fast):
+                stack.enter_context(context)
             if convex_proposals:
                 stack.enter_context(proposals())
             yield done

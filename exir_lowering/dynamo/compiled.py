@@ -30,6 +30,7 @@ from exir_lowering.errors import (
     BackendUnavailableError,
     LoweringError,
     exception_text,
+    explained,
     find_named_handle,
 )
 from exir_lowering.graphs import debug_handles, sources
@@ -39,7 +40,7 @@ from exir_lowering.pte import payloads
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime import contract
-from exir_lowering.runtime.inputs import lay_out as lay_out_in_order
+from exir_lowering.runtime.inputs import lay_out as lay_out_in_order, with_strides
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -105,7 +106,7 @@ _PUT, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put
 
 def _write_in_place(result: Node, given: Node) -> None:
     """Put elements into an input itself, such as a cache, into which all of the result would be copied afterwards."""
-    made: Any = result.args[0] if result.target in (_lay_out, lay_out_in_order) else result
+    made: Any = result.args[0] if result.target in (with_strides, lay_out_in_order) else result
     if made.target is _PUT and made.args[0] is given and len(given.users) == 1:  # nothing else reads what was there
         made.target = _PUT_IN_PLACE
 
@@ -175,7 +176,7 @@ class _Builder:
     def lay_out(self, value: Any, expected: torch.Tensor, *, by_strides: bool = True) -> Node:
         """Lay a value out as another one: with its strides, if they are known, or with its order of dimensions."""
         if by_strides and _is_known(expected.stride()):
-            return self.graph.call_function(_lay_out, (value, expected.stride()))
+            return self.graph.call_function(with_strides, (value, expected.stride()))
         return self.graph.call_function(lay_out_in_order, (value, dim_order(expected)))
 
 
@@ -215,13 +216,6 @@ def _no_view(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same memory that is no view."""
     made = torch.empty(0, dtype=value.dtype)
     return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-
-
-def _lay_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor with these strides: the given one, or a copy that is no view, so that users may write into it."""
-    if value.stride() == strides:
-        return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
 
 
 Call = Callable[..., list[Any]]
@@ -281,7 +275,8 @@ def _delegated(
     for part in (module.processed_bytes, *(text for key in sorted(named) for text in (key.encode(), named[key]))):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    key = (module.backend_id, id(given), digest.hexdigest(), _specs(module))
+    specs = tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
+    key = (module.backend_id, id(given), digest.hexdigest(), specs)
     cached = HANDLES.get(key)
     if cached is None:
         where, content, options = _where(method), module.processed_bytes, module.compile_specs
@@ -318,31 +313,18 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
         lines = _lines(program, number, error)
         return BackendFailure(f"{who} {what}: {exception_text(error)}. {lines}")
 
-    try:
-        with locks.engine():
-            checked = payloads.read_payload(module.backend_id, payload)
-            named = named_data_contents(module) if checked is None else checked.weights
-            content = write_call(module, method, tensors[:taken], tensors[taken:], named)
-            run = open_program(content, None).load_method(method)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise failure("failed to set up a payload", error) from error
+    with explained(lambda error: failure("failed to set up a payload", error)), locks.engine():
+        checked = payloads.read_payload(module.backend_id, payload)
+        named = named_data_contents(module) if checked is None else checked.weights
+        content = write_call(module, method, tensors[:taken], tensors[taken:], named)
+        run = open_program(content, None).load_method(method)
 
     def execute(given: list[Any]) -> list[Any]:
-        try:
+        with explained(lambda error: failure("failed to execute", error)):
             return list(run(given, clone_outputs=True))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise failure("failed to execute", error) from error
 
     execute.content = content  # type: ignore[attr-defined]  # which the runtime reads
     return execute
-
-
-def _specs(module: LoweredBackendModule) -> tuple[tuple[str, bytes], ...]:
-    return tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
 
 
 def _where(method: str) -> str:

@@ -138,7 +138,7 @@ class _Function:
         )
         # AOTAutograd traces, as conversions in other threads do.
         with locks.conversion(), attention:
-            return dynamo.unboxed(wrapped(module, list(example_inputs)))
+            return dynamo.boxed(wrapped(module, list(example_inputs)), boxes=False)
 
     def partition(self, joint: GraphModule, inputs: Any, **how: Any) -> tuple[GraphModule, GraphModule]:
         """Split a joint graph as AOTAutograd does by default, and remember which graphs belong together."""

@@ -20,6 +20,7 @@ from exir_lowering.dynamo.logs import Kind, NotLowered
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import Attempt, requires_coverage
 from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -169,10 +170,7 @@ def _restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]
 
 
 def _wants_pools(partitioner: Partitioner, program: ExportedProgram) -> bool:
-    try:
+    with ignoring_errors():  # it stays as it is: nothing is decomposed here, so it need not know an answer
         wanted, _ = partitioner.ops_to_not_decompose(program)
-    except MemoryError:
-        raise
-    except Exception:  # it stays as it is: nothing is decomposed here, so it need not know an answer
-        return False
-    return _POOL in (wanted or ())
+        return _POOL in (wanted or ())
+    return False

@@ -23,7 +23,8 @@ docs/errors that has the causes and cures: a note of the error (PEP 678), so tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 
@@ -197,10 +198,28 @@ def few(names: Iterable[str], most: int) -> str:
 
 def exception_text(error: BaseException, end: str = "") -> str:
     """Return the type and text of an exception, without `end`; its `__str__` may be a plug-in's, and raise."""
-    try:
+    text = "it has no message that can be shown"
+    with ignoring_errors():
         text = str(error)
+    return f"{type(error).__name__}: {text.removesuffix(end)}"
+
+
+@contextmanager
+def explained(explain: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raise what is made of an error inside, from that error; MemoryError passes through."""
+    try:
+        yield
     except MemoryError:
         raise
-    except Exception:
-        text = "it has no message that can be shown"
-    return f"{type(error).__name__}: {text.removesuffix(end)}"
+    except Exception as error:
+        raise explain(error) from error
+
+
+class _Ignoring(suppress):
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool:
+        return kind is not None and not issubclass(kind, MemoryError) and super().__exit__(kind, *rest)
+
+
+def ignoring_errors() -> _Ignoring:
+    """End a block in silence where something is raised inside; MemoryError passes through."""
+    return _Ignoring(Exception)

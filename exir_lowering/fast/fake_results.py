@@ -40,6 +40,7 @@ from torch.fx.proxy import _COPY_META_FIELDS, _get_seq_nr  # what nodes take fro
 from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
+from exir_lowering.errors import explained
 from exir_lowering.fast import Work, current
 
 
@@ -236,13 +237,8 @@ def _compute(node: Node, mode: FakeTensorMode, value: Callable[[Node], Any]) -> 
     """Return what an operator computes from fake values, as a pass would."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value)
     mode.allow_non_fake_inputs = True
-    try:
-        with mode, enable_python_dispatcher():
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-    except MemoryError:
-        raise
-    except Exception as error:  # tracing says what is wrong
-        raise UnknownFormError from error
+    with explained(lambda _: UnknownFormError()), mode, enable_python_dispatcher():  # tracing says what is wrong
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def results_of(module: Any, args: list[Any], mode: FakeTensorMode, work: Work) -> Any:

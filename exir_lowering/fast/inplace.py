@@ -19,6 +19,7 @@ from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.value_keys import MEMORY, evaluate, renew
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.fast.calls import CallKeys
 from exir_lowering.graphs.measures import tensors
 
@@ -51,13 +52,10 @@ def _writes_nothing(node: Node, mode: FakeTensorMode) -> bool:
     if known is None:
         own = [renew(value, mode, gradients=False) for value in call.values]
         before = [version(tensor) for tensor in tensors(own)]
-        try:
+        known = (False,)
+        with ignoring_errors():
             evaluate(node, node.target, dict(zip(call.operands, own, strict=True)).__getitem__, mode, gradients=False)
             known = (before == [version(tensor) for tensor in tensors(own)],)
-        except MemoryError:
-            raise
-        except Exception:
-            known = (False,)
         if not call.local:
             MEMORY.put(key, known)
     return known[0]

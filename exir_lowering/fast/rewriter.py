@@ -18,6 +18,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction  # where a node come
 from exir_lowering._upstream.operators import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.value_keys import MEMORY, Memory, NotCoveredError, evaluate, renew, without_program
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.fast.calls import CallKeys, DistinctCall, place_side_by_side
 from exir_lowering.fast.templates import FROM_TRACING, Template, take_templates
 from exir_lowering.graphs.measures import tensors
@@ -133,13 +134,10 @@ class _Planner:
             self._memory(call).put((self._stage.key, call.key), template if call.local else template.without_program())
 
     def _can_learn(self, call: DistinctCall) -> bool:
-        try:
+        with ignoring_errors():
             self._learn([call])
-        except MemoryError:
-            raise
-        except Exception:
-            return False
-        return True
+            return True
+        return False
 
     def _memory(self, call: DistinctCall) -> Memory:
         return self._own if call.local else MEMORY

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.fast import Work, current
 from exir_lowering.fast.fake_results import update_values
 
@@ -184,9 +185,6 @@ def _is_idle(idle: Idle, kind: Any, program: ExportedProgram) -> bool:
     module = program.graph_module
     if any(isinstance(child, GraphModule) for child in module.modules() if child is not module):
         return False
-    try:
+    with ignoring_errors():  # else the pass is run, and says what is wrong
         return idle(kind, module.graph)
-    except MemoryError:
-        raise
-    except Exception:  # the pass is run, and says what is wrong
-        return False
+    return False

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 KEY = "debug_handle"
 """ExecuTorch's key of node.meta."""
 
-_MOST = 65_534
-"""Backends use 65535 for operators that they make themselves."""
+_MOST = 65_534  # backends use 65535 for operators that they make themselves
 
 
 def handle(node: Node) -> int | None:
@@ -90,11 +89,6 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int]) -> Preprocess
     if isinstance(table, Mapping):
         table = {identifier: own(named) for identifier, named in table.items()}
     return replace(result, debug_handle_map=table)
-
-
-def list_handles(graph_module: GraphModule) -> list[int]:
-    """Return the handles of a graph and of its nested graphs, in ascending order."""
-    return sorted({found for _, node in every_node(graph_module) if (found := handle(node)) is not None})
 
 
 def as_tuple(named: Any) -> tuple[Any, ...]:

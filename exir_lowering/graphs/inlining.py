@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.fakes import FakeTensorMode, storage_of
 from exir_lowering._upstream.guards import without_guards
 from exir_lowering._upstream.operators import is_composite, is_view, written_arguments
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.graphs.operators.names import argument, is_mutating
 from exir_lowering.graphs.walking import is_getitem, nested_graphs, writes
@@ -58,13 +59,9 @@ def _shares(call: Node, mode: FakeTensorMode) -> bool:
         return False  # `item` makes a symbol
     values = _values(call)
     fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else nullcontext()
-    with mode, torch.no_grad(), fresh, without_guards(mode.shape_env):
-        try:
-            return bool(storages_of(_run(call, *values)) & storages_of(values))
-        except MemoryError:
-            raise
-        except Exception:
-            return False
+    with ignoring_errors(), mode, torch.no_grad(), fresh, without_guards(mode.shape_env):
+        return bool(storages_of(_run(call, *values)) & storages_of(values))
+    return False
 
 
 def storages_of(value: Any) -> set[int]:

@@ -13,6 +13,7 @@ from torch.utils import flop_counter
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import operator_packet
 from exir_lowering._upstream.tensors import SYMBOLS as SYMBOLS
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.graphs import is_delegate_call, is_getitem
 
 _MOVES_DATA = frozenset(
@@ -47,11 +48,6 @@ def expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; an unknown dimension counts with its size at export."""
-    return elements(tensor) * tensor.element_size()
-
-
 def elements(tensor: torch.Tensor) -> int:
     """Return the number of a tensor's elements; an unknown dimension counts with its size at export."""
     return math.prod(map(size_hint, tensor.shape))
@@ -59,7 +55,7 @@ def elements(tensor: torch.Tensor) -> int:
 
 def value_bytes(node: Node) -> int:
     """Return the bytes of a node's result, or of all its results; 0 for sizes and other numbers."""
-    return sum(tensor_bytes(tensor) for tensor in tensors(node.meta.get("val")))
+    return sum(elements(tensor) * tensor.element_size() for tensor in tensors(node.meta.get("val")))
 
 
 def value_elements(node: Node) -> int:
@@ -84,12 +80,8 @@ def flops(node: Node) -> int:
     results = list(tensors(node.meta.get("val")))
     if formula is not None:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: _sized_values(read.meta.get("val")))
-        try:
+        with ignoring_errors():  # torch's formula may not know this form of the operator
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
-        except MemoryError:
-            raise
-        except Exception:  # torch's formula does not know this form of the operator
-            formula = None
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
 

@@ -28,8 +28,7 @@ _SORTED_FIRST = frozenset(
 )
 """Run-time assertions and arithmetic on sizes, which `legalize_graph` sorts before what depends on data."""
 
-_MERGE_LIMIT = 64
-"""The largest number of pieces in a component for which merging back is tried: each trial searches it."""
+_MERGE_LIMIT = 64  # the largest number of pieces in a component for which merging back is tried: each trial searches it
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,11 @@ def find_innermost(stack: Sequence[Frame]) -> int | None:
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
 
-def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
-    """Return the innermost line in the package, file or folder of a plug-in, or else outside torch, if any."""
+def raised_at(error: BaseException, plugin: type, before: str = "\n  raised at ") -> str:
+    """Return the innermost line in a plug-in's package, file or folder, or else outside torch, to end a message with.
+
+    What is `before` it is added; "" where there is no such line.
+    """
     frames = [
         Frame(one.filename, one.lineno or 0, one.name, one.line or "")
         for one in traceback.extract_tb(error.__traceback__)
@@ -75,8 +78,9 @@ def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
         folders = list(getattr(sys.modules.get(package), "__path__", ()))
     inside = tuple(f"{folder}{os.sep}" for folder in folders if folder)
     own = [frame for frame in frames if frame.file in files or frame.file.startswith(inside)]
-    innermost = find_innermost(frames)
-    return own[-1] if own else None if innermost is None else frames[innermost]
+    if not own and (innermost := find_innermost(frames)) is not None:
+        own = [frames[innermost]]
+    return f"{before}{own[-1]}" if own else ""
 
 
 def format_lines(lines: Sequence[str]) -> str:

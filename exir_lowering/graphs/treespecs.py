@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from exir_lowering._upstream.programs import context_reader, find_registered_type, load_treespec, pytree
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, ignoring_errors
 
 LARGEST, DEEPEST = 1 << 24, 150
 """The limits of a text: its length, and its nesting depth."""
@@ -42,14 +42,11 @@ def writable(spec: Any) -> Any:
     """Return a structure with tuples for types that `treespec_dumps` cannot write, as `torch.return_types.topk`."""
     if spec.is_leaf():
         return spec
-    own = _flat(spec)
-    try:
+    own, kind, context = _flat(spec), tuple, None
+    with ignoring_errors():
         pytree.treespec_dumps(own)
-    except MemoryError:
-        raise
-    except Exception:
-        own = pytree.TreeSpec(tuple, None, own.children())
-    return pytree.TreeSpec(own.type, own.context, [writable(child) for child in spec.children()])
+        kind, context = own.type, own.context
+    return pytree.TreeSpec(kind, context, [writable(child) for child in spec.children()])
 
 
 def loads(text: str) -> Any:

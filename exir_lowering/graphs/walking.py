@@ -74,25 +74,21 @@ def attribute(module: torch.nn.Module, target: str) -> Any:
         module: The graph module.
         target: The node's target, with dots.
     """
-    value: Any = module
-    for atom in target.split("."):
-        value = getattr(value, atom)
-    return value
+    return operator.attrgetter(target)(module)
 
 
 class OperandLayout(NamedTuple):
-    """Where a higher-order operator keeps its graphs, and the operands that reach them, by position."""
+    """Where a higher-order operator keeps the operands that reach its graphs, by position."""
 
-    graphs: tuple[int, ...]
     before: tuple[int, ...]  # lists of operands that come first and are changed: slices of map and scan, carried values
     unchanged: int  # the list of operands that every graph gets unchanged
 
 
 OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
-    _HOPS.cond: OperandLayout(graphs=(1, 2), before=(), unchanged=3),
-    _HOPS.map_impl: OperandLayout(graphs=(0,), before=(1,), unchanged=2),
-    _HOPS.scan: OperandLayout(graphs=(0,), before=(1, 2), unchanged=3),
-    _HOPS.while_loop: OperandLayout(graphs=(0, 1), before=(2,), unchanged=3),
+    _HOPS.cond: OperandLayout(before=(), unchanged=3),
+    _HOPS.map_impl: OperandLayout(before=(1,), unchanged=2),
+    _HOPS.scan: OperandLayout(before=(1, 2), unchanged=3),
+    _HOPS.while_loop: OperandLayout(before=(2,), unchanged=3),
 }
 """The layout of each higher-order operator that is known here."""
 

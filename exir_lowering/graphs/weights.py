@@ -190,8 +190,7 @@ class WeightStore:
         return _Piece(memory, start, end, strides, version(memory), key)
 
 
-_Span = tuple[torch.Tensor, int, int]
-"""A tensor's memory, and the bytes of its storage that it covers."""
+_Span = tuple[torch.Tensor, int, int]  # A tensor's memory, and the bytes of its storage that it covers
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -40,12 +40,12 @@ def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
             )
         one = conventions[name]
         leaves = (one.bind((), call) if isinstance(call, dict) else one.bind(call, {}) for call in calls)
-        bound[name] = tuple(map(_copy, leaves))
+        bound[name] = tuple(map(copied, leaves))
     return bound
 
 
-def _copy(leaves: Sequence[Any]) -> list[Any]:
-    """Return copies, as the caller may write into its tensors."""
+def copied(leaves: Sequence[Any]) -> list[Any]:
+    """Return values, with copies of tensors, as the caller may write into its own."""
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
@@ -53,6 +53,6 @@ def list_calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
     """Return bundled inputs as callers give them: tuples, or dicts when a parameter is keyword-only."""
     result: list[Any] = []
     for leaves in cases:
-        args, kwargs = convention.arguments(_copy(leaves))
+        args, kwargs = convention.arguments(copied(leaves))
         result.append({**dict(zip(convention.positional, args, strict=True)), **kwargs} if kwargs else args)
     return tuple(result)

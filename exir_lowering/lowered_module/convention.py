@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError, exception_text
+from exir_lowering.errors import InputError, exception_text, ignoring_errors
 from exir_lowering.runtime.inputs import show
 
 
@@ -115,11 +115,8 @@ class Convention:
         return _nest(self.method, "outputs", leaves, self.out_spec)
 
     def output_label(self, index: int) -> str:
-        """Return what messages call an output of the program."""
-        if index < len(self.written):
-            return f"what it writes into {self.labels[self.written[index]]}"
-        index -= len(self.written)
-        return f"its output {_paths(self.out_spec)[index] or index}"
+        """Return what messages call an output of the model."""
+        return _paths(self.out_spec)[index] or str(index)
 
     def _parameters(self) -> list[tuple[str, Any]]:
         children = [child for part in self.in_spec.children() for child in part.children()]
@@ -166,13 +163,10 @@ def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
 
 def _paths(spec: Any) -> list[str]:
     """Return where each value is in a structure, such as [0]['key']."""
-    try:
+    with ignoring_errors():  # a user's type may not be able to hold numbers, or have no paths
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    except MemoryError:
-        raise
-    except Exception:  # a user's type that cannot hold numbers, or has no paths
-        return [f" (value {index} in it)" for index in range(spec.num_leaves)]
+    return [f" (value {index} in it)" for index in range(spec.num_leaves)]
 
 
 def _is_name(name: str) -> bool:

@@ -70,8 +70,7 @@ def _scale(count: int, units: Sequence[str]) -> str:
 _OPERATOR = re.compile(r"\w+\.(\w+)\.\w+")
 _SOURCE = re.compile(r'File "(.+?)", line (\d+), in ([^:\s]+)(?:: (.*))?', re.DOTALL)
 
-_ALMOST_ALL = 0.8
-"""The share of operators that gives the others its name."""
+_ALMOST_ALL = 0.8  # the share of operators that gives the others its name
 
 
 @dataclass(frozen=True, slots=True)

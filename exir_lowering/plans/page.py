@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 BOX_WIDTH, BOX_HEIGHT = 260.0, 66.0
 _GAP_X, _GAP_Y, _MARGIN = 28.0, 46.0, 12.0
-_BEND = 200.0
-"""How far to the side a line is drawn that passes rows: beside the box above its end."""
+_BEND = 200.0  # how far to the side a line is drawn that passes rows: beside the box above its end
 _COLOURS = 8
 
 
@@ -41,7 +40,9 @@ def to_html(plan: LoweringPlan) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters: dict[str, Any] = {name: getattr(shown, name) for name in ("size", "operations", "head", "tail")}
-    environment.filters.update(filters, breaks=_with_breaks)
+    # Lines may break inside long names, after dots and the like.
+    filters["breaks"] = lambda words: Markup(re.sub(r"([,._/])(?=\w)", r"\1<wbr>", str(escape(words))))
+    environment.filters.update(filters)
     style, _, _ = loader.get_source(environment, "page.css")
     digest = "sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     colours: dict[str | None, str] = {backend: f"b{i % _COLOURS}" for i, backend in enumerate(plan.backend_ids)}
@@ -54,11 +55,6 @@ def to_html(plan: LoweringPlan) -> str:
         style=style,
         style_hash=digest,
     )
-
-
-def _with_breaks(words: str) -> Markup:
-    """Let lines break inside long names, after dots and the like."""
-    return Markup(re.sub(r"([,._/])(?=\w)", r"\1<wbr>", str(escape(words))))
 
 
 def _show(method: MethodPlan) -> dict[str, Any]:

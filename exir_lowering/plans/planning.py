@@ -169,9 +169,7 @@ def _host(
 def _refused_merges(nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> Iterator[RefusedMerge]:
     """Yield, for each partition of a graph and the next one of its backend, the path that leaves and re-enters them."""
     key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
-    successors: dict[str, dict[str, tuple[str, str]]] = {
-        key: {} for key in key_of.values()
-    }  # with partitions contracted
+    successors = {key: dict[str, tuple[str, str]]() for key in key_of.values()}  # with partitions contracted
     for node in nodes:
         for source in node.inputs:
             if source in key_of and key_of[source] != key_of[node.name]:

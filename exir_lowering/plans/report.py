@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,11 +88,9 @@ class Report(LoweringPlan):
         numbers = ("ops\nin them", "ops\non host", "share", "payload")
         rows = []
         for method in self.methods:
-            backends = Counter(partition.backend_id for partition in method.partitions)
-            delegates = ", ".join(f"{count} x {backend}" for backend, count in backends.items()) or "none"
             payload = sum(self.payload_bytes[partition.id] for partition in method.partitions)
             counts = (str(method.delegated), str(len(method.host)), f"{method.coverage:.1%}", f"{payload:,} B")
-            rows.append((method.name, delegates, *counts))
+            rows.append((method.name, views.destinations(method, "none"), *counts))
         return make_table(("method", "delegates", *numbers), rows, numbers, "Delegation")
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:

@@ -43,7 +43,8 @@ def to_json(plan: LoweringPlan) -> str:
 def as_data(plan: LoweringPlan) -> dict[str, Any]:
     """Return what `to_json` writes."""
     more = {field.name: plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
-    return {"version": VERSION, "methods": [_method_data(method) for method in plan.methods], **more}
+    methods = [{"name": one.name, "coverage": coverages(one), **plain(one)} for one in plan.methods]
+    return {"version": VERSION, "methods": methods, **more}
 
 
 def coverages(method: MethodPlan) -> dict[str, float | None]:
@@ -53,11 +54,6 @@ def coverages(method: MethodPlan) -> dict[str, float | None]:
         "flops": method.flops_coverage if any(node.flops for node in method.nodes) else None,
         "weights": method.weights_coverage if method.weight_bytes else None,
     }
-
-
-def _method_data(method: MethodPlan) -> dict[str, Any]:
-    values: dict[str, Any] = plain(method)
-    return {"name": values.pop("name"), "coverage": coverages(method), **values}
 
 
 def plain(value: Any) -> Any:
@@ -107,18 +103,18 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
     yield "}"
 
 
+# Graphviz interprets backslashes and HTML entities in labels, and rejects NUL.
+_ESCAPED = str.maketrans({"\0": "�", "&": "&amp;", "\\": "\\\\", '"': '\\"', "\r": "", "\n": "\\n"})
+
+
 def _quote(text: str) -> str:
-    """Quote a text: Graphviz interprets backslashes and HTML entities in labels, and rejects NUL."""
-    for raw, escaped in (("\0", "�"), ("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", ""), ("\n", "\\n")):
-        text = text.replace(raw, escaped)
-    return f'"{text}"'
+    return f'"{text.translate(_ESCAPED)}"'
 
 
 LINES = 25
 """How many lines a summary has at most."""
 
-_FEW = 3
-"""Of how many methods a summary says how long they take, and how many states it shows."""
+_FEW = 3  # of how many methods a summary says how long they take, and how many states it shows
 
 _MORE = "All of it: to_text(everything=True), or --all."
 
@@ -146,10 +142,10 @@ def facts(plan: LoweringPlan) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def destinations(method: MethodPlan) -> str:
+def destinations(method: MethodPlan, none: str = "no partition") -> str:
     """Return how many partitions go to which backend."""
     backends = Counter(partition.backend_id for partition in method.partitions)
-    return ", ".join(f"{count:,} x {backend}" for backend, count in backends.items()) or "no partition"
+    return ", ".join(f"{count:,} x {backend}" for backend, count in backends.items()) or none
 
 
 def describe_memory(memory: PlannedMemory | None) -> str:
@@ -254,18 +250,14 @@ def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
             yield from ("", *_wrap(f"{section.title} ({len(section.findings):,})", width, 2))
             for finding in section.findings:
                 yield from _wrap(f"{finding.head}: {finding.why}", width, 4)
-                yield from _where(finding, width)
+                for place, names in finding.by_place().items():
+                    parts = [part for part in (place.full, ", ".join(filter(None, names))) if part]
+                    yield from _wrap(": ".join(parts), width, 8)
         if method.partitions:
             yield from ("", f"  Partitions ({len(method.partitions):,})")
             yield from _partitions(method, width)
     if plan.versions:
         yield from ("", *_wrap(f"Made with {facts(plan)['versions']}", width))
-
-
-def _where(finding: Finding, width: int) -> Iterator[str]:
-    for place, names in finding.by_place().items():
-        parts = [part for part in (place.full, ", ".join(filter(None, names))) if part]
-        yield from _wrap(": ".join(parts), width, 8)
 
 
 def _partitions(method: MethodPlan, width: int) -> Iterable[str]:

@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.errors import PluginLoadError, exception_text
+from exir_lowering.errors import PluginLoadError, exception_text, explained
 
 if TYPE_CHECKING:
     from exir_lowering.plugins.backend import Backend
@@ -25,25 +25,13 @@ def note_made(backend: Backend) -> Backend:
     return backend
 
 
-def find_address(backend: Backend) -> str:
-    """Return where another process finds a backend's class, as "module:class"; NoAddressError if it does not."""
-    from exir_lowering.plugins.backend import ExecutorchBackend
-
-    plugin = backend.details if isinstance(backend, ExecutorchBackend) else backend
-    return _find(plugin, "backends= has an object of")
-
-
-def find_delegate_address(delegate: Any) -> str:
-    """Return where another process finds a delegate or its class, as "module:class"; NoAddressError as above."""
-    return _find(delegate, "an object of", " was given")
-
-
-def _find(plugin: Any, given: str, end: str = "") -> str:
+def find_address(plugin: Any) -> str:
+    """Return where another process finds a plug-in, or its class, as "module:class"; NoAddressError if it does not."""
     kind: Any = plugin if isinstance(plugin, type) else type(plugin)
     name = f"{kind.__module__}:{kind.__qualname__}"
     plain = kind.__init__ is object.__init__ and kind.__new__ is object.__new__
     if plugin is not kind and _made.get(id(plugin)) is not plugin and (getattr(plugin, "__dict__", None) or not plain):
-        raise NoAddressError(f"{given} {name}{end}, whose state stays in this process; pass its class")
+        raise NoAddressError(f"an object of {name} was given, whose state stays in this process; pass its class")
     if kind.__module__ == "__main__":
         raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
     if kind.__module__ not in sys.modules or not _is_found(name, kind):
@@ -60,9 +48,5 @@ def _is_found(name: str, kind: Any) -> bool:
 
 def load_class(address: str) -> Any:
     """Return the class at an address; PluginLoadError if it cannot be imported here."""
-    try:
+    with explained(lambda error: PluginLoadError(f"{address} cannot be imported: {exception_text(error)}")):
         return pkgutil.resolve_name(address)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(f"{address} cannot be imported: {exception_text(error)}") from error

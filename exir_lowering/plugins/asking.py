@@ -85,12 +85,12 @@ class _Listener:
         if self.strict:
             raise PartitionerContractError(
                 f"{said} for node {node.name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
-                f"{_raised_at(error, plugin)}",
+                f"{sources.raised_at(error, type(plugin))}",
                 violation="raised",
                 details={"node": node.name},
             ) from error
         for told in (self.reported, self.failed):
-            told.setdefault(node, {}).setdefault(f"{said}{_raised_at(error, plugin, ', at ')}", check)
+            told.setdefault(node, {}).setdefault(f"{said}{sources.raised_at(error, type(plugin), ', at ')}", check)
 
 
 @contextmanager
@@ -100,11 +100,6 @@ def listen(strict: bool | None = None) -> Iterator[_Listener]:
     new = _Listener(outer.strict if strict is None and isinstance(outer, _Listener) else bool(strict))
     with listening(new):
         yield new
-
-
-def _raised_at(error: Exception, plugin: object, before: str = "\n  raised at ") -> str:
-    at = sources.find_raised_at(error, type(plugin))
-    return "" if at is None else f"{before}{at}"
 
 
 class Decomposing:
@@ -123,8 +118,9 @@ class Decomposing:
         except (LoweringError, MemoryError):
             raise
         except Exception as error:
-            name, at = type(self.partitioner).__name__, _raised_at(error, self.partitioner)
-            text = f"{name}.ops_to_not_decompose raised {exception_text(error)}{at}"
+            kind = type(self.partitioner)
+            at = sources.raised_at(error, kind)
+            text = f"{kind.__name__}.ops_to_not_decompose raised {exception_text(error)}{at}"
             raise PartitionerContractError(text, violation="raised") from error
         if check is None:
             return wanted, None
@@ -191,7 +187,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram, strict: bo
     except MemoryError:
         raise
     except Exception as error:
-        message = f"{who} raised {exception_text(error)}{_raised_at(error, partitioner)}"
+        message = f"{who} raised {exception_text(error)}{sources.raised_at(error, type(partitioner))}"
         raise PartitionerContractError(message, violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(

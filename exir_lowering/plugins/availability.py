@@ -14,6 +14,7 @@ from exir_lowering.errors import (
     LoweringError,
     UnknownPluginError,
     exception_text,
+    explained,
 )
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -56,12 +57,8 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         reason = installed.runtime_failure() or "the ExecuTorch runtime here does not have it"
         return Missing(reason, f"{has} {error} Or lower the model for one of the runtime's backends.")
     who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
-    try:
+    with explained(lambda error: BackendFailure(f"{who} failed in is_available: {exception_text(error)}")):
         available = delegate.is_available()
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise BackendFailure(f"{who} failed in is_available: {exception_text(error)}") from error
     if available:
         return delegate
     reason = f"{who} says that it is not available on this machine"

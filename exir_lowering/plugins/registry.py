@@ -14,7 +14,15 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering._upstream.stderr import without_logs
-from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError, did_you_mean, exception_text
+from exir_lowering.errors import (
+    InputError,
+    PluginLoadError,
+    UnknownPluginError,
+    did_you_mean,
+    exception_text,
+    explained,
+    ignoring_errors,
+)
 from exir_lowering.plugins.addresses import load_class, note_made
 from exir_lowering.plugins.delegate import Delegate
 
@@ -192,12 +200,8 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
 
 def create(what: str, factory: Callable[[], _Plugin]) -> _Plugin:
     """Make a plug-in without arguments; PluginLoadError, which begins with `what`, if that raises."""
-    try:
+    with explained(lambda error: PluginLoadError(f"{what} raised {exception_text(error)}")):
         return factory()
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise PluginLoadError(f"{what} raised {exception_text(error)}") from error
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
@@ -310,12 +314,8 @@ def providers_of(group: str, plugin_id: str) -> list[str]:
     if plugin_id in _registered[group]:
         plugin, same = _registered[group][plugin_id], False
         for entry in entries:  # one may lead to the registered object, by the name of a re-export
-            try:
+            with ignoring_errors():
                 same = same or entry.load() is plugin
-            except MemoryError:
-                raise
-            except Exception:
-                continue
         providers |= set() if same else {f"this process ({_place(plugin)})"}
     return sorted(providers)
 

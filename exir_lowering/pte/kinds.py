@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, ignoring_errors
 
 PTE_MAGIC, PTD_MAGIC = b"ET12", b"FT01"
 
@@ -40,13 +40,9 @@ def kind_of(source: str | Path | bytes) -> Kind | None:
             start = file.read(8)
             if start[:4] != b"PK\x03\x04":
                 return next((kind for mark, kind in _MARKS.items() if start[4:].startswith(mark)), None)
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    parts = {name.rpartition("/")[2] for name in archive.namelist()}
-            except MemoryError:
-                raise
-            except Exception:  # whatever is wrong with the archive
-                return None
+            with ignoring_errors(), zipfile.ZipFile(file) as archive:  # whatever is wrong with it
+                parts = {name.rpartition("/")[2] for name in archive.namelist()}
+                return PT2 if parts & {"archive_format", "serialized_exported_program.json"} else None
     except OSError as error:
         raise InputError(f"{str(source)!r} cannot be loaded: {error}.") from error
-    return PT2 if parts & {"archive_format", "serialized_exported_program.json"} else None
+    return None

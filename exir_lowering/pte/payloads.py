@@ -82,8 +82,7 @@ PerChannelGroupQuant = IntEnum(
 ConstantDataOffset = IntEnum("ConstantDataOffset", "OFFSET SIZE NAMED_KEY", start=0)
 
 NO_VALUE = 0xFFFFFFFF
-_BITS = (0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16)
-"""The number of bits of an element of each datatype."""
+_BITS = (0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16)  # the number of bits of an element of each datatype
 
 _OUTPUTS = frozenset({"output", "output_value", "output_index"})
 _WINDOW = ("",) * 10

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from rich.console import OverflowMethod, RenderableType
     from rich.table import Table
 
-_WIDTH = 100
-"""How many characters a line of a notebook has."""
+_WIDTH = 100  # how many characters a line of a notebook has
 
 _TEXT_STYLE = (
     "white-space: pre; overflow-x: auto; line-height: normal; font-family: Menlo, 'DejaVu Sans Mono', monospace"

@@ -17,7 +17,7 @@ import torch
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Allocation, Tensor
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, Allocation, Tensor, short_name
 
 _PLAIN = (BOOL, DOUBLE, INT)
 
@@ -62,7 +62,7 @@ class TensorInfo:
             return f"{self.kind}{value}{'' if self.possible else ' (an int of any value, which a file cannot take)'}"
         least = self.least or (None,) * len(self.shape)
         sizes = (self._size(low, high) for low, high in zip(least, self.shape, strict=True))
-        return f"{_short(self.dtype)}[{', '.join(sizes)}]{_order(self.dim_order)}"
+        return f"{short_name(self.dtype)}[{', '.join(sizes)}]{_order(self.dim_order)}"
 
     def _size(self, least: int | None, greatest: int) -> str:
         if self.unbound:
@@ -98,7 +98,7 @@ class StateInfo:
         shared = f", shared with {', '.join(self.shared_with)}" if self.shared_with else ""
         start = "starts with values of the file" if self.initial == "file" else "starts with zeros"
         shape = ", ".join(map(str, self.shape))
-        layout = f"{_short(self.dtype)}[{shape}]{_order(self.dim_order)}"
+        layout = f"{short_name(self.dtype)}[{shape}]{_order(self.dim_order)}"
         return f"{printable(self.name)}: {layout}, {start}{printable(shared)}"
 
 
@@ -190,10 +190,6 @@ def _value(code: Code, made: Collection[int], index: int, named: NamedValue) -> 
         return TensorInfo(named.name, "number")
     kind = KINDS[value.kind].removeprefix("a ").removeprefix("an ")
     return TensorInfo(named.name, kind, value=content if value.kind in _PLAIN else None)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _order(dim_order: tuple[int, ...]) -> str:

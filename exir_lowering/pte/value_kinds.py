@@ -50,6 +50,11 @@ CODES: Mapping[torch.dtype, int] = {dtype: code for code, dtype in DTYPES.items(
 """The numbers of element types."""
 
 
+def short_name(value: object) -> str:
+    """Return the name of a dtype or a layout, without that of torch."""
+    return str(value).removeprefix("torch.")
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
     """The element type of a tensor, its shape, and its order in memory."""
@@ -66,7 +71,7 @@ class MemoryLayout:
     def __str__(self) -> str:
         plain = self.dim_order == tuple(range(len(self.sizes)))
         order = "" if plain else f", its dimensions in the order {list(self.dim_order)}"
-        return f"a tensor of {str(self.dtype).removeprefix('torch.')} of shape {list(self.sizes)}{order}"
+        return f"a tensor of {short_name(self.dtype)} of shape {list(self.sizes)}{order}"
 
 
 @dataclass(frozen=True, slots=True)

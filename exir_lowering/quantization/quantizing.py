@@ -21,10 +21,10 @@ from exir_lowering._upstream.fakes import linear_in
 from exir_lowering.errors import InputError, did_you_mean, exception_text, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
+from exir_lowering.lowered_module.bundled import copied
 from exir_lowering.quantization import few_bits
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
 from exir_lowering.runtime.inputs import show
-from exir_lowering.verification.eager import copied
 from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.sizes import bounds_of, shape_of
 from exir_lowering.verification.subjects import bind_call
@@ -154,7 +154,7 @@ def quantize(
                 of_tensors = isinstance(values[0][0], torch.Tensor)  # over all calls
                 joined = [torch.cat([*map(torch.flatten, side)]) if of_tensors else side[0] for side in values]
                 found = _measure(*joined)
-                name = called.output_label(len(called.written) + index).removeprefix("its output ")
+                name = called.output_label(index)
                 outputs.append(OutputError(name, found.largest, found.sqnr, found.cosine, found.problem))
         _run(module, measured[:LAYER_CALLS], state, compare_layers)
         lost = [dataclasses.replace(one, sqnr=least.get(name, math.nan)) for name, one in layers.items()]

@@ -136,7 +136,8 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
         return None  # the number is one of another dtype, or -inf gave the choice its shape
     if masked.steps and not measures.same_sizes(visible.meta["val"].shape, finite.meta["val"].shape):
         return None
-    visible, finite = (_move(moved, masked.steps, scope) for moved in (visible, finite))
+    for step in masked.steps:
+        visible, finite = (call_again(scope, step, moved) for moved in (visible, finite))
     rows, shape = visible.meta["val"], softmax.meta["val"].shape
     width = dim % len(shape) - len(shape)
     if len(rows.shape) < -width or not measures.same_sizes([rows.shape[width]], [shape[width]]):
@@ -147,13 +148,6 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     total = scope.call(_ADD, masked.scores, finite, like=masked.total)
     plain = scope.call(_SOFTMAX, total, *softmax.args[1:], like=softmax)
     return scope.call("aten.mul.Tensor", plain, factor, like=softmax)
-
-
-def _move(value: Node, steps: Sequence[Node], scope: Scope) -> Node:
-    """Return a value after the steps that another one of its shape goes through."""
-    for step in steps:
-        value = call_again(scope, step, value)
-    return value
 
 
 _BMM, _EXPAND = "aten.bmm.default", "aten.expand_copy.default"

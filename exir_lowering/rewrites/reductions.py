@@ -195,10 +195,6 @@ class _Axis:
         rest = self.size + 2 * self.padding - self.kernel
         return rest >= 0 and rest // self.stride + 1 == self.results
 
-    def one_window(self) -> bool:
-        """Return whether there is one window, and it covers the whole input."""
-        return self.results == 1 and self.size is not None and 0 < self.size <= self.kernel - self.padding
-
 
 def _axes(node: Node) -> list[_Axis] | None:
     """Return the windows along the last two dimensions."""
@@ -223,8 +219,9 @@ def _mean(node: Node, axes: list[_Axis], scope: Scope) -> Node | None:
     value = tensor_of(node)
     if value is None or value.dtype not in (torch.float32, torch.float64):
         return None
-    if not all(axis.one_window() for axis in axes):
-        return None
+    for axis in axes:  # one window has to cover the whole input
+        if axis.results != 1 or axis.size is None or not 0 < axis.size <= axis.kernel - axis.padding:
+            return None
     elements = (axes[0].size or 0) * (axes[1].size or 0)
     padded = any(axis.padding for axis in axes) and graphs.argument(node, "count_include_pad") is not False
     if (graphs.argument(node, "divisor_override") or (0 if padded else elements)) != elements:

@@ -33,8 +33,7 @@ from exir_lowering.runtime.isolated import transfer
 from exir_lowering.runtime.isolated.process import Message, read_message, send_message
 from exir_lowering.runtime.source import read_file
 
-_engine: Engine | None = None
-"""The file that this process has open."""
+_engine: Engine | None = None  # the file that this process has open
 _memory: int | None = None
 
 

@@ -103,10 +103,9 @@ def _failure(delegate: Delegate, what: str, error: Exception, lines: str) -> Bac
     """Make the error that says what a delegate raised, with its line, and those of the model."""
     from exir_lowering.graphs import sources
 
-    at = sources.find_raised_at(error, type(delegate))
-    if at is not None:
-        what = f"{what.removesuffix('.')}. Raised at {at}"
-    message = f"{what.removesuffix('.')}. {lines}" if lines else what
+    at = sources.raised_at(error, type(delegate), ". Raised at ")
+    rest = f"{at}. {lines}" if lines else at
+    message = f"{what.removesuffix('.')}{rest}" if rest else what
     return BackendFailure(message, debug_handle=find_named_handle(error))
 
 

@@ -13,7 +13,7 @@ from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.runtime import load_language_model_kernels
 from exir_lowering._upstream.stderr import without_noise
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, ignoring_errors
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
@@ -120,12 +120,8 @@ class Engine:
             # it; one that fails here fails again when it is run.
             for name in self.file.sharing if method.name in self.file.sharing else ():
                 if name not in self.ready and self.missing.keys().isdisjoint(self.file.methods[name].backends):
-                    try:
+                    with ignoring_errors():  # whoever runs it is told
                         self.ready[name] = self._set_up(self.file.methods[name])
-                    except MemoryError:
-                        raise
-                    except Exception:  # whoever runs it is told
-                        continue
         return self.ready[method.name]
 
     def _set_up(self, method: MethodSpec) -> Any:

@@ -13,7 +13,7 @@ import torch
 from exir_lowering._upstream.tensors import FakeTensor
 from exir_lowering.errors import InputError, exception_text
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, short_name, strides
 
 FLAT = "Inputs are flat: pass what a list, tuple or dict holds one by one, or by name with **."
 NESTED = (list, tuple, Mapping)
@@ -63,7 +63,7 @@ def describe(value: ValueSpec) -> str:
         tensor = value.content
         shape = f"of shape {'at most ' * tensor.dynamic}{list(tensor.sizes)}"
         shape = f"with {len(tensor.sizes)} dimensions" if tensor.unbound else shape
-        return f"a tensor of {_name(tensor.dtype)} {shape}"
+        return f"a tensor of {short_name(tensor.dtype)} {shape}"
     if value.kind == NULL:
         return "None"
     if value.kind in (INT, BOOL, DOUBLE):
@@ -75,8 +75,8 @@ def show(given: Any) -> str:
     """Describe briefly what was given."""
     if isinstance(given, torch.Tensor):
         device = "" if given.device.type == "cpu" else f" on {given.device}"
-        layout = "" if given.layout == torch.strided else f" with the layout {_name(given.layout)}"
-        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{device}{layout}"
+        layout = "" if given.layout == torch.strided else f" with the layout {short_name(given.layout)}"
+        return f"a tensor of {short_name(given.dtype)} of shape {list(given.shape)}{device}{layout}"
     if given is None:
         return "None"
     if isinstance(given, (bool, int, float, str)):
@@ -109,7 +109,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         return FLAT if isinstance(given, NESTED) else array or number, given
     if given.device.type != "cpu" or given.layout != torch.strided:
         return "Pass a dense tensor on the CPU.", given
-    name = _name(expected.dtype)
+    name = short_name(expected.dtype)
     hint = f'Convert it with .to(torch.{name}), an array with .astype("{name}").'
     problems = (None if given.dtype == expected.dtype else hint), expected.misfit(given.shape)
     if any(problems):
@@ -138,13 +138,12 @@ def as_tensor(given: Any) -> Any:
 
 def lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """Return a tensor that lies in memory in an order: read in another one, its values are silently wrong."""
-    tensor = tensor.resolve_conj().resolve_neg()
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
-    wanted = strides(tensor.shape, dim_order)
+    return with_strides(tensor.resolve_conj().resolve_neg(), strides(tensor.shape, dim_order))
+
+
+def with_strides(tensor: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with these strides: the given one, or a copy that is no view, so that users may write into it."""
     if tensor.stride() == wanted:
         return tensor
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
-
-
-def _name(value: object) -> str:
-    return str(value).removeprefix("torch.")

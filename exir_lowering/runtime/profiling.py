@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
-_LINES = 3
-"""Source lines that the table has for a delegate."""
+_LINES = 3  # source lines that the table has for a delegate
 
 METHOD_EVENT = "Method::execute"
-_KINDS = {"OPERATOR_CALL": "kernel", "DELEGATE_CALL": "delegate"}
-"""What ExecuTorch's runtime calls its events."""
+_KINDS = {"OPERATOR_CALL": "kernel", "DELEGATE_CALL": "delegate"}  # what ExecuTorch's runtime calls its events
 
 _COUNTED = re.compile(r" #\d+$")
 """Delegates number instructions of the same name."""

@@ -17,7 +17,7 @@ from exir_lowering._upstream.compiler import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
 from exir_lowering._upstream.passes import mending_passes
-from exir_lowering.errors import InputError, InvariantError, exception_text
+from exir_lowering.errors import InputError, InvariantError, exception_text, explained
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs import collector
 from exir_lowering.model import EdgeMethod, ExtractedMethod
@@ -206,18 +206,14 @@ def _make(file: File, sealers: Sequence[Row]) -> None:
         for row in (*CHECKS, *FINISHERS):
             row.run(file)
         emitted_from = [*lowered.programs.values(), *file.programs.values()]
-        try:
-            with forgetting_delegates(emitted_from), accelerated(fast, "emit"):
-                edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
-                for key, content in file.reserved.items():
-                    add_last_named_data(edge, key, content)
-                with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
-                    file.manager = edge.to_executorch(file.config)
-        except MemoryError:
-            raise
-        except Exception as error:
-            methods = ", ".join(map(repr, lowered.programs))
-            raise InputError(f"Methods {methods} could not be emitted: {exception_text(error)}") from error
+        who = f"Methods {', '.join(map(repr, lowered.programs))}"
+        failing = explained(lambda error: InputError(f"{who} could not be emitted: {exception_text(error)}"))
+        with failing, forgetting_delegates(emitted_from), accelerated(fast, "emit"):
+            edge = EdgeProgramManager(file.programs, file.constant_methods, without_validity_checks())
+            for key, content in file.reserved.items():
+                add_last_named_data(edge, key, content)
+            with emission.adding_to_data_files(sealing.data_segments), emission.emitting() as emitted:
+                file.manager = edge.to_executorch(file.config)
         file.calls, file.values = emitted.methods, emitted.values
         _seal(file, sealers)
 

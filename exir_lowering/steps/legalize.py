@@ -18,7 +18,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
 from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
 from exir_lowering._upstream.legalizing import remove_effect_tokens
-from exir_lowering._upstream.operators import operator_name, wrapped_operator
+from exir_lowering._upstream.operators import draws_numbers, operator_name, wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
@@ -32,7 +32,6 @@ from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.size_functions import lacks_instruction
 
-_DRAWS = torch.Tag.nondeterministic_seeded
 ROUNDS = 3  # how often partitioners may give back other operators than before
 
 Refused = tuple[tuple[str, ...], Node, str]  # an operator, the path of its graph, and why it does not run
@@ -51,7 +50,7 @@ def legalize(method: EdgeMethod, refused: Sequence[Refused], session: Session) -
     found = {
         graphs.qualified_name(path, node): why
         for path, node, why in refused
-        if (operator := wrapped_operator(node.target)) not in preserved or _DRAWS not in getattr(operator, "tags", ())
+        if wrapped_operator(node.target) not in preserved or not draws_numbers(node.target)
     }
     if not found:
         return None

@@ -23,7 +23,7 @@ from exir_lowering.model import BackendGroup, CallSite, LoweredPartition, Partit
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_address, load_class
-from exir_lowering.plugins.backend import Backend, takes_context
+from exir_lowering.plugins.backend import Backend, ExecutorchBackend, takes_context
 from exir_lowering.plugins.worker_errors import WorkerDiedError, describe_error, raise_error
 from exir_lowering.steps.cache.keys import UNIMPORTANT, NoKeyError, describe_neighbours, describe_partition, digest
 from exir_lowering.steps.preprocess import describe_failure, preprocess
@@ -116,7 +116,7 @@ def _find_address(backend: Backend, options: LoweringOptions) -> str:
         raise RefusedError('it declares parallel = "none"')
     if not isinstance(executor, ThreadPoolExecutor) and (executor is not None or backend.parallel != "thread"):
         try:
-            return find_address(backend)
+            return find_address(backend.details if isinstance(backend, ExecutorchBackend) else backend)
         except NoAddressError as error:
             raise RefusedError(str(error)) from error
     if backend.parallel == "none":

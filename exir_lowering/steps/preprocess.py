@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from exir_lowering.errors import (
     BackendFailure,
     LoweringError,
     exception_text,
+    explained,
     few,
     find_named_handle,
 )
@@ -81,12 +83,8 @@ def _one_by_one(
     also = context_argument(backend.preprocess, context)
     for partition in group.partitions:
         program, specs = _copy_for(group.backend_id, backend, partition)
-        try:
+        with explained(partial(describe_failure, group.backend_id, backend, [partition])):
             result = backend.preprocess(program, specs, **also)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise describe_failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
         advance()
@@ -101,12 +99,8 @@ def _all_at_once(
         given.setdefault(one.method, []).append((one, *_copy_for(group.backend_id, backend, one)))
     programs = {method: [program for _, program, _ in found] for method, found in given.items()}
     specs = {method: [spec for *_, spec in found] for method, found in given.items()}
-    try:
+    with explained(partial(describe_failure, group.backend_id, backend, group.partitions)):
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise describe_failure(group.backend_id, backend, group.partitions, error) from error
     requested = {method: [one for one, *_ in found] for method, found in given.items()}
     found = _check_results(group.backend_id, backend, requested, results)
     for _ in group.partitions:
@@ -135,17 +129,12 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
 def _copy_for(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
     """Make what the backend gets of a partition: a copy of the graph with the model's tensors, or its own copy."""
     specs = list(partition.compile_specs)
-    try:
-        with locks.conversion():
-            own = backend.copy_program(partition.program, specs)
-            copied = private_copy(partition.program, unbacked=True) if own is None else own
-            if isinstance(backend, ExecutorchBackend) and isinstance(copied, ExportedProgram):
-                _separate_memory(copied)
-                backend.prepare(copied)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise describe_failure(backend_id, backend, [partition], error) from error
+    with explained(partial(describe_failure, backend_id, backend, [partition])), locks.conversion():
+        own = backend.copy_program(partition.program, specs)
+        copied = private_copy(partition.program, unbacked=True) if own is None else own
+        if isinstance(backend, ExecutorchBackend) and isinstance(copied, ExportedProgram):
+            _separate_memory(copied)
+            backend.prepare(copied)
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
             f"Backend {backend_id!r} returned a {type(own).__name__} as its copy of partition {partition.id}, expected "
@@ -207,7 +196,7 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
             f"partition {partition.id}, expected bytes."
         )
     # ExecuTorch accepts any map from its own classes; their handles may be of programs that the backends made.
-    given, module = result.debug_handle_map, partition.program.graph_module
+    given = result.debug_handle_map
     if given is None or isinstance(backend, ExecutorchBackend):
         return
     who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
@@ -215,7 +204,8 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
         raise BackendContractError(
             f"{who} of type {type(given).__name__}, expected a dict from instructions to debug handles."
         )
-    known = dict.fromkeys(debug_handles.list_handles(module))
+    handles = (debug_handles.handle(node) for _, node in graphs.every_node(partition.program.graph_module))
+    known = sorted({handle for handle in handles if handle is not None})
     for identifier, handle in ((one, each) for one, named in given.items() for each in debug_handles.as_tuple(named)):
         if type(handle) is not int or handle not in known:
             raise BackendContractError(
@@ -228,9 +218,9 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
     """Return an error that names the backend, the line in it, the partitions, and the lines of the model."""
     lines = [f"Backend {backend_id!r} failed: {exception_text(error)}"]
-    raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
-    if raised is not None and not isinstance(error, LoweringError):  # which already has the details
-        lines.append(f"  raised at {raised}")
+    raised = sources.raised_at(error, getattr(backend, "details", type(backend)), "  raised at ")
+    if raised and not isinstance(error, LoweringError):  # which already has the details
+        lines.append(raised)
     if (how := installation(backend_id)) and (isinstance(error, ImportError) or "installed" in lines[0]):
         lines.append(f"  Install what the backend needs{how}")
     for partition in partitions:

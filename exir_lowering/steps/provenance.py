@@ -26,7 +26,7 @@ from exir_lowering._upstream.delegates import named_buffers
 from exir_lowering._upstream.fakes import expression, linear_in, names_of_symbols, ranges_in_file, shape_env_of
 from exir_lowering._upstream.programs import bounds_of, pytree
 from exir_lowering._upstream.tensors import is_plain
-from exir_lowering.errors import InputError, few
+from exir_lowering.errors import InputError, few, ignoring_errors
 from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -224,12 +224,9 @@ def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[
 
 def _paths(spec: Any) -> list[str]:
     """Return names for what a model returns: the keys that lead to it, else its number."""
-    try:
+    leaves: list[Any] = []
+    with ignoring_errors():  # a class of the model's may have no keys, or take nothing but tensors
         leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
-    except MemoryError:
-        raise
-    except Exception:  # a class of the model's that has no keys, or takes nothing but tensors
-        return []
     names = []
     for number, (path, _) in enumerate(leaves):
         keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]

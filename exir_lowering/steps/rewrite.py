@@ -6,14 +6,13 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.errors import InputError, RewriteContractError, exception_text
+from exir_lowering.errors import InputError, RewriteContractError, exception_text, explained
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.ranges import bound_together
@@ -52,14 +51,11 @@ def rewrite(
         known = [each for each in shared if all(user in editors for user, _ in each)]
         bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
         each_method = session.progress.each("rewrite", methods)
-        asked = _find_asked(rewrites, session.options.rewrites)
+        chosen = session.options.rewrites
+        singly = () if chosen is None or isinstance(chosen, str) else chosen
+        # Partitioners are asked about all rewrites but those that the user chose singly.
+        asked = frozenset(one.name for one in rewrites) - {getattr(one, "name", one) for one in singly}
         return tuple(_rewrite(method, editors.get(method.name), rewrites, asked) for method in each_method)
-
-
-def _find_asked(rewrites: Sequence[Rewrite], chosen: str | Sequence[Any] | None) -> frozenset[str]:
-    """Return the names of the rewrites about which partitioners are asked: all but those that the user chose singly."""
-    singly = () if chosen is None or isinstance(chosen, str) else chosen
-    return frozenset(one.name for one in rewrites) - {getattr(one, "name", one) for one in singly}
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -178,9 +174,11 @@ class _Walk:
             _log.warning("%s It is left out there: a defect of exir-lowering, please report it.", error)
             advice = "This is a defect of exir-lowering: please report it."
             new = Doubt(node, str(error).removesuffix("."), advice)
-        if isinstance(new, Node) and (by := self._refusing(rewrite, node, new)) is not None:
-            advice = f"rewrites=[..., {rewrite.name!r}] applies it anyway."
-            new = Doubt(node, f"{by} takes this, and does not say that its backend gains from the rewrite", advice)
+        if isinstance(new, Node) and new is not node and not self.targets.want(rewrite.name):
+            by = self.targets.refusing(rewrite.name, would_remove(node, (*self.editor.made, new)))
+            if by is not None:
+                advice = f"rewrites=[..., {rewrite.name!r}] applies it anyway."
+                new = Doubt(node, f"{by} takes this, and does not say that its backend gains from the rewrite", advice)
         if isinstance(new, Doubt):
             about = (self.method, rewrite.name, node.name, graphs.operator_name(node), new.reason, new.advice)
             self.refused[rewrite.name, node] = RefusedRewrite(*about, graphs.source_line(node))
@@ -192,12 +190,8 @@ class _Walk:
     def _ask(self, rewrite: Rewrite, node: Node) -> Node | Doubt | None:
         """Return what a rewrite says; RewriteContractError if it raised, or named what cannot be an equal value."""
         who = self._who(rewrite, node)
-        try:
+        with explained(lambda error: RewriteContractError(f"{who} raised {exception_text(error)}")):
             new: object = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise RewriteContractError(f"{who} raised {exception_text(error)}") from error
         if new is None or isinstance(new, Doubt):
             return new
         if not isinstance(new, Node) or new.graph is not node.graph or new in self.editor.gone:
@@ -211,12 +205,6 @@ class _Walk:
         if old != got:
             raise RewriteContractError(f"{who} replaced a {old} by {new.name}, a {got}.")
         return new
-
-    def _refusing(self, rewrite: Rewrite, node: Node, new: Node) -> str | None:
-        """Return the partitioner that takes something of what would be replaced, and does not gain from the rewrite."""
-        if new is node or self.targets.want(rewrite.name):
-            return None
-        return self.targets.refusing(rewrite.name, would_remove(node, (*self.editor.made, new)))
 
     def _who(self, rewrite: Rewrite, node: Node) -> str:
         return f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"

@@ -234,17 +234,13 @@ def placed(
         for name in graphs.written_state(partition.program)
     }
 
-    def describe(state: State, key: tuple[str, str]) -> str:
-        if key in keeping:
-            return keeping[key]
+    def describe(state: State) -> str:
         why = "methods share it" if state.shared else "it is not in one partition alone that returns something else too"
-        return f"the runtime, not by {asking[key]}: {why}"
-
-    found = []
-    for state in states:
         keys = [key for key in state.names.items() if key in asking and state.written_by]
-        found.append(replace(state, kept=" and ".join(dict.fromkeys(describe(state, key) for key in keys))))
-    return tuple(found)
+        kept = (keeping.get(key, f"the runtime, not by {asking[key]}: {why}") for key in keys)
+        return " and ".join(dict.fromkeys(kept))
+
+    return tuple(replace(state, kept=describe(state)) for state in states)
 
 
 def check(file: File) -> None:

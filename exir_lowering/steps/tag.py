@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -36,9 +36,18 @@ def tag(
     view = asking.view_of(program, state)
     graphs.strip_tags(view.graph_module)
     fix_signature(view)  # partitioners only tag
-    before = _Before(program)
+    graph = invariants.fingerprint(program.graph_module)
+    metadata = [dict(node.meta) for _, node in graphs.every_node(program.graph_module)]
+    specs = [*program.graph_signature.input_specs], [*program.graph_signature.output_specs]
     answer = asking.ask(who, partitioner, view, strict)
-    before.check(who, partitioner, answer.tagged)
+    if (found := _find_change(graph, metadata, specs, answer.tagged)) is not None:
+        name, change = found
+        raise PartitionerContractError(
+            f"{who} {change}. A partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the "
+            "graph before lowering.",
+            violation="graph_modified",
+            details={"partitioner": partitioner, **({"node": name} if name else {})},
+        )
     _check_tags(who, answer.tagged, answer.destinations)
     return TaggedMethod(
         name=method,
@@ -49,48 +58,26 @@ def tag(
     )
 
 
-class _Before:
-    """What a program is before a partitioner gets it, which only tags."""
-
-    def __init__(self, program: ExportedProgram) -> None:
-        self._graph = invariants.fingerprint(program.graph_module)
-        self._metadata = [dict(node.meta) for _, node in graphs.every_node(program.graph_module)]
-        self._inputs = list(program.graph_signature.input_specs)
-        self._outputs = list(program.graph_signature.output_specs)
-
-    def check(self, who: str, partitioner: Partitioner, tagged: ExportedProgram) -> None:
-        """Raise PartitionerContractError unless it is the same, but for tags and new metadata."""
-        if (found := self._find_change(tagged)) is not None:
-            name, change = found
-            raise PartitionerContractError(
-                f"{who} {change}. A partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite "
-                "the graph before lowering.",
-                violation="graph_modified",
-                details={"partitioner": partitioner, **({"node": name} if name else {})},
-            )
-
-    def _find_change(self, tagged: ExportedProgram) -> tuple[str, str] | None:
-        before, after = self._graph, invariants.fingerprint(tagged.graph_module)
-        if before != after:
-            name, *_ = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
-            counts = f"({len(before)} nodes before, {len(after)} after)"
-            return name, f"changed the graph, first at node {name} {counts}"
-        for (name, *_), (_, node), given in zip(
-            before, graphs.every_node(tagged.graph_module), self._metadata, strict=True
-        ):
-            if lost := given.keys() - node.meta.keys():
-                return name, f"removed meta[{min(lost)!r}] of node {name}"
-            value, seen = given.get("val"), node.meta.get("val")
-            if value is not seen and (types := [_type_of(one) for one in (value, seen)])[0] != types[1]:
-                return name, f"changed meta['val'] of node {name} from {types[0]} to {types[1]}"
-        signature = tagged.graph_signature
-        for what, specs, now in (
-            ("inputs", self._inputs, signature.input_specs),
-            ("outputs", self._outputs, signature.output_specs),
-        ):
-            if specs != now:
-                return "", f"changed the signature, which has {len(now)} {what}, expected the {len(specs)} it was given"
-        return None
+def _find_change(
+    before: Sequence[Any], metadata: Sequence[Any], specs: tuple[list[Any], list[Any]], tagged: ExportedProgram
+) -> tuple[str, str] | None:
+    """Return where, and how a partitioner has changed more than tags and new metadata; None if it has not."""
+    after = invariants.fingerprint(tagged.graph_module)
+    if before != after:
+        name, *_ = next((b or a for b, a in zip(before, after, strict=False) if b != a), (*before, *after)[-1])
+        counts = f"({len(before)} nodes before, {len(after)} after)"
+        return name, f"changed the graph, first at node {name} {counts}"
+    for (name, *_), (_, node), given in zip(before, graphs.every_node(tagged.graph_module), metadata, strict=True):
+        if lost := given.keys() - node.meta.keys():
+            return name, f"removed meta[{min(lost)!r}] of node {name}"
+        value, seen = given.get("val"), node.meta.get("val")
+        if value is not seen and (types := [_type_of(one) for one in (value, seen)])[0] != types[1]:
+            return name, f"changed meta['val'] of node {name} from {types[0]} to {types[1]}"
+    now = tagged.graph_signature.input_specs, tagged.graph_signature.output_specs
+    for what, old, new in zip(("inputs", "outputs"), specs, now, strict=True):
+        if old != new:
+            return "", f"changed the signature, which has {len(new)} {what}, expected the {len(old)} it was given"
+    return None
 
 
 def _type_of(value: Any) -> str:

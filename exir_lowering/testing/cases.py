@@ -16,6 +16,7 @@ _UNIT = tensor(2, 3, values="unit")
 _POSITIVE = tensor(2, 3, values="positive")
 _INDEX = torch.int64
 _IMAGE = tensor(1, 4, 6, 6)
+_MATCHES = "The operator matches PyTorch."
 
 _Row = tuple[str, Callable[..., Any], tuple[CaseInput, ...]]
 
@@ -72,13 +73,6 @@ _DTYPES = (
 )  # fmt: skip
 
 
-def _operators() -> Iterator[Case]:
-    for name, function, inputs in _OPERATORS:
-        yield case(f"ops/{name}", "The operator matches PyTorch.", function, *inputs)
-    for name, hold, function, given in _HOLDING:
-        yield case(f"ops/{name}", "The operator matches PyTorch.", function, given, hold=hold)
-
-
 def _dtypes() -> Iterator[Case]:
     def hold(dtype: torch.dtype) -> Hold:
         return lambda: {"w": weight(3, dtype=dtype)}
@@ -93,7 +87,8 @@ def _dtypes() -> Iterator[Case]:
 _BOOLS = tensor(8, dtype=torch.bool)
 
 OPERATOR_CASES: tuple[Case, ...] = (
-    *_operators(),
+    *(case(f"ops/{name}", _MATCHES, function, *inputs) for name, function, inputs in _OPERATORS),
+    *(case(f"ops/{name}", _MATCHES, function, given, hold=hold) for name, hold, function, given in _HOLDING),
     *_dtypes(),
     case("dtype/bool", "Truth values are inputs and results.", lambda m, x, y: torch.logical_and(x, y), _BOOLS, _BOOLS),
     case("dtype/mixed", "An operator of two element types gives the type that PyTorch gives.",

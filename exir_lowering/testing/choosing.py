@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from exir_lowering.testing.operators import DOMAINS, ROLES, Domain, Form, Operators
-from exir_lowering.testing.program_cases import fill
+from exir_lowering.testing.program_cases import bind
 from exir_lowering.testing.samples import Case, case, forget, take_sample
 from exir_lowering.testing.trial import Broken, Subject, Unsupported, lower_case
 
@@ -39,7 +39,7 @@ class Choice:
             names = dict.fromkeys(found.names for found, _ in self.asked.values() if found.names)
             taken = "; ".join(names) or "none"
             raise Unsupported(f"it needs {needed}{where}; of what the suite knows, the backend takes {taken}")
-        return fill(case, best[0]), best[0].names
+        return replace(case, build=bind(case.fill, best[0])), best[0].names
 
     def _ask(self, domain: Domain) -> tuple[Operators, int]:
         """Find an operator for each role, and how many are taken without a fault."""

@@ -25,14 +25,10 @@ _USUAL = Operators(DOMAINS[0], "", torch.sub, torch.sub, torch.mul, torch.abs)  
 _Hold = Callable[[Operators], Mapping[str, Any]]
 
 
-def fill(case: Case, operators: Operators) -> Case:
-    """Return a case that is made of some operators, or as it is if it has its own ones."""
-    return case if case.fill is None else replace(case, build=_bind(case.fill, operators))
-
-
 @cache
-def _bind(make: Callable[..., Any], operators: Operators) -> Callable[[], Mapping[str, CaseMethod]]:
-    return partial(make, operators)  # one for equal ones, so that a sample is made once
+def bind(make: Callable[..., Any], operators: Operators) -> Callable[[], Mapping[str, CaseMethod]]:
+    """Return what makes a case of some operators: one for equal ones, so that a sample is made once."""
+    return partial(make, operators)
 
 
 def _case(
@@ -49,7 +45,7 @@ def _case(
         return {name: CaseMethod(*each, sizes or {}, least) for name, each in made.items()}
 
     rest |= {"needs": tuple(needs.split()), "domains": tuple(domains.split())}
-    return Case(name, demand, _bind(make, _USUAL), fill=make, **rest)
+    return Case(name, demand, bind(make, _USUAL), fill=make, **rest)
 
 
 def _weights(k: Operators) -> dict[str, Any]:

@@ -132,11 +132,6 @@ def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.rand(shape, dtype=drawn) * 2 - 1).to(dtype)
 
 
-def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
-    """Make a parameter."""
-    return torch.nn.Parameter(weight(*shape, dtype=dtype))
-
-
 def case(
     name: str,
     demand: str,

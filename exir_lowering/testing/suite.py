@@ -24,7 +24,7 @@ from exir_lowering.testing.choosing import Choice
 from exir_lowering.testing.program_cases import PROGRAM_CASES
 from exir_lowering.testing.samples import Case, forget, take_sample
 from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
-from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, Unwatched, locate, lower_case
+from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, locate, lower_case
 
 CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
 """Every case: operators and element types first, then whole programs."""
@@ -61,11 +61,12 @@ class Suite:
         return ConformanceReport(self.subject.backend_id, results, self.note, self.list_uncovered())
 
     def list_uncovered(self) -> tuple[str, ...]:
-        """Return the features of which a backend can do something, all cases were to be run, and none could be."""
+        """Return the features of which all cases were to be run, and the backend took none."""
         chosen = {case.name for case in self.cases}
         known = {name: [c for c in CASES if c.name.startswith(f"{name}/")] for name in REQUIRED}
-        whole = {name: cases for name, cases in known.items() if all(case.name in chosen for case in cases)}
-        return tuple(name for name, cases in whole.items() if not any(self.run(case).tried for case in cases))
+        whole = {name: map(self.run, cases) for name, cases in known.items() if all(c.name in chosen for c in cases)}
+        # What cannot be watched is skipped for no reason of the backend's.
+        return tuple(name for name, found in whole.items() if all(r.status == "skipped" and not r.check for r in found))
 
 
 def make_suite(
@@ -300,10 +301,8 @@ def _try_case(suite: Suite, case: Case) -> CaseResult:
             raise Broken("emit", str(error)) from error
         if not suite.note or case.check in AHEAD_OF_TIME:
             CHECKS[case.check](Trial(subject, case, sample, lowered, content))
-    except Unwatched as reason:
-        return result("skipped", "unwatched", reason)
     except Unsupported as reason:
-        return result("skipped", "", reason)
+        return result("skipped", reason.check, reason)
     except Broken as broken:
         forget(case)  # what was wrong may have changed it
         demand = f"{case.demand} It is made of {made_of}." if made_of else case.demand

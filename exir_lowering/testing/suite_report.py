@@ -35,11 +35,6 @@ class CaseResult:
     made_of: str = ""
 
     @property
-    def tried(self) -> bool:
-        """Whether the backend did something in it that was checked, or could not be for no reason of the backend's."""
-        return self.status != "skipped" or self.check == "unwatched"
-
-    @property
     def feature(self) -> str:
         """The first part of the case's name."""
         return self.name.partition("/")[0]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +22,8 @@ from exir_lowering.errors import (
     LoweringError,
     PartitionerContractError,
     exception_text,
+    explained,
+    ignoring_errors,
 )
 from exir_lowering.graphs import checksums, measures, sources
 from exir_lowering.lowered import LoweredMethods
@@ -31,7 +31,6 @@ from exir_lowering.lowered_module.bundled import tolerance
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.testing.samples import Call, Case, Sample
@@ -51,29 +50,21 @@ class WatchedDelegate(Delegate):
         self.accepted: list[str] = []  # wrong numbers of inputs that `execute` took without raising
         self.raised: list[str] = []  # what `destroy` raised
         self.compiled = self.destroyed = 0
-        self.kept: list[weakref.ref[Any]] = []  # handles that can be looked at without keeping them
-        self.held: list[Any] = []  # handles that cannot and that hold others, such as tuples and lists, after `destroy`
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
         """Let the delegate compile a payload, changed or not; no handle is none here too."""
         payload = processed if self.change is None else self.change(processed)
         content = self.inner.compile(payload, compile_specs, context)
         self.compiled += 1
-        if type(content).__weakrefoffset__ and not isinstance(content, type):
-            self.kept.append(weakref.ref(content))
         return None if content is None else [content, 0]  # with how often it was executed
 
     def execute(self, handle: list[Any], inputs: list[Any]) -> Sequence[Any]:
         """Let the delegate execute a payload, and compare its inputs before and after."""
         content, executed = handle
         for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]) if self.probe and executed == 1 and inputs else ():
-            try:
+            with ignoring_errors():  # whatever it raises, nothing was computed
                 self.inner.execute(content, [value.clone() for value in wrong])
-            except MemoryError:
-                raise
-            except Exception:  # whatever it is, nothing was computed
-                continue
-            self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
+                self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
         before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
         outputs = self.inner.execute(content, [v.data if isinstance(v, torch.Tensor) else v for v in inputs])
@@ -85,25 +76,13 @@ class WatchedDelegate(Delegate):
 
     def destroy(self, handle: list[Any]) -> None:
         """Let the delegate destroy a handle."""
-        content = handle[0]
         self.destroyed += 1
-        if isinstance(content, (tuple, list, dict, set)) and content:
-            self.held.append(content)
         try:
-            self.inner.destroy(content)
+            self.inner.destroy(handle[0])
         except MemoryError:
             raise
         except Exception as error:
             self.raised.append(locate(error))
-
-    def list_alive(self) -> set[int]:
-        """Return the ids of handles that are still alive; of `held`, those with more references than a new list."""
-        kept = {id(content) for reference in self.kept if (content := reference()) is not None}
-        different = list({id(content): content for content in self.held}.values())
-        self.held.clear()
-        different.append([])
-        references = [sys.getrefcount(content) for content in different]
-        return kept | {id(one) for one, count in zip(different, references, strict=True) if count > references[-1]}
 
 
 def locate(error: Exception) -> str:
@@ -112,8 +91,8 @@ def locate(error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    at = None if isinstance(cause, LoweringError) else sources.find_raised_at(cause, object)
-    return text if at is None or f'"{at.file}", line {at.line}' in text else f"{text}\n  raised at {at}"
+    at = "" if isinstance(cause, LoweringError) else sources.raised_at(cause, object, "")
+    return text if at in text else f"{text}\n  raised at {at}"
 
 
 class Broken(Exception):
@@ -125,11 +104,11 @@ class Broken(Exception):
 
 
 class Unsupported(Exception):
-    """The backend does not take the case."""
+    """The backend does not take the case; or it does, and the suite cannot run it: then `check` is "unwatched"."""
 
-
-class Unwatched(Unsupported):
-    """The backend takes the case, and the suite cannot run it: the runtime's own code executes the payloads."""
+    def __init__(self, text: str, check: str = "") -> None:
+        super().__init__(text)
+        self.check = check
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +134,6 @@ class Trial:
     lowered: LoweredMethods
     content: bytes  # the `.pte` file, or b"" when nothing executes it
 
-    def find_backend(self) -> Backend:
-        """Return the backend."""
-        name, given = self.subject.backend_id, self.subject.backend
-        return registry.find_backend(name) if given is None else registry.as_backend(name, given)
-
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
         """Make a delegate that is watched; None for one of the runtime's own."""
         if self.subject.delegate is None:
@@ -176,23 +150,15 @@ class Trial:
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
-        try:
+        with explained(lambda error: Broken("compile", f"the file cannot be loaded: {locate(error)}")):
             return self.open(delegate)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise Broken("compile", f"the file cannot be loaded: {locate(error)}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
         """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
         where = f"{when} of method {call.method!r}"
-        try:
+        checks = {BackendContractError: "outputs", BackendFailure: "execute"}
+        with explained(lambda error: Broken(checks.get(type(error), "runtime"), f"{where}: {locate(error)}")):
             outputs = program.run(call.method, *call.inputs)
-        except MemoryError:
-            raise
-        except Exception as error:
-            check = {BackendContractError: "outputs", BackendFailure: "execute"}.get(type(error), "runtime")
-            raise Broken(check, f"{where}: {locate(error)}") from error
         problem = self.describe_difference(outputs, call)
         if problem:
             raise Broken("numbers", f"{where}: {problem}")

@@ -50,11 +50,8 @@ from exir_lowering.verification.subjects import match, read_inputs
 PATIENCE = 300.0
 """How many seconds a call may take in a separate process; then it hangs."""
 
-_MOST_UNTRIED = 8
-"""How often a piece may fail to lower or run before the search ends with what it has."""
-
-_Units = tuple[int, ...]
-"""Units by their numbers: what goes to a backend together, in execution order."""
+_MOST_UNTRIED = 8  # how often a piece may fail to lower or run before the search ends with what it has
+_Units = tuple[int, ...]  # units by their numbers: what goes to a backend together, in execution order
 
 
 def bisect(

@@ -184,8 +184,7 @@ def _dtype(user: Node) -> torch.dtype | None:
 SEED = 0
 """The seed of everything that is drawn."""
 
-_LIMITS = 16
-"""How many smaller integers are tried where PyTorch refuses some."""
+_LIMITS = 16  # how many smaller integers are tried where PyTorch refuses some
 
 _BEYOND_FLOAT, _BEYOND_INT32 = 2**24 + 1, 2**33 + 1
 

@@ -39,14 +39,12 @@ from exir_lowering.verification.subjects import Subject, match, read_bundled, re
 if TYPE_CHECKING:
     from exir_lowering.steps.emit import Artifact
 
-_CALLS = 3
-"""How often a method is called in a case, where a call may depend on those before."""
+_CALLS = 3  # how often a method is called in a case, where a call may depend on those before
 
 _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
 
-_NOISES = 2
-"""How often the inputs, and what is computed of them, are rounded to find out what that causes."""
+_NOISES = 2  # how often the inputs, and what is computed of them, are rounded to find out what that causes
 
 
 def verify(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from exir_lowering._upstream.operators import is_composite, is_overload, list_ar
 from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.graphs.walking import writes
+from exir_lowering.lowered_module.bundled import copied
 from exir_lowering.pte.format import program_signatures
 from exir_lowering.runtime.source import ProgramFile
 
@@ -117,11 +118,6 @@ class Eager:
         for state, value in new:
             state.copy_(value)
         return outputs
-
-
-def copied(values: Iterable[Any]) -> list[Any]:
-    """Return values, with copies of those that are tensors."""
-    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _version(value: Any) -> int:

@@ -17,15 +17,14 @@ from torch.fx.node import map_arg
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.operators import is_overload
-from exir_lowering.errors import few
+from exir_lowering.errors import few, ignoring_errors
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in
 from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.steps.session import Session
 from exir_lowering.verification.cases import MOVING
 
-_MOST = 100
-"""How many operators are tried, of those that differ in more than the values that they are given."""
+_MOST = 100  # how many operators are tried, of those that differ in more than the values that they are given
 
 
 Judge: TypeAlias = Callable[[ExportedProgram, ProgramFile, list[Any]], bool]
@@ -46,12 +45,8 @@ class Trials(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Try an operator, and execute it."""
         if is_overload(n.target) and torch.Tag.nondeterministic_seeded not in n.target.tags and not self._found:
-            try:
+            with ignoring_errors():  # that it cannot be exported or lowered alone says nothing of its kernels
                 self._try(n)
-            except MemoryError:
-                raise
-            except Exception:  # it cannot be exported or lowered alone, which says nothing of its kernels
-                pass
         return super().run_node(n)
 
     def _try(self, node: Node) -> None:
@@ -78,23 +73,19 @@ class Trials(Interpreter):
 
     def _make(self, program: ExportedProgram) -> tuple[ExportedProgram, ProgramFile] | None:
         """Return a program with a file of it that calls kernels of the file in question only, if there is one."""
+        from executorch.exir import to_edge
+
         with locks.conversion():
-            for lower in (self._lower, _lower_upstream):
-                if self._kernels.issuperset(_called(file := read_file(lower(program), None, True))):
+            for make in (
+                lambda: lower_in(Session(self._options), program).emit(),
+                lambda: to_edge(program).to_executorch(),
+            ):
+                if self._kernels.issuperset(_called(file := read_file(bytes(make().buffer), None, True))):
                     return program, file
         return None
-
-    def _lower(self, program: ExportedProgram) -> bytes:
-        return lower_in(Session(self._options), program).emit().buffer
 
 
 def _called(file: ProgramFile) -> list[str]:
     """Return the kernels of a file, without those that only move: they may be views in another."""
     names = {one: one.partition("::")[2].partition(".")[0] for one in file.methods["forward"].operators}
     return [one for one, name in names.items() if name not in MOVING]
-
-
-def _lower_upstream(program: ExportedProgram) -> bytes:
-    from executorch.exir import to_edge
-
-    return bytes(to_edge(program).to_executorch().buffer)

@@ -15,8 +15,7 @@ from exir_lowering.runtime.inputs import show
 QUANTIZED_SQNR, QUANTIZED_SHARE = 20.0, 0.04
 """Of quantised programs: the least SQNR in dB, or the largest error as a share of the output's range."""
 
-_ROUNDING = 4.0
-"""How many times the error that rounding the inputs causes in PyTorch itself is taken for rounding too."""
+_ROUNDING = 4.0  # how many times the error that rounding the inputs causes in PyTorch itself is taken for rounding too
 
 _LEAST = 1e-4
 """The magnitude that an output is taken to have when it is always zero: others add up zeros to something smaller."""

@@ -21,8 +21,7 @@ from exir_lowering.pte.printing import Shown, make_table, render
 VERSION = 3
 """Incremented when a field of the JSON changes its meaning or is removed."""
 
-_ROWS, _LISTED = 12, 4
-"""How many outputs the table has, and how many things a list names before it counts the others."""
+_ROWS, _LISTED = 12, 4  # how many outputs the table has, and how many things a list names before it counts the others
 
 
 @dataclass(frozen=True, slots=True)

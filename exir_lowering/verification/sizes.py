@@ -16,14 +16,9 @@ from exir_lowering.verification.subjects import Subject
 Sizes = Mapping[Any, int]
 """A size for each symbol."""
 
-_TRIES = 16
-"""How many neighbours of a size are tried where PyTorch refuses it."""
-
-_STEPS = 4096
-"""How far from a size others are looked for."""
-
-_UNBOUND = 64
-"""The greatest size of a dimension that has no bound."""
+_TRIES = 16  # how many neighbours of a size are tried where PyTorch refuses it
+_STEPS = 4096  # how far from a size others are looked for
+_UNBOUND = 64  # the greatest size of a dimension that has no bound
 
 
 class Sizing:

@@ -157,12 +157,9 @@ def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
         if IS_IMPLICIT_Q_DQ_TAG not in node.meta:
             continue
         read_by = any(user in claimed and IS_IMPLICIT_Q_DQ_TAG not in user.meta for user in node.users)
-        made_by = any(source in claimed and not _quantizes(source) for source in node.all_input_nodes)
+        sources = [source for source in node.all_input_nodes if source in claimed and source.op == "call_function"]
+        made_by = not all(graphs.operator_name(source).startswith("quantized_decomposed.") for source in sources)
         if read_by or any(user in valid for user in node.users) or (made_by and "dequantize" not in node.name):
             valid.add(node)
         else:
             del node.meta[IS_IMPLICIT_Q_DQ_TAG]
-
-
-def _quantizes(node: Node) -> bool:
-    return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")

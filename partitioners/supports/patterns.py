@@ -19,8 +19,7 @@ from exir_lowering.partitioners.supports.support import Check, GraphScope, No, S
 from exir_lowering.partitioners.supports.templates import read_template
 from exir_lowering.plugins import asking
 
-_Found = tuple[int, tuple[Node, ...]]
-"""A match: the number of the pattern, and the nodes in graph order."""
+_Found = tuple[int, tuple[Node, ...]]  # A match: the number of the pattern, and the nodes in graph order
 
 
 @dataclass(slots=True)

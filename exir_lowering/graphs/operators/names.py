@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from exir_lowering._upstream import operators
-from exir_lowering._upstream.operators import argument_names, mutates_arguments
+from exir_lowering._upstream.operators import list_arguments, mutates_arguments
 
 OUT_OF_SIGHT = "exir_lowering.out_of_sight.default"
 """Replaces an operator that a partitioner must not take, while it runs inside another partitioner."""
@@ -61,7 +61,7 @@ def argument(node: Node, name: str) -> Any:
     """
     if name in node.kwargs:
         return node.kwargs[name]
-    names = argument_names(node.target)
+    names = [one.name for one in list_arguments(node.target)]
     if name in names and names.index(name) < len(node.args):
         return node.args[names.index(name)]
     return None

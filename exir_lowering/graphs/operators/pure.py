@@ -103,8 +103,7 @@ _TYPES = split_words(
 )
 """Types of arguments; dtypes and layouts are ints. A file can only name the CPU, and no generator."""
 
-_NAMESPACES = frozenset({"quantized_decomposed"})
-"""Namespaces that are on the list as a whole."""
+_NAMESPACES = frozenset({"quantized_decomposed"})  # namespaces that are on the list as a whole
 
 _OTHERS = dict.fromkeys(
     ("torchao.choose_qparams_affine.default", "torchao.dequantize_affine.default", "torchao.quantize_affine.default"),

@@ -19,7 +19,7 @@ import torch
 from exir_lowering import errors
 from exir_lowering.errors import InputError, LimitError
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
+from exir_lowering.plugins.addresses import NoAddressError, find_address
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.worker_errors import WorkerDiedError, raise_error
 from exir_lowering.pte.format import MethodSpec
@@ -146,17 +146,14 @@ class IsolatedEngine:
             ) from error
         finally:
             if not done:  # also after an interrupt
-                self._end()
+                if self._finalizer is not None:
+                    self._finalizer()
+                self._worker = self._finalizer = None
         for name, text in header["warnings"]:
             kind = getattr(errors, name, UserWarning)
             warnings.warn(text, kind if issubclass(kind, Warning) else UserWarning, stacklevel=5)
         raise_error(header)
         return header, parts
-
-    def _end(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._worker = self._finalizer = None
 
 
 def open_isolated(
@@ -175,7 +172,7 @@ def open_isolated(
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
     known = {**registry.registered(registry.DELEGATES), **given}  # it finds those of entry points itself
     try:
-        addresses = {backend: find_delegate_address(known[backend]) for backend in file.backends if backend in known}
+        addresses = {backend: find_address(known[backend]) for backend in file.backends if backend in known}
     except NoAddressError as error:
         raise InputError(
             f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."

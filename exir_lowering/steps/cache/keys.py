@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeTensor, constant_of, describe_symbols, symbols_of
+from exir_lowering._upstream.fakes import FakeTensor, describe_symbols, symbols_of
 from exir_lowering._upstream.operators import identify_operator
 from exir_lowering._upstream.tensors import SYMBOLS, is_readable
 from exir_lowering._upstream.value_keys import PLAIN, form_of
@@ -108,8 +108,7 @@ class Forms:
         facts = form_of(value, lambda size: str(size) if type(size) is int else self._symbolic(size))
         text = f"{(*facts, isinstance(value, torch.nn.Parameter))}"
         if type(value) is FakeTensor:
-            constant = constant_of(value)
-            return f"fake:{text}" if constant is None else f"fake:{text}={self.tensor(constant)}"
+            return f"fake:{text}" if value.constant is None else f"fake:{text}={self.tensor(value.constant)}"
         if not is_readable(value) or value.is_quantized:
             raise NoKeyError(f"the memory of a {type(value).__name__} on {value.device} cannot be read")
         storage, known = value.untyped_storage(), self._storages

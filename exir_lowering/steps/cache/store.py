@@ -14,7 +14,7 @@ from pickle import PicklingError
 from typing import Any
 
 from exir_lowering._upstream.delegates import dump_results, load_results
-from exir_lowering.errors import CacheWarning, InputError
+from exir_lowering.errors import CacheWarning, InputError, ignoring_errors
 from exir_lowering.plans.report import CacheUse
 from exir_lowering.steps.cache.keys import Storages
 
@@ -36,16 +36,12 @@ class Store:
     def read(self, key: str, count: int) -> list[Any] | None:
         """Return so many results for a key, None if there are none that are whole."""
         path = self.folder / f"{key}.entry"
-        try:
+        with ignoring_errors():  # there is none, or whatever a damaged one, or one of another version, leads to
             stored, results = path.read_bytes().split(b"\n", 1)
             if hashlib.sha256(results).hexdigest() == stored.decode():
                 found = load_results(results, count)
                 os.utime(path)
                 return found
-        except MemoryError:
-            raise
-        except Exception:  # there is none, or whatever a damaged one, or one of another version, leads to
-            pass
         with suppress(OSError):
             path.unlink()
         return None

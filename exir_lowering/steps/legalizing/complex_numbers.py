@@ -28,10 +28,6 @@ def _parts(value: Tensor) -> tuple[Tensor, Tensor]:
     return pair.select(-1, 0), pair.select(-1, 1)
 
 
-def _polar(size: Tensor, angle: Tensor) -> Tensor:
-    return _join(size * torch.cos(angle), size * torch.sin(angle))
-
-
 def _conjugate(value: Tensor) -> Tensor:
     real, imaginary = _parts(value)
     return _join(real, -imaginary)
@@ -64,7 +60,7 @@ def _transform_real(value: Tensor, dims: list[int], norm: int, onesided: bool) -
 rules(
     {
         "complex": _join,
-        "polar": _polar,
+        "polar": lambda size, angle: _join(size * torch.cos(angle), size * torch.sin(angle)),
         "view_as_complex_copy": lambda pair: _join(pair.select(-1, 0), pair.select(-1, 1)),
         "_conj_copy": _conjugate,
         "_neg_view_copy": torch.neg,

@@ -137,15 +137,6 @@ def _rrelu(a: Tensor, noise: Tensor, low: float = 1 / 8, high: float = 1 / 3, tr
     return torch.where(a >= 0, a, a * ((low + high) / 2))
 
 
-def _bernoulli(a: Tensor, p: Any = None, *, generator: Any = None) -> Any:
-    """Draw numbers for another comparison: any are as good, and eager mode's are not those of the runtime either."""
-    return (torch.rand(a.shape, dtype=torch.float32) < (a if p is None else p)).to(a.dtype)
-
-
-def _prelu(a: Tensor, weight: Tensor) -> Any:
-    return torch.where(a > 0, a, a * weight.reshape([-1] + [1] * max(a.dim() - 2, 0)))
-
-
 _LEFT, _RIGHT = (
     f"__{way[0]}shift__.Tensor __{way[0]}shift__.Scalar bitwise_{way}_shift.Tensor bitwise_{way}_shift.Scalar_Tensor"
     for way in ("left", "right")
@@ -166,8 +157,11 @@ rules(
         "fmax": lambda a, b: _skipping_nan(a, b, torch.maximum),
         "fmin": lambda a, b: _skipping_nan(a, b, torch.minimum),
         "_int_mm": lambda a, b: torch.mm(a.to(torch.int32), b.to(torch.int32)),  # 32 bits hold these products
-        "prelu": _prelu,
-        "bernoulli bernoulli.p bernoulli.Tensor": _bernoulli,
+        "prelu": lambda a, weight: torch.where(a > 0, a, a * weight.reshape([-1] + [1] * max(a.dim() - 2, 0))),
+        # Any random numbers are as good, and eager mode's are not those of the runtime either.
+        "bernoulli bernoulli.p bernoulli.Tensor": lambda a, p=None, *, generator=None: (
+            torch.rand(a.shape, dtype=torch.float32) < (a if p is None else p)
+        ).to(a.dtype),
         "_is_all_true": torch.all,
         "_is_any_true": torch.any,
         "rrelu_with_noise": _rrelu,

@@ -58,11 +58,6 @@ def _of_integers(node: Node) -> bool:
     return not _of_floats(node)
 
 
-def _of_few(node: Node) -> bool:
-    """Return whether a layer norm is over few elements: of more, the kernel updates a mean."""
-    return math.prod(size if type(size) is int else 0 for size in cast(Any, node.args[1])) < 256
-
-
 def _below_zero(node: Node) -> bool:
     bounds = [graphs.argument(node, name) for name in ("min", "max")]
     return _dtypes(node) == {torch.uint8} and any(isinstance(one, (int, float)) and one < 0 for one in bounds)
@@ -138,11 +133,6 @@ def _along_last(x: Tensor, dims: Any, *rest: Any) -> Tensor:
     return made.movedim(-1, dims[0])
 
 
-def _clamped(x: Tensor, *bounds: int | None) -> Tensor:
-    """PyTorch's bounds of unsigned bytes are bytes too."""
-    return torch.clamp(x, *(None if each is None else int(each) % 256 for each in bounds))
-
-
 _ACCUMULATING = (
     "var.correction var_mean.correction cumsum.default convolution.default addmm.default linear.default "
     "avg_pool2d.default scatter_add.default _native_batch_norm_legit_no_training.default "
@@ -157,7 +147,8 @@ FAULTS = (
     Fault("half index", "index_put.default", "it accumulates in half precision",
           lambda node: _in_half(node) and bool(graphs.argument(node, "accumulate")), wide=True),
     Fault("half layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision", _in_half),
-    Fault("layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision", _of_few,
+    Fault("layer norm", "native_layer_norm.default", f"{_SQUARES}, or in half precision",  # of more, a mean is updated
+          lambda node: math.prod(size if type(size) is int else 0 for size in cast(Any, node.args[1])) < 256,
           lambda x, shape, weight, bias, eps: _normalized(x, list(range(-len(shape), 0)), eps, weight, bias)),
     Fault("group norm", "native_group_norm.default", _SQUARES, _of_floats, _group_norm, wide=True),
     Fault("batch norm", "_native_batch_norm_legit.no_stats", _SQUARES, _of_floats,
@@ -190,7 +181,8 @@ FAULTS = (
     *(Fault("complex shapes", f"{name}.Tensor", "it computes with complex numbers of equal shapes only",
             _broadcasts_complex, partial(_broadcast, getattr(torch, name))) for name in ("add", "sub", "mul", "div")),
     Fault("sign", "sign.default", "the sign of NaN is NaN for it", _of_floats),
-    Fault("clamp", "clamp.default", "it refuses negative bounds for uint8", _below_zero, _clamped),
+    Fault("clamp", "clamp.default", "it refuses negative bounds for uint8", _below_zero,  # PyTorch's are bytes too
+          lambda x, *bounds: torch.clamp(x, *(None if each is None else int(each) % 256 for each in bounds))),
     Fault("max pool", f"{_POOL}.default", "it takes NaN for less than any number", _pools_nan, _max_pool),
     Fault("empty", "amax.default amin.default", f"{_ENDS} tensor has no elements", lambda node: 0 in _rows(node)),
     Fault("empty rows", "_log_softmax.default", f"{_ENDS} rows have no elements",

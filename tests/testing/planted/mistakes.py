@@ -493,7 +493,7 @@ class Keeps(AcceleratorDelegate):
         return self.kept[-1]
 
 
-@planted("never lets go of a handle", "life/handles", "destroy", "5 handles are alive")
+@planted("never lets go of a handle", "life/handles", "destroy", "more objects each time")
 class NeverLetsGo(Keeps):
     pass
 
@@ -508,7 +508,7 @@ class Table(Keeps):
         return super().execute(self.kept[handle], inputs)
 
 
-@planted("keeps handles that are tuples", "life/handles", "destroy", "5 handles are alive")
+@planted("keeps handles that are tuples", "life/handles", "destroy", "more objects each time")
 class KeepsTuples(AcceleratorDelegate):
     kept: ClassVar[list[Any]] = []
 
