@@ -118,7 +118,7 @@ RELU = Instruction("RELU", [{"value": 0}])
         (Instructions(1, (), (), [RELU], [1]).to_bytes(MAGIC, VERSION + 1), f"version {VERSION + 1}, expected"),
         (written([RELU], 2), "a number is missing or too large"),
         (written([Instruction("RELU", [{"value": 1}])], 1), "used before it is there"),
-        (written([Instruction("RELU", [1.5])], 1), "an operand is no value"),
+        (written([Instruction("RELU", [1.5])], 1), "an operand is of another kind"),
         (written([Instruction("TANH", [{"value": 0}])], 1), "an opcode is unknown"),
         (written([Instruction("RELU", [])], 1), "an opcode has other arguments"),
         (written([Instruction("MM", [{"value": 0}, {"value": 0}])], 1), "a product of other sizes"),
