@@ -75,7 +75,7 @@ def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int],
     for key, entry in output.pte_data.items():
         file = file_of(key, len(output.buffers[entry.buffer_index]))
         (inside if file is None else outside.setdefault(file, {}))[key] = entry
-    return _changed(module, named_data_store_output=NamedDataStoreOutput(output.buffers, inside, outside))
+    return changed(module, named_data_store_output=NamedDataStoreOutput(output.buffers, inside, outside))
 
 
 def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendModule:
@@ -84,15 +84,16 @@ def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendM
     for output in (module.named_data_store_output, *added):
         if output is not None:
             store.merge_named_data_store(output)
-    return _changed(module, named_data_store_output=store.get_named_data_store_output())
+    return changed(module, named_data_store_output=store.get_named_data_store_output())
 
 
-def _changed(module: LoweredBackendModule, **attributes: Any) -> LoweredBackendModule:
+def changed(module: LoweredBackendModule, **attributes: Any) -> LoweredBackendModule:
+    """Return a delegate with other attributes; the given one is unchanged."""
     # ExecuTorch has no way to change it; its copies copy the weights of the original program too.
-    changed: LoweredBackendModule = copy.copy(module)
+    copied: LoweredBackendModule = copy.copy(module)
     for name, value in attributes.items():
-        setattr(changed, f"_{name}", value)
-    return changed
+        setattr(copied, f"_{name}", value)
+    return copied
 
 
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:

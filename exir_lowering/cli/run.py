@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help='the method or family (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
     method_inputs.add_data(parser)
+    parser.add_argument("--library", action="append", default=[], help="a C++ backend that you trust; repeatable")
     parser.add_argument(
         "--profile", action="store_true", help="run it again, and print where the time goes, slowest first"
     )
@@ -88,6 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
         program = load(
             source,
             data=data or None,
+            libraries=arguments.library,
             unavailable=arguments.unavailable,
             verify=_DIGESTS[arguments.check_digests],
             limits=None if arguments.timeout is None else Limits(seconds=arguments.timeout),

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
     calls.add_argument("--bundled", action="store_true", help="compare the calls that were saved in the file")
     method_inputs.add_data(parser)
+    parser.add_argument("--library", action="append", default=[], help="a C++ backend that you trust; repeatable")
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -55,6 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
             program_files.read_programs(files, arguments),
             "bundled" if arguments.bundled else None if given is None else method_inputs.read_calls("--inputs", given),
             data=data or None,
+            libraries=arguments.library,
             tolerance=arguments.tolerance,
         )
     show(found, arguments.json)

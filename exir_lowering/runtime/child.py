@@ -122,10 +122,11 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
         os.chdir(header["folder"])
     torch.set_num_threads(header["threads"])
     try:
-        for library in header["libraries"]:
+        for library in header["operators"]:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise InputError(f"{header['where']}: the library of operators {library!r} is gone: {error}") from error
+    installed.load_libraries("load", header["libraries"])
     delegates = {backend: load_class(address) for backend, address in header["delegates"].items()}
     _bound(header["memory"])
     rest = iter(contents)

@@ -7,6 +7,8 @@
   one path: several files, and content, are put together in a temporary file for it, which goes with the program.
 * `delegates` come before those of the entry points, and need a C++ compiler once. A backend that the runtime has
   itself cannot be replaced.
+* `libraries` in C++ register backends and kernels when they are loaded: in this process, which keeps them, or with
+  `limits` in the program's. Loading one runs its code, so name only those that you trust. A file never names any.
 * `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning,
   if the file was emitted with `keep_originals=True`.
 * `verify`: in any case a data file has to be one that was emitted with the program. Files that ExecuTorch has written
@@ -26,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exir_lowering._upstream.installed import load_libraries
 from exir_lowering.errors import InputError, did_you_mean
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -191,6 +194,7 @@ def load(
     *,
     data: Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    libraries: Sequence[str | os.PathLike[str]] = (),
     unavailable: Unavailable = "error",
     verify: Verify = True,
     limits: Limits | None = None,
@@ -204,6 +208,7 @@ def load(
         source: The path of the file, or its content. A file is mapped, and must not be changed in place.
         data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
         delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
+        libraries: Paths of C++ libraries with backends or kernels. Loading one runs its code: name those you trust.
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
         verify: What to check by digests: True, the tables, and everything if it is at most 32 MB; "full", everything.
         limits: Limits for the program, which then runs in a separate process and can be interrupted; None for this one.
@@ -214,7 +219,7 @@ def load(
         The program.
 
     Raises:
-        InputError: An argument is invalid; a file cannot be read, is damaged or of another program, or lacks weights.
+        InputError: An argument is invalid; a file or library is damaged or of another program, or a file lacks weights.
         BackendUnavailableError: Nothing here executes a backend of the file, or Python delegates cannot be used here.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
         LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
@@ -223,12 +228,13 @@ def load(
     given = check_arguments(delegates, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
+    paths = load_libraries("load", libraries, here=limits is None)
     file = read_file(source, data, verify)
     for key in given.keys() - file.backends.keys():  # others may be for other files
         if close := did_you_mean(key, file.backends.keys() - given.keys()):
             raise InputError(f"load: delegates: {file.name} has no backend {key!r}.{close}")
     preferred = choosing.check_preferred(choose, file)
-    apart = limits and open_isolated(file, given, unavailable, limits)
+    apart = limits and open_isolated(file, given, unavailable, limits, libraries=paths)
     return LoadedProgram(file, apart or open_engine(file, given, unavailable), preferred)
 
 

@@ -14,10 +14,11 @@ from itertools import pairwise
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.errors import LoweringError
+from exir_lowering.errors import LimitError, LoweringError
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import NAMES
+from exir_lowering.plugins.worker_errors import WorkerDiedError
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import (
     Broken,
@@ -51,9 +52,8 @@ def check_state(trial: Trial) -> None:
     for number, call in enumerate(trial.sample.calls, 1):
         for which, program in programs.items():
             trial.run(program, call, f"call {number} (state kept from call to call, in {which} of two)")
-    fresh = trial.load(delegate)
     for number, call in enumerate(trial.sample.calls, 1):
-        trial.run(fresh, call, f"call {number} (in a program that was loaded after others had run)")
+        trial.run(program, call, f"call {number} (in a program that was reset after it had run)", reset=number == 1)
     _check_seen(delegate)
 
 
@@ -66,6 +66,7 @@ def check_two_programs(trial: Trial) -> None:
     gc.collect()
     for call in trial.sample.calls:
         trial.run(second, call, "a call after another program of the same file was dropped")
+    trial.run(second, trial.sample.calls[0], "a call after a reset, which destroys handles", reset=True)
     _check_seen(delegate)
 
 
@@ -107,7 +108,7 @@ def check_threads(trial: Trial) -> None:
 
 def check_profile(trial: Trial) -> None:
     """Profile a call: events are recorded then only, so that a wrong identifier is seen here and nowhere else."""
-    delegate = _require(trial.watch(), _UNWATCHED)
+    delegate = trial.watch() if trial.subject.libraries else _require(trial.watch(), _UNWATCHED)
     program = trial.load(delegate)
     for call in _first_of_each_method(trial.sample.calls):
         try:
@@ -140,13 +141,15 @@ def check_wrong_number_of_inputs(trial: Trial) -> None:
 def check_damaged(changes: Mapping[str, Change], trial: Trial) -> None:
     """Load and run changed payloads: something has to be raised, or the numbers have to be right."""
     for what, change in changes.items():
-        delegate = _require(trial.watch(change), _FRAGILE)
+        delegate = None if trial.subject.libraries else _require(trial.watch(change), _FRAGILE)
         calls = _first_of_each_method(trial.sample.calls)
         try:
             with redirect_stderr(io.StringIO()):  # the runtime logs each payload that is refused, as all should be
-                program = trial.open(delegate)
+                program = trial.open(delegate, change)
                 results = [(call, program.run(call.method, *call.inputs)) for call in calls]
-        except LoweringError:
+        except LoweringError as error:
+            if isinstance(error, LimitError) or isinstance(error.__cause__, WorkerDiedError):
+                raise Broken("payload", f"{what} is not refused: {error}") from error
             continue
         problems = [problem for call, outputs in results if (problem := trial.describe_difference(outputs, call))]
         if problems:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
 from exir_lowering._upstream import installed
@@ -73,6 +74,7 @@ def make_suite(
     backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
+    libraries: Sequence[str | os.PathLike[str]] = (),
     partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
@@ -106,14 +108,15 @@ def make_suite(
     if delegate is not None and getattr(delegate, "delegate_id", backend_id) != backend_id:
         got = f"the delegate {delegate!r} has the id {delegate.delegate_id!r}"
         raise InputError(f"check_backend: {got}, expected that of the backend, {backend_id!r}, as files name that.")
+    paths = installed.load_libraries("check_backend", libraries, here=False)
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
-    note = found.reason if isinstance(found, availability.Missing) else ""
+    note = found.reason if isinstance(found, availability.Missing) and not (paths and delegate is None) else ""
     if delegate is not None and note:
         text = "Run this where it is available, or leave it out to try only what the backend makes ahead of time"
         raise InputError(f"check_backend: nothing would be executed with {delegate!r}: {note}. {text}.")
-    executor: Any = None if note else found if delegate is None else delegate
+    executor: Any = delegate if delegate is not None or paths else None if note else found
     make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
-    subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, atol, rtol)
+    subject = Subject(backend_id, given, executor, paths, make_partitioner, may_refuse, atol, rtol)
     return Suite(subject, chosen, note, Choice(subject))
 
 
@@ -144,6 +147,8 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
         delegate: The delegate that executes its payloads; it has to be available. None if ExecuTorch's runtime has it,
             or it is installed; if there is none, nothing is executed, and cases are "lowered" rather than "passed".
+        libraries: C++ libraries, as for `load`, that execute the payloads too, after the delegate if one is given: each
+            program in a process of its own, so that a crash fails its case only.
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
@@ -263,7 +268,7 @@ def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
 def _try_case(suite: Suite, case: Case) -> CaseResult:
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-    counts, made_of, subject = (0, 0), "", suite.subject
+    counts, made_of, by, subject = (0, 0), "", "", suite.subject
 
     def result(status: Any, check: str = "", text: object = "") -> CaseResult:
         return CaseResult(case.name, status, check, str(text), *counts, made_of)
@@ -300,13 +305,15 @@ def _try_case(suite: Suite, case: Case) -> CaseResult:
         except LoweringError as error:
             raise Broken("emit", str(error)) from error
         if not suite.note or case.check in AHEAD_OF_TIME:
-            CHECKS[case.check](Trial(subject, case, sample, lowered, content))
+            for libraries in dict.fromkeys([() if subject.delegate else subject.libraries, subject.libraries]):
+                by = f"run by {', '.join(libraries)}: " if libraries else ""
+                CHECKS[case.check](Trial(replace(subject, libraries=libraries), case, sample, lowered, content))
     except Unsupported as reason:
         return result("skipped", reason.check, reason)
     except Broken as broken:
         forget(case)  # what was wrong may have changed it
         demand = f"{case.demand} It is made of {made_of}." if made_of else case.demand
-        return result("failed", broken.check, f"{broken}\nIt demands: {demand}")
+        return result("failed", broken.check, f"{by}{broken}\nIt demands: {demand}")
     except MemoryError:
         raise
     except Exception as error:  # of the plug-in, wherever the suite calls it

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream.compiler import CompileSpec, Partitioner
-from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
+from exir_lowering._upstream.delegates import LoweredBackendModule, changed, named_data_contents
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
@@ -32,11 +34,15 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
-from exir_lowering.runtime import LoadedProgram, load
+from exir_lowering.runtime import Limits, LoadedProgram, load
+from exir_lowering.runtime.isolated.engine import open_isolated
+from exir_lowering.runtime.isolated.process import Process
+from exir_lowering.runtime.source import read_file
 from exir_lowering.testing.samples import Call, Case, Sample
 
 Change = Callable[[bytes], bytes]
 
+_starter = cache(lambda process: Process())  # what all processes with libraries are copies of, which start at once
 _STRICT = LoweringOptions(on_backend_error="raise")  # a check of the partitioner that raises is an error then
 
 
@@ -118,6 +124,7 @@ class Subject:
     backend_id: str
     backend: Any  # None for the one that is found by its id
     delegate: Delegate | type[Delegate] | None  # None for one that the runtime has itself
+    libraries: tuple[str, ...]  # that execute the payloads instead, if there are any
     partitioner: Callable[[Case], Partitioner]
     may_refuse: Callable[[Case], bool]  # not where the backend's own partitioner takes the operators
     atol: float | None  # None for `tolerance`'s
@@ -135,8 +142,8 @@ class Trial:
     content: bytes  # the `.pte` file, or b"" when nothing executes it
 
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
-        """Make a delegate that is watched; None for one of the runtime's own."""
-        if self.subject.delegate is None:
+        """Make a delegate that is watched; None for one of the runtime's own, or of a library."""
+        if self.subject.delegate is None or self.subject.libraries:
             return None
         inner = registry.as_delegate(self.subject.backend_id, self.subject.delegate)
         kind = type(inner)  # whose names and lines messages have
@@ -144,20 +151,34 @@ class Trial:
         watched: type[WatchedDelegate] = type(kind.__name__, (WatchedDelegate,), names)
         return watched(inner, change, probe=probe)
 
-    def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
-        """Load the file, and let every error through."""
-        return load(self.content, delegates={} if delegate is None else {self.subject.backend_id: delegate})
+    def open(self, delegate: WatchedDelegate | None, change: Change | None = None) -> LoadedProgram:
+        """Load the file, where libraries execute it in a process and changed by `change`; let every error through."""
+        if not self.subject.libraries:
+            return load(self.content, delegates={} if delegate is None else {self.subject.backend_id: delegate})
+        file = read_file(self.content if change is None else self._damage(change), None, True)
+        start = partial(Process, forked_from=_starter(os.getpid()))
+        return LoadedProgram(file, open_isolated(file, {}, "error", Limits(seconds=60), start, self.subject.libraries))
+
+    def _damage(self, change: Change) -> bytes:
+        copied = replace(self.lowered, programs={m: graphs.copy_program(one) for m, one in self.lowered.items()})
+        for program in copied.values():
+            for _, module, name in graphs.delegates(program.graph_module):
+                made = getattr(module, name)
+                setattr(module, name, changed(made, processed_bytes=change(made.processed_bytes)))
+        return copied.emit().buffer
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; Broken if it cannot be loaded."""
         with explained(lambda error: Broken("compile", f"the file cannot be loaded: {locate(error)}")):
             return self.open(delegate)
 
-    def run(self, program: LoadedProgram, call: Call, when: str) -> None:
-        """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
+    def run(self, program: LoadedProgram, call: Call, when: str, *, reset: bool = False) -> None:
+        """Make a call, after a reset or not, and compare what it gives; Broken if it fails, or gives something else."""
         where = f"{when} of method {call.method!r}"
         checks = {BackendContractError: "outputs", BackendFailure: "execute"}
         with explained(lambda error: Broken(checks.get(type(error), "runtime"), f"{where}: {locate(error)}")):
+            if reset:
+                program.reset()
             outputs = program.run(call.method, *call.inputs)
         problem = self.describe_difference(outputs, call)
         if problem:

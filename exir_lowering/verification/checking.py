@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Interpreter, Node
 
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.installed import load_libraries
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.delegate import Delegate
@@ -54,6 +55,7 @@ def verify(
     *,
     data: files.Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    libraries: Sequence[str | os.PathLike[str]] = (),
     tolerance: float | None = None,
 ) -> Verification:
     """Compare what a file computes with what its programs compute in eager PyTorch.
@@ -71,6 +73,7 @@ def verify(
             `LoweredModule.save` puts there.
         data: The `.ptd` data files of a path or content, as for `load`.
         delegates: Delegates, as for `load`.
+        libraries: C++ libraries, as for `load`.
         tolerance: The largest error of floating-point numbers, as a share of the largest magnitude in an output; by
             default it depends on dtypes, and is looser for quantised programs.
 
@@ -84,6 +87,7 @@ def verify(
     if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
     given = check_arguments(delegates, "error")
+    load_libraries("verify", libraries)
     file = read(source, data)
     load = partial(open_file, file, given)
     subjects = match(programs, file, (opened := load()).runnable)

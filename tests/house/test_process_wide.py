@@ -11,7 +11,19 @@ PAGE = ROOT / "docs/concepts/process.md"
 FOLDERS = ("exir_lowering", "partitioners", "backends")
 MAKERS = {
     *("ContextVar", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary", "Lock", "RLock", "local", "Condition"),
-    *("Event", "Counter", "OrderedDict", "deque", "count", "defaultdict", "replacing", "Shared", "Workers", "Memory"),
+    *(
+        "Event",
+        "Counter",
+        "OrderedDict",
+        "deque",
+        "count",
+        "cache",
+        "defaultdict",
+        "replacing",
+        "Shared",
+        "Workers",
+        "Memory",
+    ),
 }
 """What makes something that changes, besides empty dicts, lists and sets."""
 

@@ -6,6 +6,8 @@ import warnings
 
 from scripted import ScriptDelegate
 
+from exir_lowering import Delegate
+
 
 class Failing(ScriptDelegate):
     def execute(self, handle, inputs):
@@ -26,3 +28,15 @@ class Warning_(ScriptDelegate):
     def execute(self, handle, inputs):
         warnings.warn("the device is warm", RuntimeWarning, stacklevel=1)
         return super().execute(handle, inputs)
+
+
+class Thrice(Delegate):
+    """Stands for a library that doubles, so that it is seen which of them executes a file."""
+
+    delegate_id = "twice"
+
+    def compile(self, processed, compile_specs, context):
+        return self
+
+    def execute(self, handle, inputs):
+        return [inputs[0] * 3]

@@ -76,6 +76,7 @@ one_memory: several_of_them/3 tensors_that_are_no_buffers/3 views/4
 patched: executorchs_own_bytes/10
 pins: without_a_feature_upstream_does_it/10
 planted: a_mistake_is_found/3
+planted_in_cpp: a_mistake_is_found/3
 pooling: every_geometry_is_equal_or_left_alone/3 window_larger_than_the_input/2
 profit: a_max_pooling_is_whole_unless_its_indices_are_read/2 graphs_without_gradients_are_rewritten_by_default/3
     operators_that_rely_on_how_their_input_lies_in_memory/3 partitions_that_are_asked_for_are_kept/3
@@ -201,6 +202,7 @@ vendors/several: core_ml_before_xnnpack ethos_u_before_xnnpack
     vulkan_before_xnnpack_with_a_cache_in_two_methods vulkan_before_xnnpack_with_any_batch
 planted/planted: the_whole_suite_finds_a_mistake without_a_mistake_it_conforms(elementwise)
     without_a_mistake_it_conforms(attention)
+planted/planted_in_cpp: without_a_mistake_it_conforms
 verification/verify: models_have_no_fault(mobilenet_v2)
 """
 """Tests that are nightly, and cases, in round brackets; `*` and `?` stand for what they do in names of files."""
@@ -220,7 +222,7 @@ SECONDS: dict[str, float] = {
     "test_half_precision": 8, "test_data_dependent_sizes": 8, "test_unusual_weights": 8, "test_damaged_files": 8,
     "test_compat": 8, "test_views": 8, "test_fuzz": 8, "test_settings": 8, "test_skipped_passes": 8,
     "test_lowered_module:TestFiles": 6, "test_precision": 30, "test_new_backend": 60, "test_edge_operators": 15,
-    "test_planted": 100,
+    "test_planted": 100, "test_planted_in_cpp": 40,
 }  # fmt: skip
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
 

@@ -138,11 +138,11 @@ class IsolatedEngine:
                 limit="seconds",
             ) from None
         except WorkerDiedError as error:
-            memory = self._limits.memory
+            memory, suspects = self._limits.memory, ", ".join([*self._opening[0]["libraries"], "a kernel"])
             limit = "" if memory is None else f" An allocation beyond the {memory:,} bytes of limits.memory may end it."
             raise InputError(
-                f"{where} ended its process: {error}.{limit} {_FRESH} The file may be damaged, or a kernel "
-                "or delegate of it has a defect."
+                f"{where} ended its process: {error}.{limit} {_FRESH} The file may be damaged, or "
+                f"{suspects} or a delegate has a defect."
             ) from error
         finally:
             if not done:  # also after an interrupt
@@ -162,15 +162,17 @@ def open_isolated(
     unavailable: Unavailable,
     limits: Limits,
     begin: Callable[[Sequence[str]], Process] = Process,
+    libraries: Sequence[str] = (),
 ) -> IsolatedEngine:
-    """Open a file in a separate process, which is made with modules imported.
+    """Open a file in a separate process, which is made with modules imported, and loads libraries.
 
     It raises what `load` raises, or an InputError if that is impossible.
     """
     if not hasattr(os, "fork"):
         raise InputError(f"{file.name} cannot be loaded with limits: this system is not POSIX.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
-    known = {**registry.registered(registry.DELEGATES), **given}  # it finds those of entry points itself
+    # It finds those of entry points itself; those that were registered here may be what a library stands for.
+    known = {**({} if libraries else registry.registered(registry.DELEGATES)), **given}
     try:
         addresses = {backend: find_address(known[backend]) for backend in file.backends if backend in known}
     except NoAddressError as error:
@@ -178,11 +180,11 @@ def open_isolated(
             f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."
         ) from None
     modules = [address.partition(":")[0] for address in addresses.values()]
-    paths, libraries = [one if isinstance(one, str) else None for one in sources], sorted(torch.ops.loaded_libraries)
+    paths, operators = [one if isinstance(one, str) else None for one in sources], sorted(torch.ops.loaded_libraries)
     header = {
         **{"do": "open", "where": file.name, "unavailable": unavailable, "sources": paths, "delegates": addresses},
-        **{"folder": current_folder(), "threads": torch.get_num_threads(), "libraries": libraries},
-        "memory": limits.memory,
+        **{"folder": current_folder(), "threads": torch.get_num_threads(), "operators": operators},
+        **{"memory": limits.memory, "libraries": libraries},
     }
     contents = [source for source in sources if isinstance(source, bytes)]
     opened = IsolatedEngine(file, (header, contents), partial(begin, modules), limits)
