@@ -120,7 +120,7 @@ def lower_in(
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
     chosen = arguments.choose_rewrites(session.options, default="safe")
-    with session.progress:
+    with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
         return _lower(given, chosen, request, session, preprocess_group, treatment)
 

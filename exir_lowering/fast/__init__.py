@@ -8,7 +8,7 @@ and `state`. The modules have names of upstream that may be gone; they are impor
   what it becomes (`templates`) takes the place of all calls like it (`rewriter`); `inplace` makes writes functional;
 * `fake_results`, `xnnpack_passes`: passes compute the value of equal nodes once; those with nothing to do are skipped;
 * `vulkan_patterns`: graphs of patterns that cannot match are not built;
-* `coreml_checks`: programs of Core ML are checked after all of its passes;
+* `coreml_passes`: programs of Core ML are checked and described after all of its passes, not after each;
 * `contents`: emitted contents are compared instead of hashed;
 * `lazy_code`, `lookups`: generated code, tables and kernels are made when they are needed, and once.
 """
@@ -66,7 +66,6 @@ class Work:
     forms: dict[Any, Any] = field(default_factory=dict)  # of results, by operator and the forms of its inputs
     symbols: dict[Any, Any] = field(default_factory=dict)  # the symbolic sizes in forms, by what these have for them
     searched: Any = None  # the graph in which Vulkan looks for patterns
-    piped: Any = None  # the program that goes through Core ML's passes
     traced: Any = None  # XNNPACK's partition whose nodes have the values that tracing would give them
     hints: dict[type, Any] = field(default_factory=dict)  # the annotations of classes that are written as JSON
     running: Any = None  # the class of XNNPACK's pass that runs, if its condition was written for it
@@ -121,7 +120,7 @@ _PARTS = {
     "lookups.dim_orders": "dim orders and annotations",
     "xnnpack_passes.replacements": "passes of XNNPACK",
     "vulkan_patterns.replacements": "patterns of Vulkan",
-    "coreml_checks.replacements": "checks of Core ML",
+    "coreml_passes.replacements": "passes of Core ML",
     "contents.replacements": "content comparison",
     "contents.xnnpack_hashes": "reused XNNPACK hashes",
 }

@@ -139,15 +139,29 @@ class _Collected:
         self._found: tuple[Any, set[Any]] | None = None
         self._packets: tuple[Any, list[Any]] = (None, [])
         self._operators: tuple[int, list[Any]] = (-1, [])
+        self._thread: int | None = None  # the one that collects
+        self._asked = False  # whether it has asked the dispatcher
 
     def collect(self, collect: Any) -> set[Any]:
         """Return a copy of the operators that are found, which are those found before if nothing was registered."""
         with self._lock:
             state = self._state()
             if self._found is None or self._found[0] != state:
-                found = collect()
+                self._thread, self._asked = threading.get_ident(), False
+                try:
+                    found = collect()
+                finally:
+                    self._thread = None
                 self._found = (self._state(), found)  # collecting gives torch.ops names for what it finds
             return set(self._found[1])
+
+    def materialize(self, materialize: Any) -> None:
+        """Give torch.ops names for what the dispatcher has; once in a collection, which asks for each namespace."""
+        if self._thread != threading.get_ident():
+            materialize()
+        elif not self._asked:
+            materialize()
+            self._asked = True
 
     def _state(self) -> Any:
         """Return what the answer depends on: the kernels of the dispatcher, and those in Python."""
@@ -176,20 +190,22 @@ os.register_at_fork(after_in_child=lambda: setattr(_COLLECTED, "_lock", threadin
 def composites() -> list[tuple[Any, str, Any]]:
     """Remember torch's composite operators, for all threads, and an alias for annotations by what it is subscripted.
 
-    torch asks its dispatcher for those of all namespaces, five times in each conversion to Edge dialect, and rebuilds
-    the type of an annotation for each kernel that a conversion replaces: half of the time of a small conversion.
+    torch asks its dispatcher for those of all namespaces, for each namespace, five times in each conversion to Edge
+    dialect, and rebuilds the type of an annotation for each kernel that a conversion replaces: half of the time of a
+    small conversion.
     """
     # It collects the operators with CompositeImplicitAutograd kernels; the other modules import it by name.
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
 
-    collect = utils._collect_all_valid_cia_ops
+    collect, materialize = utils._collect_all_valid_cia_ops, utils._materialize_cpp_cia_ops
 
     def remembered() -> set[Any]:
         return _COLLECTED.collect(collect)
 
     return [
         *((module, collect.__name__, remembered) for module in (utils, decomp_utils, exported_program)),
+        (utils, "_materialize_cpp_cia_ops", lambda: _COLLECTED.materialize(materialize)),
         (torch._ops, "Callable", typing.Callable),
     ]
 

@@ -147,7 +147,7 @@ _SETS = {"transformers": TRANSFORMERS, "others": OTHERS, "all": MODELS}
 
 
 def default_folder(name: str) -> Path:
-    """Return where things are kept: what EXIR_PEERS or EXIR_ARM says, or a folder of the user's cache."""
+    """Return where things are kept: what EXIR_PEERS says, or a folder of the user's cache."""
     return Path(os.environ.get(f"EXIR_{name.upper()}") or Path.home() / ".cache" / f"exir-lowering-{name}")
 
 

@@ -32,7 +32,7 @@ def read_arrays(content):
     while at < len(content):
         number, rank = struct.unpack_from("2i", content, at)
         shape = struct.unpack_from(f"{rank}i", content, at + 8)
-        at += 8 + 4 * rank
+        at += 8 + 8 * rank  # sizes, and the order of dimensions: the usual one
         kind = numpy.dtype(TYPES[number])
         size = int(numpy.prod(shape, dtype=int))
         arrays.append(numpy.frombuffer(content, kind, size, at).reshape(shape))
@@ -45,7 +45,9 @@ def write_arrays(path, arrays):
     numbers = {name: number for number, name in TYPES.items()}
     with open(path, "wb") as file:
         for one in arrays:
-            file.write(struct.pack(f"{2 + one.ndim}i", numbers[one.dtype.name], one.ndim, *one.shape) + one.tobytes())
+            order = range(one.ndim)
+            file.write(struct.pack(f"{2 + 2 * one.ndim}i", numbers[one.dtype.name], one.ndim, *one.shape, *order))
+            file.write(one.tobytes())
 
 
 def open_litert(path, arrays, threads=1):

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# ARM's kernels on a bare Debian 12: `set_up.sh FOLDER EXECUTORCH_VERSION`, as root, about two minutes.
+# ARM's kernels on a bare Debian 12: `set_up.sh FOLDER EXECUTORCH_VERSION [SOURCE...]`, as root, about two minutes.
 #
 # FOLDER gets the aarch64 wheels of ExecuTorch, LiteRT and ONNX Runtime, an arm64 Python, and a root for qemu-user with
-# one made-up Cortex-A76; then the client, the plugin that counts instructions, and a clock.
+# one made-up Cortex-A76; then the client, the plugin that counts instructions, and a clock. What is there stays. Sources
+# are linked into the client: kernels and backends of your own.
 set -euo pipefail
 
 litert=2.3.0 onnxruntime=1.32.0 python=3.11
 sources=$(cd "$(dirname "$0")" && pwd)
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 version=$2
+own=()
+for source in "${@:3}"; do own+=("$(realpath "$source")"); done
 root=$folder/root executorch=$folder/executorch-$version
 cd "$folder"
 
@@ -22,6 +25,7 @@ install_packages() {
 # wheels INTO PACKAGE...: downloads the packages for aarch64, without what they depend on, and unpacks them.
 wheels() {
   local into=$1 platform platforms=()
+  [ -d "$into" ] && return
   for platform in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do platforms+=(--platform "${platform}_aarch64"); done
   shift
   python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --python-version "$python" \
@@ -32,6 +36,7 @@ wheels() {
 
 # The libraries that qemu gives to the programs, and a Python.
 make_root() {
+  [ -d "$root" ] && return
   mkdir -p debs "$root"
   (cd debs && apt-get download -qq $(printf '%s:arm64 ' "python$python-minimal" "libpython$python-minimal" \
     "libpython$python-stdlib" libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libffi8 libssl3 libbz2-1.0 liblzma5))
@@ -69,15 +74,17 @@ compile() {
   gcc -O1 -shared -fPIC "$sources/counter.c" -o counter.so
   aarch64-linux-gnu-gcc -O1 -shared -fPIC "$sources/clock.c" -o clock.so
   aarch64-linux-gnu-g++ -O1 -w -std=c++17 -DC10_USING_CUSTOM_GENERATED_MACROS -I"$headers" \
-    -I"$headers/executorch/runtime/core/portable_type/c10" "$sources/client.cpp" -o client \
+    -I"$headers/executorch/runtime/core/portable_type/c10" "$sources/client.cpp" "${own[@]}" -o client \
     -Wl,--no-as-needed,--allow-shlib-undefined -L"$libraries" -Wl,-rpath,"$libraries" -lexecutorch -lexecutorch_etdump \
     -lexecutorch_backend_xnnpack -lexecutorch_kernels_optimized -lexecutorch_kernels_quantized -lexecutorch_threadpool
 }
 
 install_packages
 wheels "$executorch" "executorch==$version"
-wheels "$folder/site" "ai-edge-litert==$litert" "onnxruntime==$onnxruntime" "numpy>=2,<2.4" packaging flatbuffers \
+site=$folder/site-$litert-$onnxruntime
+wheels "$site" "ai-edge-litert==$litert" "onnxruntime==$onnxruntime" "numpy>=2,<2.4" packaging flatbuffers \
   protobuf typing_extensions backports.strenum tqdm
+ln -sfn "$site" "$folder/site"
 make_root
 make_cpu
 compile

@@ -1,0 +1,173 @@
+"""Files on ARM's kernels, which qemu runs: outputs as here, and at most the instructions of ExecuTorch's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from random_programs import random_method
+from torch import nn
+from torch.export import ExportedProgram, export
+
+import exir_lowering
+from exir_lowering import cli
+from exir_lowering.errors import InputError
+from exir_lowering.verification.aarch64 import Emulator, OnAarch64, compare, default_folder, pack, unpack
+
+DEVICE = Path(__file__).parents[1] / "device"
+VALUES = [
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.randn(3, 4).to(torch.bfloat16),
+    torch.tensor([True, False]),
+    torch.zeros(0, 3),
+    torch.tensor(7),
+    torch.randint(-9, 9, (2, 1)).to(torch.int8),
+]
+
+
+def test_what_the_client_reads_and_writes() -> None:
+    for one, back in zip(VALUES, unpack(pack(VALUES)), strict=True):
+        assert torch.equal(one, back) and (one.dtype, one.dim_order()) == (back.dtype, back.dim_order())
+    assert len(pack([1, 2.0, True])) == 3 * 8 + 8 + 8 + 1
+    with pytest.raises(InputError, match="an input is 'x', expected tensors and numbers"):
+        pack(["x"])
+
+
+def test_what_is_not_set_up_is_said_with_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "relu.pte"
+    exir_lowering.lower(export(nn.ReLU(), (torch.ones(2),)), "xnnpack").emit().save(file)
+    assert cli.main(["check", str(file), "--on", "aarch64", "--device", str(tmp_path)]) == 2
+    assert "run `tests/device/set_up.sh" in capsys.readouterr().err
+    assert cli.main(["check", str(file), "--inputs", str(file)]) == 2
+    assert "--inputs applies to --on" in capsys.readouterr().err
+
+
+# -- by night, on Debian 12, as root ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    """The emulator, set up the first time."""
+    if shutil.which("apt-get") is None or (shutil.which("qemu-aarch64") is None and os.getuid() != 0):
+        pytest.skip("needs Debian 12, and root the first time")
+    set_up(default_folder())
+    return Emulator(default_folder())
+
+
+def set_up(folder: Path, *sources: Path) -> None:
+    """Set it up in a folder, with sources in the client."""
+    version = metadata.version("executorch").partition("+")[0]
+    subprocess.run([str(DEVICE / "set_up.sh"), str(folder), version, *map(str, sources)], check=True)
+
+
+def on_arm(emulator: Emulator, folder: Path, content: Any, inputs: Any) -> OnAarch64:
+    """Compare a file's "forward"."""
+    path = folder / "model.pte"
+    path.write_bytes(content)
+    return compare(emulator, path, exir_lowering.load(path), "forward", inputs)
+
+
+def both(program: ExportedProgram) -> tuple[Any, Any]:
+    """Return the content of our file and of ExecuTorch's."""
+    ours = exir_lowering.lower(program, "xnnpack").emit().buffer
+    return ours, to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch().buffer
+
+
+class Counter(nn.Module):
+    """Counts its calls, beside an image in channels_last, a number that it returns and an integer that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        self.calls += 1
+        return self.conv(x).to(memory_format=torch.channels_last), self.calls.clone(), n
+
+
+@pytest.mark.nightly
+def test_a_method_with_state_and_a_number(
+    emulator: Emulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = torch.randn(1, 3, 8, 8), 4
+    content, _ = both(export(Counter().eval(), inputs))
+    found = on_arm(emulator, tmp_path, content, inputs)
+    assert found.ok and len(found.outputs) >= 2, found
+    assert any("XnnpackBackend" in name for name, _ in found.rows)
+    assert 0 < sum(count for _, count in found.rows) < 1.2 * found.instructions
+    torch.save(inputs, tmp_path / "inputs.pt")
+    inputs_file = str(tmp_path / "inputs.pt")
+    capsys.readouterr()
+    assert not cli.main(["check", str(tmp_path / "model.pte"), "--on", "aarch64", "--inputs", inputs_file, "--json"])
+    assert json.loads(capsys.readouterr().out)["instructions"] == found.instructions
+
+
+WRONG = 'extern "C" float expf(float x) { return x > 0 ? 1 : 0; }\n'
+
+
+@pytest.mark.nightly
+def test_a_kernel_that_is_wrong_on_arm_only_is_found(emulator: Emulator, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in emulator.folder.iterdir():
+        if path.is_dir():  # what was downloaded; the rest is made anew
+            (broken / path.name).symlink_to(path)
+    (tmp_path / "wrong.cpp").write_text(WRONG)
+    set_up(broken, tmp_path / "wrong.cpp")
+    content = exir_lowering.lower(export(nn.Softmax(-1), (torch.randn(2, 5),)), []).emit().buffer
+    assert on_arm(emulator, tmp_path, content, (torch.randn(2, 5),)).ok
+    assert not on_arm(Emulator(broken), tmp_path, content, (torch.randn(2, 5),)).ok
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(10))
+def test_random_programs(emulator: Emulator, tmp_path: Path, part: int) -> None:
+    more, ran = [], 0
+    for seed in range(part * 40, part * 40 + 40):
+        inputs = torch.randn(3, 8), torch.randn(3, 8), 3
+        module = random_method(seed, 8)
+        try:
+            ours, theirs = both(export(module, inputs))
+        except Exception:  # what torch or ExecuTorch cannot do
+            continue
+        found = on_arm(emulator, tmp_path, ours, inputs)
+        assert found.ok, (seed, found)
+        ran += 1
+        more += [seed] * (found.instructions > emulator_count(emulator, tmp_path, theirs, inputs))
+        if ran == 20:
+            break
+    assert ran == 20 and len(more) <= 1, more
+
+
+def emulator_count(emulator: Emulator, folder: Path, content: Any, inputs: Any) -> int:
+    """Return the instructions of ExecuTorch's file."""
+    path = folder / "theirs.pte"
+    path.write_bytes(content)
+    return emulator.call(path, "forward", inputs).instructions
+
+
+@pytest.mark.nightly
+def test_the_models_of_the_latency_table(emulator: Emulator, tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    from latency_engines import build
+    from latency_models import MODELS
+
+    more = []
+    for name in MODELS:
+        subject = build(name)
+        ours, theirs = both(subject.program)
+        found = on_arm(emulator, tmp_path, ours, subject.built.inputs)
+        assert found.ok, (name, found)
+        more += [name] * (found.instructions > emulator_count(emulator, tmp_path, theirs, subject.built.inputs))
+    assert len(more) <= len(MODELS) // 20, more
