@@ -125,7 +125,7 @@ def pack(values: Sequence[Any]) -> bytes:
     """Return values as the client reads them: type, rank, sizes and order of dimensions as int32, then the elements."""
     parts = []
     for one in values:
-        if isinstance(one, torch.Tensor):
+        if isinstance(one, torch.Tensor) and one.dtype in CODES:
             order = one.dim_order()
             laid_out = one.detach().permute(order).contiguous()
             parts.append(struct.pack(f"{2 + 2 * one.dim()}i", CODES[one.dtype], one.dim(), *one.shape, *order))
@@ -134,7 +134,7 @@ def pack(values: Sequence[Any]) -> bytes:
             dtype, letter = _PLAIN[type(one)]
             parts.append(struct.pack(f"=ii{letter}", CODES[dtype], _NO_TENSOR, one))
         else:
-            raise InputError(f"On aarch64, an input is {one!r}, expected tensors and numbers.")
+            raise InputError(f"On aarch64, an input is {one!r}, expected numbers and tensors of a file's types.")
     return b"".join(parts)
 
 
@@ -147,10 +147,8 @@ def unpack(content: bytes) -> Iterator[torch.Tensor]:
         sizes, order, dtype = numbers[:rank], numbers[rank:], DTYPES[code]
         at += 8 + 8 * rank
         size = math.prod(sizes) * dtype.itemsize
-        elements = torch.frombuffer(bytearray(content[at : at + size]) or bytearray(1), dtype=torch.uint8)[:size].view(
-            dtype
-        )
-        yield elements.view([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(rank)])
+        elements = torch.frombuffer(bytearray(content[at : at + size]) or bytearray(1), dtype=torch.uint8)[:size]
+        yield elements.view(dtype).view([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(rank)])
         at += size
 
 
@@ -173,7 +171,8 @@ class OnAarch64(Shown):
         method: The method.
         instructions: How many a call takes.
         outputs: How far each output is from what the file computes on this machine.
-        rows: The method's kernels and delegates in the order of the file, each with its instructions.
+        rows: The method's kernels and delegates in the order of the file, each with its instructions in a third call.
+            The runtime traces that one, which takes some thousand instructions for each delegate.
     """
 
     method: str
@@ -190,8 +189,9 @@ class OnAarch64(Shown):
         """Return the table for a terminal."""
         verdict = "right" if self.ok else "WRONG"
         title = f"{printable(self.method)} on aarch64: {verdict}, {self.instructions:,} instructions"
-        rows = [(printable(name), f"{count:,}", f"{count / self.instructions:.1%}") for name, count in self.rows]
-        return make_table(("what", "instructions", "share"), rows, ("instructions", "share"), title)
+        total = sum(count for _, count in self.rows)
+        rows = [(printable(name), f"{count:,}", f"{count / total:.1%}") for name, count in self.rows]
+        return make_table(("what", "traced instructions", "share"), rows, ("traced instructions", "share"), title)
 
     def to_text(self, width: int = 120) -> str:
         """Return it as plain text, in lines of some characters."""

@@ -39,7 +39,7 @@ def test_what_the_client_reads_and_writes() -> None:
     for one, back in zip(VALUES, unpack(pack(VALUES)), strict=True):
         assert torch.equal(one, back) and (one.dtype, one.dim_order()) == (back.dtype, back.dim_order())
     assert len(pack([1, 2.0, True])) == 3 * 8 + 8 + 8 + 1
-    with pytest.raises(InputError, match="an input is 'x', expected tensors and numbers"):
+    with pytest.raises(InputError, match="an input is 'x', expected numbers and tensors"):
         pack(["x"])
 
 
@@ -101,11 +101,11 @@ def test_a_method_with_state_and_a_number(
     emulator: Emulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = torch.randn(1, 3, 8, 8), 4
-    content, _ = both(export(Counter().eval(), inputs))
+    content = exir_lowering.lower(export(Counter().eval(), inputs), "xnnpack").emit().buffer
     found = on_arm(emulator, tmp_path, content, inputs)
     assert found.ok and len(found.outputs) >= 2, found
     assert any("XnnpackBackend" in name for name, _ in found.rows)
-    assert 0 < sum(count for _, count in found.rows) < 1.2 * found.instructions
+    assert 0.5 < sum(count for _, count in found.rows) / found.instructions < 3  # tracing counts, too
     torch.save(inputs, tmp_path / "inputs.pt")
     inputs_file = str(tmp_path / "inputs.pt")
     capsys.readouterr()
