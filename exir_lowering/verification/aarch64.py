@@ -147,8 +147,9 @@ def unpack(content: bytes) -> Iterator[torch.Tensor]:
         sizes, order, dtype = numbers[:rank], numbers[rank:], DTYPES[code]
         at += 8 + 8 * rank
         size = math.prod(sizes) * dtype.itemsize
-        elements = torch.frombuffer(bytearray(content[at : at + size]) or bytearray(1), dtype=torch.uint8)[:size]
-        yield elements.view(dtype).view([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(rank)])
+        found = torch.frombuffer(bytearray(content[at : at + size]) or bytearray(1), dtype=torch.uint8)[:size]
+        laid_out = found.view(dtype).view([sizes[dim] for dim in order])
+        yield laid_out.permute([order.index(dim) for dim in range(rank)])
         at += size
 
 

@@ -47,23 +47,27 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "an expansion of both": (lambda x: x[..., :1].expand(2, 5, 6) * x[:, :1, :6].expand(2, 5, 6), 6),
     "powers": (lambda x: x.pow(2.0) + x.pow(3) - x.abs().pow(0.5), 6),
     "inverse powers": (lambda x: (x.abs() + 0.5).pow(-0.5) + (x.abs() + 1).reciprocal(), 6),
-    "sums": (lambda x: (x.sum(-1), x.sum((1, 2)), x.sum((-1, -2), keepdim=True)), 6),
+    "means": (lambda x: (x.mean(-1), x.mean((1, 2)), x.mean((-1, -2), keepdim=True)), 6),
 }
 
 
+SUM = "aten.sum.dim_IntList"  # the host's kernel takes half the instructions of any other form
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_in_one_delegate_and_equal(name: str) -> None:
+def test_all_but_sums_is_in_delegates_and_equal(name: str) -> None:
     model, given = Layered(*CASES[name]).eval(), torch.randn(2, 5, 12)
     program = export(model, (given,))
     found = plan(program, XnnpackPartitioner()).methods[0]
-    assert len(found.partitions) == 1 and not found.host, Counter(one.operator for one in found.host)
+    host = [one.operator for one in found.host]
+    assert set(host) <= {SUM} and len(found.partitions) <= 1 + len(host), Counter(host)
     loaded = load(lower(program, XnnpackPartitioner()).emit().buffer)
     for x in (given, torch.zeros_like(given), -given * 100):
         expected = model(x) if isinstance(model(x), (list, tuple)) else [model(x)]
         torch.testing.assert_close(list(loaded.run("forward", x)), list(expected), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["powers", "inverse powers", "sums", "divided by a norm", "split"])
+@pytest.mark.parametrize("name", ["powers", "inverse powers", "means", "divided by a norm", "split"])
 def test_infinities_and_nan(name: str) -> None:
     model = Layered(CASES[name][0], 12).eval()
     model.layer = nn.ReLU() if name == "powers" else nn.Sigmoid() if name == "split" else nn.Hardtanh(-1e38, 1e38)
