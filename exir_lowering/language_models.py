@@ -128,7 +128,7 @@ def _quantise(model: Any, bits: int) -> None:
     quantize_embedding(embedding, rows)
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer is not rows:
-            quantize_layer(layer, bits)
+            quantize_layer(layer, bits, torch.bfloat16)  # which XNNPACK rounds scales of groups to
     unwrap_tensor_subclass(model)  # plain tensors are exported faster
 
 

@@ -53,13 +53,17 @@ def quantize_layers(module: GraphModule, names: Collection[str]) -> GraphModule:
     return module
 
 
-def quantize_layer(layer: torch.nn.Linear, bits: int = 4) -> None:
-    """Put torchao's tensor in the place of a weight, some rows at a time, as torchao makes several copies in float."""
+def quantize_layer(layer: torch.nn.Linear, bits: int = 4, scales: torch.dtype = torch.float32) -> None:
+    """Put torchao's tensor in the place of a weight, some rows at a time, as torchao makes several copies in float.
+
+    Scales of groups are numbers of the type `scales`, and the weights are those that fit them.
+    """
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig as Config, quantize_
     from torchao.quantization.granularity import PerAxis, PerGroup
 
     in_groups = bits == 4 and not layer.weight.shape[1] % GROUP
-    config = Config(torch.int4, PerGroup(GROUP)) if in_groups else Config(torch.int8, PerAxis(0))
+    groups = Config(torch.int4, PerGroup(GROUP), weight_scale_dtype=scales)
+    config = groups if in_groups else Config(torch.int8, PerAxis(0))
     pieces: list[Any] = []
     for rows in layer.weight.detach().split(max(1, _PIECE // layer.weight.shape[1])):
         part = torch.nn.Linear(*reversed(rows.shape), device="meta")
@@ -67,6 +71,7 @@ def quantize_layer(layer: torch.nn.Linear, bits: int = 4) -> None:
         quantize_(part, config)
         pieces.append(part.weight)
     parts = [torch.cat([getattr(one, key) for one in pieces]) for key in ("qdata", "scale", "zero_point")]
+    parts[1] = parts[1].float()
     layer.weight = _remade(pieces[0], *parts, pieces[0].activation_quantization)
 
 

@@ -55,7 +55,7 @@ def quantised(model: Any, precision: str | None) -> Any:
         return model
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     rows = Int8DynamicActivationIntxWeightConfig(torch.int8, PerAxis(0))
-    groups = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))
+    groups = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32), weight_scale_dtype=torch.bfloat16)
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     within = [name for name in linear if not (tied and name == "lm_head")]
     quantize_(model, groups if precision == "8da4w" else rows, lambda module, name: name in within)
