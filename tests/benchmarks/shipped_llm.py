@@ -7,7 +7,8 @@ ExecuTorch's `export_llm` of the same sizes (random weights, 8da4w in groups of 
                       bytes of the float32 weights
     CPU seconds       of a whole process, with imports: from the folder, or the checkpoint, to the file
     tokens / s        `TextLLMRunner`, a prompt of 64 tokens and 64 that are generated, CPU time of one pinned core
-    tokens            whether those are the greedy tokens of the quantised model in PyTorch, without a cache
+    equal tokens      how many of those 64 are, from the first on, the greedy tokens of the quantised model in PyTorch;
+                      and of that model with norms that differ by 5e-7: the logits of random weights lie close together
 
     python tests/benchmarks/shipped_llm.py --size 20m --architectures Llama,Qwen3 --without-executorch
 """
@@ -77,8 +78,8 @@ def save_folder(architecture: str, size: str, folder: Path) -> dict[str, int]:
     for weight in quantised(model, "8da4w").parameters():
         data, bits = getattr(weight, "qdata", weight), 4 if "int4" in str(getattr(weight, "target_dtype", "")) else 8
         held[hash(data.numpy().tobytes())] = data.nbytes * bits // 8
-        if data is not weight:  # XNNPACK keeps scales of groups in bfloat16
-            held[hash(weight.scale.numpy().tobytes())] = weight.scale.nbytes // (2 if bits == 4 else 1)
+        if data is not weight:
+            held[hash(weight.scale.float().numpy().tobytes())] = weight.scale.nbytes
     return {"float": sum(one.nbytes for one in model.parameters()), "quantised": sum(held.values())}
 
 
@@ -134,7 +135,7 @@ def child(given: argparse.Namespace) -> dict[str, Any]:
 def measure(architecture: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Make the files of an architecture, and run them."""
     from generation import GENERATED, open_runner, silent
-    from language_models import quantised
+    from language_models import quantised, rounded_otherwise
     from latency import time_in_turns
     from latency_engines import use_cores
     from tokenizers import Tokenizer
@@ -158,8 +159,12 @@ def measure(architecture: str, given: argparse.Namespace, folder: Path) -> dict[
         text = runners["ours"]()
         taken = time_in_turns(runners, given.rounds)
     row["speed"] = {name: (PROMPT + GENERATED) / one["cpu_min"] * 1e3 for name, one in taken.items()}
-    expected = generate(quantised(make_model(architecture, given.size), "8da4w"), GENERATED)
-    row["equal"], row["distinct"] = text == Tokenizer.from_file(str(tokenizer)).decode(expected), len({*expected})
+    model, decode = make_model(architecture, given.size), Tokenizer.from_file(str(tokenizer)).decode
+    expected = generate(quantised(model, "8da4w"), GENERATED)
+    rounded = generate(rounded_otherwise(quantised(model, "8da4w"), 0), GENERATED)
+    parts = [decode(expected[:count]) for count in range(GENERATED + 1)]
+    row["equal"] = max(count for count in range(GENERATED + 1) if text.startswith(parts[count]))
+    row["equal_in_pytorch"] = next((at for at, one in enumerate(expected) if one != rounded[at]), GENERATED)
     return row
 
 
@@ -179,7 +184,7 @@ def show(rows: dict[str, dict[str, Any]], size: str) -> None:
 
     table = Table(title=f"{size}, 8da4w, cache of {CONTEXT} tokens")
     columns = ("float MB", "file MB", "file / weights", "peak / weights", "CPU s", "export_llm", "ratio", "its MB")
-    for column in ("", *columns, "tokens/s", "export_llm", "tokens"):
+    for column in ("", *columns, "tokens/s", "export_llm", "equal tokens"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
         weights, its = row["weights"], row.get("executorch")
@@ -188,12 +193,12 @@ def show(rows: dict[str, dict[str, Any]], size: str) -> None:
         cells += [f"{row['ours']['cpu']:.0f}", f"{its['cpu']:.0f}" if its else "-"]
         cells += [f"{its['cpu'] / row['ours']['cpu']:.1f}x", f"{row['bytes']['executorch'] / 1e6:.1f}"] if its else "--"
         cells += [f"{row['speed'][one]:.0f}" if one in row["speed"] else "-" for one in ("ours", "executorch")]
-        table.add_row(name, *cells, f"equal, {row['distinct']} kinds" if row["equal"] else "DIFFERENT")
+        table.add_row(name, *cells, f"{row['equal']}, {row['equal_in_pytorch']}")
     Console(width=150).print(table)
 
 
 def main() -> int:
-    """Run the benchmark; return 1 if tokens are wrong."""
+    """Run the benchmark; return 1 if the first token of an architecture is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="100m")
     parser.add_argument("--architectures", default=",".join(PARAMS), help="which, with commas between them")
@@ -213,7 +218,7 @@ def main() -> int:
         show(rows, given.size)
         if given.json:
             given.json.write_text(json.dumps({"size": given.size, "rows": rows}, indent=1))
-    return int(not all(row["equal"] for row in rows.values()))
+    return int(not all(row["equal"] > 0 for row in rows.values()))
 
 
 if __name__ == "__main__":

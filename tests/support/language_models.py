@@ -17,22 +17,25 @@ LETTERS = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
 TEXT = "she sells sea shells"  # longer than a window of Gemma3
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "Llama": {},
     "Qwen3": {"tie_word_embeddings": True},
+    "Llama": {},
     "Gemma3": {
-        "tie_word_embeddings": True,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"],
         "query_pre_attn_scalar": 16,
     },
-    "SmolLM3": {"no_rope_layers": [1, 0], "tie_word_embeddings": True},
+    "SmolLM3": {"no_rope_layers": [1, 0], "tie_word_embeddings": True, "pad_token_id": 0},
     "Phi3": {"pad_token_id": 0},
 }
 
 
-def make_model(architecture: str, **more: Any) -> Any:
+SEEDS = {"Qwen3": 1, "Llama": 1, "SmolLM3": 2}
+"""Of weights whose greedy tokens are decided: another order of sums gives the same ones, in PyTorch too."""
+
+
+def make_model(architecture: str, seed: int | None = None, **more: Any) -> Any:
     """Return a small model, the same one each time."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEEDS.get(architecture, 0) if seed is None else seed)
     sizes = {"vocab_size": len(LETTERS), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128}
     others = {"initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": len(LETTERS), "tie_word_embeddings": False}
@@ -62,6 +65,15 @@ def quantised(model: Any, precision: str | None) -> Any:
     quantize_(model, rows, lambda module, name: name in linear and name not in within)
     embedding = lambda module, name: isinstance(module, torch.nn.Embedding)  # noqa: E731
     quantize_(model, IntxWeightOnlyConfig(torch.int8, PerAxis(0)), embedding)
+    return model
+
+
+def rounded_otherwise(model: Any, seed: int) -> Any:
+    """Return the model with weights of norms that are moved by less than sums in another order move their results."""
+    torch.manual_seed(seed)
+    for layer in model.modules():
+        if type(layer).__name__.endswith("RMSNorm"):
+            layer.weight = torch.nn.Parameter(layer.weight * (1 + 5e-7 * torch.randn_like(layer.weight)), False)
     return model
 
 
