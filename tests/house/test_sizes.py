@@ -25,7 +25,7 @@ ROOMS = {
     "exir_lowering/plans": (1517, 1600),
     "exir_lowering/plugins": (1455, 1400),
     "exir_lowering/pte": (3108, 3000),
-    "exir_lowering/quantization": (615, 450),
+    "exir_lowering/quantization": (620, 450),
     "exir_lowering/rewrites": (1418, 1150),
     "exir_lowering/runtime": (2694, 2500),
     "exir_lowering/shape_buckets.py": (192, 220),
