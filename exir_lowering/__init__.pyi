@@ -16,6 +16,7 @@ from .errors import (
 )
 from .graphs.weights import WeightRef as WeightRef, WeightStore as WeightStore
 from .inspection import FileReport as FileReport, inspect as inspect
+from .language_models import language_model as language_model
 from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
 from .model import (

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import partitioning, program_files
+from exir_lowering.cli import llm, partitioning, program_files
 from exir_lowering.cli.output import (
     OK,
     check_target,
@@ -35,6 +35,7 @@ examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower lower model.py:make -p xnnpack -o model.pte
   exir-lower lower bert/ --task text-classification -p xnnpack -o bert.pte
+  exir-lower lower --llm qwen/ --quantise 8da4w -o qwen.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
+    llm.add_arguments(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument("--external-weights", metavar="NAME", help="put weights into NAME.ptd beside the .pte file")
     parser.add_argument("--keep-originals", action="store_true", help="keep the graphs for machines without a backend")
@@ -111,6 +113,7 @@ def execute(arguments: argparse.Namespace) -> int:
             "as 'weights'."
         )
     values = read_constants(arguments.constants, files)
+    llm.check_arguments(arguments, files, target)
     partitioning.check_arguments(arguments)
     with kept_from_stdout(arguments.json):
         cached = False if arguments.no_cache else arguments.cache or True
@@ -122,7 +125,10 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         chosen = partitioning.make(arguments)
-        lowered = lower(program_files.read_programs(files, arguments), **chosen, options=options)
+        if arguments.llm:
+            lowered = llm.lower_folder(Path(files["forward"]), arguments, chosen, options)
+        else:
+            lowered = lower(program_files.read_programs(files, arguments), **chosen, options=options)
         fusing = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
         artifact = lowered.emit(
             fusing if arguments.fuse_quantized else None,
@@ -143,7 +149,9 @@ def execute(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads(artifact.report.to_json()), indent=2))
     else:
         _print_tables(arguments, lowered, artifact)
-    say(_list_written(target, [*pages.values()], artifact, values), error=arguments.json)
+    values = {**lowered.constant_methods, **values}
+    tokenizer = llm.copy_tokenizer(Path(files["forward"]), target) if arguments.llm else ""
+    say(_list_written(target, [*pages.values()], artifact, values) + tokenizer, error=arguments.json)
     return OK
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,15 @@ _TEXT, _CACHE, _SAMPLES = 512, 1024, 160_000
 
 def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
     """Return the methods of the model in a folder; InputError if it, or the task, is none that transformers knows."""
+    model = load_folder(folder, task)
+    with _explaining(who := repr(str(folder))):
+        if model.can_generate() and not model.config.is_encoder_decoder and model.main_input_name == "input_ids":
+            return _export_decoder(who, model)
+        return {"forward": _export(who, model, *_draw(model))}
+
+
+def load_folder(folder: Path, task: str | None) -> Any:
+    """Return the model in a folder, in float32; InputError if it, or the task, is none that transformers knows."""
     who = repr(str(folder))
     try:
         import transformers
@@ -30,13 +41,16 @@ def export_folder(folder: Path, task: str | None) -> dict[str, ExportedProgram]:
     transformers.utils.logging.disable_progress_bar()
     if (folder / "adapter_config.json").is_file():
         raise InputError(f"{who}: it has an adapter, whose file names another model. Merge them first, and save that.")
-    try:
+    with _explaining(who):
         json.loads((folder / "config.json").read_text(), object_hook=_check_named)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model = _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
-        if model.can_generate() and not config.is_encoder_decoder and model.main_input_name == "input_ids":
-            return _export_decoder(who, model)
-        return {"forward": _export(who, model, *_draw(model))}
+        return _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
+
+
+@contextmanager
+def _explaining(who: str) -> Iterator[None]:
+    try:
+        yield
     except (LoweringError, MemoryError):
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from exir_lowering import graphs
 from exir_lowering.quantization.results import LayerError
 
 GROUP = 32  # how many weights of a row have one scale; rows of no multiple of it have 8 bits and one scale
+_PIECE = 2**22  # how many weights are quantised at once
 
 
 def find_layers(module: GraphModule, takes: Callable[[Node], bool]) -> tuple[dict[str, LayerError], tuple[str, ...]]:
@@ -34,8 +35,6 @@ def find_layers(module: GraphModule, takes: Callable[[Node], bool]) -> tuple[dic
 
 def quantize_layers(module: GraphModule, names: Collection[str]) -> GraphModule:
     """Put torchao's layers in the place of those; the nodes keep their names."""
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-    from torchao.quantization.granularity import PerAxis, PerGroup
     from torchao.utils import unwrap_tensor_subclass
 
     for node in [one for one in module.graph.nodes if one.name in names]:
@@ -45,11 +44,43 @@ def quantize_layers(module: GraphModule, names: Collection[str]) -> GraphModule:
             weight, bias = [*(graphs.attribute(module, str(one.target)) for one in operands), None][:2]
             layer: Any = torch.nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
             layer.weight, layer.bias = weight, bias
-            bits, granularity = ("int8", PerAxis(0)) if weight.shape[1] % GROUP else ("int4", PerGroup(GROUP))
-            quantize_(layer, Int8DynamicActivationIntxWeightConfig(getattr(torch, bits), granularity))
+            quantize_layer(layer)
             module.add_module(name, layer)
         node.op, node.target, node.args = "call_module", name, node.args[:1]
     unwrap_tensor_subclass(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def quantize_layer(layer: torch.nn.Linear, bits: int = 4, scales: torch.dtype = torch.float32) -> None:
+    """Put torchao's tensor in the place of a weight, some rows at a time, as torchao makes several copies in float.
+
+    Scales of groups are numbers of the type `scales`, and the weights are those that fit them.
+    """
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig as Config, quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+
+    in_groups = bits == 4 and not layer.weight.shape[1] % GROUP
+    groups = Config(torch.int4, PerGroup(GROUP), weight_scale_dtype=scales)
+    config = groups if in_groups else Config(torch.int8, PerAxis(0))
+    pieces: list[Any] = []
+    for rows in layer.weight.detach().split(max(1, _PIECE // layer.weight.shape[1])):
+        part = torch.nn.Linear(*reversed(rows.shape), device="meta")
+        part.weight = torch.nn.Parameter(rows, False)
+        quantize_(part, config)
+        pieces.append(part.weight)
+    parts = [torch.cat([getattr(one, key) for one in pieces]) for key in ("qdata", "scale", "zero_point")]
+    parts[1] = parts[1].float()
+    layer.weight = _remade(pieces[0], *parts, pieces[0].activation_quantization)
+
+
+def quantize_embedding(embedding: torch.nn.Embedding, layer: torch.nn.Linear) -> None:
+    """Put the weight of a layer, in 8 bits, in the place of an embedding's, and share its memory."""
+    weight: Any = layer.weight
+    embedding.weight = _remade(weight, weight.qdata, weight.scale, weight.zero_point, None)
+
+
+def _remade(like: Any, qdata: Any, scale: Any, zero_point: Any, activation: Any) -> torch.nn.Parameter:
+    made = type(like)(qdata, scale, zero_point, like.target_dtype, like.block_size, like.dtype, activation)
+    return torch.nn.Parameter(made, False)

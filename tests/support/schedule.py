@@ -61,6 +61,7 @@ higher_order: inference_equals_eager_and_sees_weights/6 training_equals_eager/3
 host_memory: the_numbers_are_those_of_eager/6
 identity: identities_are_gone/3 what_changes_something_stays/3
 inferred_sizes: each_form/4
+language_model_files: greedy_tokens_are_those_of_the_quantised_model/20
 language_models: exportable_modules_of_transformers_work_as_they_are/4
     few_bits_are_computed_as_executorch_computes_them/2 weights_of_few_bits/4
 layer_norm: forms/3
