@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import device_client
+import forked
 import pytest
 import torch
 from torch import nn
@@ -75,3 +77,70 @@ def benchmark_models(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], 
     from latency_models import MODELS
 
     return MODELS
+
+
+CLIENT = r"""
+#include <executorch/extension/module/module.h>
+#include <executorch/extension/tensor/tensor.h>
+#include <cstdio>
+#include <fstream>
+#include <string>
+OPTION
+static long resident() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) if (line.rfind("VmRSS:", 0) == 0) return std::stol(line.substr(6));
+  return 0;
+}
+int main(int count, char** words) {
+  const long before = resident();
+  if (count > 2) enable();
+  executorch::extension::Module module(words[1], executorch::extension::Module::LoadMode::Mmap);
+  for (const char* method : {"prefill", "decode"}) {
+    const int rows = method[0] == 'p' ? 16 : 1;
+    auto input = executorch::extension::make_tensor_ptr({rows, 1024}, std::vector<float>(rows * 1024, 0.5f));
+    auto outputs = module.execute(method, input);
+    if (!outputs.ok()) return 1;
+    for (int i = 0; i < 8; ++i) std::printf("%.5g ", outputs->at(0).toTensor().const_data_ptr<float>()[i]);
+  }
+  std::printf("\n%ld\n", (resident() - before) * 1024);
+}
+"""
+
+
+def test_the_weight_cache_of_the_guide_packs_a_weight_once(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/memory.md").read_text()
+    lines = guide.partition("```cpp\n")[2].partition("```")[0].splitlines()
+    option = "\n".join([lines[0], "static void enable() {", *lines[1:], "}"])
+    client = device_client.build(tmp_path, CLIENT.replace("OPTION", option))
+    model = Layers().eval()
+    programs = {name: export(model, (torch.ones(rows, 1024),)) for name, rows in (("prefill", 16), ("decode", 1))}
+    path = lower(programs, "xnnpack").emit().save(tmp_path / "model.pte")
+    plain, cached = (device_client.output(client, path, *more).splitlines() for more in ((), ("cache",)))
+    packed = [method.device.packed for method in inspect(path).methods]
+    assert plain[0] == cached[0] and len(set(packed)) == 1
+    assert int(plain[1]) == pytest.approx(sum(packed), rel=0.1)
+    assert int(cached[1]) == pytest.approx(packed[0], rel=0.15)
+
+
+def test_lowering_makes_one_copy_of_the_weights(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+from exir_lowering import lower
+
+def resident(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+
+def program(width):
+    layers = [torch.nn.Linear(width, width) for _ in range(12)]
+    return torch.export.export(torch.nn.Sequential(*layers).eval(), (torch.ones(1, width),))
+
+lower(program(8), "xnnpack").emit().save(sys.argv[1])
+given = program(1024)
+open("/proc/self/clear_refs", "w").write("5")
+before = resident("VmRSS")
+lower(given, "xnnpack").emit().save(sys.argv[1])
+print((resident("VmHWM") - before) / (12 * 4 * 1024 * 1024))
+"""
+    done = forked.run(code, tmp_path / "model.pte")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.4
