@@ -71,16 +71,17 @@ def _packed(node: Node, values: Mapping[int, Value]) -> int:
 def _workspace(nodes: Sequence[Node], values: Mapping[int, Value]) -> int:
     """Return the most bytes in use at once."""
     last = {id_: number for number, node in enumerate(nodes) for id_ in (*node.outputs, *node.inputs.values())}
-    held, most = dict[int, int](), 0  # the bytes of values that are in use, by value
+    held, total, most = dict[int, int](), 0, 0  # the bytes of values that are in use, by value
     for number, node in enumerate(nodes):
         made = {id_: values[id_].size for id_ in node.outputs if not values[id_].outside}
         ends = {id_ for id_ in node.inputs.values() if id_ in held and last[id_] == number}
         if node.name not in _OTHERS.split() and len(made) == 1:  # written over an input
-            held.pop(next((id_ for id_ in ends if held[id_] in made.values()), -1), None)
+            total -= held.pop(next((id_ for id_ in ends if held[id_] in made.values()), -1), 0)
         held |= made
-        most = max(most, sum(held.values()) + _own(node, values))
+        total += sum(made.values())
+        most = max(most, total + _own(node, values))
         for id_ in ends | {id_ for id_ in made if last[id_] == number}:
-            held.pop(id_, None)
+            total -= held.pop(id_, 0)
     return most
 
 
