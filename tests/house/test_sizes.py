@@ -24,7 +24,7 @@ ROOMS = {
     "exir_lowering/lowered_module": (859, 950),
     "exir_lowering/plans": (1517, 1600),
     "exir_lowering/plugins": (1455, 1400),
-    "exir_lowering/pte": (3224, 3000),
+    "exir_lowering/pte": (3225, 3000),
     "exir_lowering/quantization": (589, 450),
     "exir_lowering/rewrites": (1418, 1150),
     "exir_lowering/runtime": (2696, 2500),
