@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, quieten, say
 from exir_lowering.errors import InputError
+from exir_lowering.inspection.report import DeviceMemory
+from exir_lowering.inspection.text import device_rows
 
 VERSION = 3  # incremented when a field of the JSON changes its meaning or is removed
 
@@ -30,6 +33,7 @@ examples:
   exir-lower bench model.pte
   exir-lower bench model.pte --against other.pte --inputs inputs.pt --runs 200
   exir-lower bench llm.pte --method decode --json > bench.json
+  exir-lower bench llm.pte --method decode --memory
 
 Inputs are drawn, or given as for `exir-lower run`. A time is that of one call from Python, input checks included.
 Warm-up calls, which set the method up, are not counted. Each file is in a process of its own; two files alternate call
@@ -52,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"measured calls of each file (default: {_SECONDS:g} seconds of calls, from {_LEAST} to {_MOST})",
     )
+    parser.add_argument(
+        "--memory", action="store_true", help="measure the memory of a call instead, beside what `inspect` estimates"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
 
 
@@ -68,8 +75,11 @@ def execute(arguments: argparse.Namespace) -> int:
         made = [ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) for _ in given]
         pools = [stack.enter_context(pool) for pool in made]
         try:
-            opening = [pool.submit(_open, *one, method, inputs, seed) for pool, one in zip(pools, given, strict=True)]
+            task = _take if arguments.memory else _open
+            opening = [pool.submit(task, *one, method, inputs, seed) for pool, one in zip(pools, given, strict=True)]
             figures = [one.result() for one in opening]
+            if arguments.memory:
+                return _show_memory(figures, arguments.json)
             times = _measure(pools, arguments.warm_up, arguments.runs)
             for figure, pool, measured in zip(figures, pools, times, strict=True):
                 figure["bytes"]["grew"] += pool.submit(_resident, "VmHWM").result()
@@ -122,9 +132,7 @@ def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | 
     from exir_lowering.runtime.source import read_file
 
     executorch_runtime()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again, from what there is now
-    before = _resident("VmRSS")
+    before = _begin()
     with quieten(), kept_from_stdout(True):
         file = read_file(source, data or None, True)
         program = open_file(file, None)
@@ -137,10 +145,57 @@ def _open(source: Path, data: Sequence[Path], wanted: str | None, given: Path | 
     return {"file": str(source), "method": method, "bytes": sizes}
 
 
+def _take(source: Path, data: Sequence[Path], wanted: str | None, given: Path | None, seed: int) -> dict[str, Any]:
+    """Run a method once, with nothing else of its file open; return what that took, and what `inspect` estimates."""
+    import sympy  # noqa: F401 - as in `_open`
+
+    from exir_lowering._upstream.runtime import executorch_runtime
+    from exir_lowering.inspection.reading import inspect
+    from exir_lowering.runtime.engine import Engine, open_engine
+    from exir_lowering.runtime.program import LoadedProgram
+    from exir_lowering.runtime.source import read_file
+
+    with quieten(), kept_from_stdout(True):
+        file = read_file(source, data or None, True)
+        closed = LoadedProgram(file, Engine(file, {}, {}))
+        name = method_inputs.choose_method(wanted, closed, source)
+        inputs = method_inputs.make_inputs(given, seed, closed, name)
+        name = closed.choose(name, *inputs).method
+        (device,) = (one.device for one in inspect(source, data=data or None).methods if one.name == name)
+        one = replace(file, methods={name: file.methods[name]}, manifest=())
+        executorch_runtime()
+        before = _begin()
+        program = LoadedProgram(one, open_engine(one, {}, "error"))
+        program.run(name, *inputs)
+        measured = {"running": _resident("VmRSS") - before, "peak": _resident("VmHWM") - before}
+    return {"file": str(source), "method": name, "estimated": asdict(device), "measured": measured}
+
+
+def _show_memory(figures: Sequence[dict[str, Any]], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"version": VERSION, "files": figures}, indent=2))
+        return OK
+    for figure in figures:
+        measured = {name: f"{size:,}" for name, size in figure["measured"].items()}
+        found = device_rows(DeviceMemory(**figure["estimated"]))
+        rows = [(what, size, measured.get(name, "")) for name, size, what in found]
+        right = ("estimated", "measured")
+        print_table(f"Bytes of {figure['method']} in {figure['file']}", ("", *right), rows, right=right)
+    say("Measured: what a process took for it that had loaded the runtime before.")
+    return OK
+
+
 def _call() -> float:
     start = time.perf_counter()
     _ready[0]()
     return time.perf_counter() - start
+
+
+def _begin() -> int:
+    """Let the peak of this process start again, from the memory that it has now, which is returned."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _resident("VmRSS")
 
 
 def _resident(name: str) -> int:

@@ -6,10 +6,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
+from exir_lowering.inspection.report import Arena, DeviceMemory, Memory, PlannedTensor
 from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.kernel_signatures import signature as kernel_signature
+from exir_lowering.pte.payloads import PayloadContent
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
@@ -38,6 +39,24 @@ def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
     sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
     arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
     return Memory(arenas, tuple(tensors), sum(code.arenas))
+
+
+def on_device(code: Code, spec: MethodSpec, checked: Sequence[PayloadContent | None], constants: int) -> DeviceMemory:
+    """Return what a method takes on a device, with the bytes of weights that its kernels read in the file."""
+    planned, packed, workspace, loading = sum(code.arenas), 0, 0, 0
+    for payload, content in zip(code.payloads, checked, strict=True):  # in the order in which they are set up
+        given = len(payload.content)
+        if content is not None:
+            given += sum(content.weights.values())
+            packed += content.memory.packed
+            workspace = max(workspace, content.memory.workspace)
+        loading = max(loading, packed + given)
+    state = sum(tensor.size for index in spec.state if isinstance(tensor := code.values[index].content, Tensor))
+    running = planned + constants + packed + workspace
+    known = zip(code.payloads, checked, strict=True)
+    unknown = sorted({payload.backend for payload, content in known if content is None})
+    peak = max(running, planned + constants + loading)
+    return DeviceMemory(planned, state, constants, packed, workspace, running, peak, tuple(unknown))
 
 
 def _begun(code: Code, spec: MethodSpec, instructions: Sequence[PlanInstruction]) -> dict[int, int]:

@@ -141,15 +141,16 @@ class _Reader:
         self, code: Code, spec: MethodSpec, checked: Sequence[PayloadContent | None], signature: MethodSignature
     ) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
-        self._add_tensors(code, made or MethodProvenance())
+        constants = self._add_tensors(code, made or MethodProvenance())
         delegates = tuple(self._delegate(code, number, one) for number, one in enumerate(checked))
         names = (code.operators[target] for kind, target, _ in code.instructions() if kind == KERNEL)
         kernels = Counter(".".join(filter(None, name)) for name in names)
-        used = memory.measure(code, spec, signature)
-        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used)
+        used, device = memory.measure(code, spec, signature), memory.on_device(code, spec, checked, constants)
+        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, device)
 
-    def _add_tensors(self, code: Code, known: MethodProvenance) -> None:
-        """Add the weights of the host, and the first values of state."""
+    def _add_tensors(self, code: Code, known: MethodProvenance) -> int:
+        """Add the weights of the host, and the first values of state; return how many bytes the former are."""
+        sizes = dict[object, int]()  # by where they are
         for index, tensor in enumerate(value.content for value in code.values):
             if not isinstance(tensor, Tensor) or not tensor.stored:
                 continue
@@ -160,7 +161,13 @@ class _Reader:
                 start = _place(self.file, content)
                 self._add(kind, f"{kind} at byte {start}", name, content[:size], size, code.name)
             elif tensor.external:
+                start = None
                 self._add(kind, str(tensor.label), name, None, size, code.name)
+            else:
+                continue
+            if tensor.constant:
+                sizes[tensor.label if start is None else start] = size
+        return sum(sizes.values())
 
     def _delegate(self, code: Code, number: int, checked: PayloadContent | None) -> DelegateReport:
         payload, user = code.payloads[number], f"{code.name}/{number}"

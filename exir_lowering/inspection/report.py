@@ -100,6 +100,23 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a method takes on a device, beside the runtime's own code, in bytes.
+
+    What XNNPACK allocates is estimated; of other backends nothing is known but the size of their payloads.
+    """
+
+    planned: int  # for tensors: inputs, outputs, state and what flows between kernels and delegates
+    state: int  # how much of it is state
+    constants: int  # weights that kernels read in the file; of a file that is mapped, only what they have read counts
+    packed: int  # weights in the order of XNNPACK's kernels
+    workspace: int  # of XNNPACK, for what flows inside its delegates
+    running: int  # all of this: what it takes once it has run
+    peak: int  # the most it takes; while it is loaded, a delegate's payload and weights are there beside what it packs
+    unknown: tuple[str, ...] = ()  # the other backends, which may allocate more
+
+
+@dataclass(frozen=True, slots=True)
 class MethodReport:
     """A method of a file."""
 
@@ -107,6 +124,7 @@ class MethodReport:
     delegates: tuple[DelegateReport, ...]  # the parts of it that backends execute
     kernels: Mapping[str, int]  # how often it calls each kernel, such as "aten::add.out"
     memory: Memory  # the memory that it takes at run time
+    device: DeviceMemory  # everything that it takes on a device
 
     @property
     def name(self) -> str:

@@ -54,6 +54,12 @@ class MappedFile:
             "again."
         )
 
+    def release(self) -> None:
+        """Give the pages that were read back to the system, which reads them again when they are needed."""
+        mapped = self.content.obj
+        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def check(self) -> None:
         """Check that the path still leads to this file, as it was; else raise an InputError."""
         if self.identity is None:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from exir_lowering.pte import xnnpack_memory
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
 from exir_lowering.pte.value_kinds import MemoryLayout, check_index
+from exir_lowering.pte.xnnpack_memory import Node, Value
 
 XNNPACK = "XnnpackBackend"
 
@@ -50,6 +52,7 @@ class PayloadContent:
 
     operators: tuple[PayloadOperator, ...]
     weights: Mapping[str, int]  # the named data of the file that it reads, and how many bytes of each
+    memory: xnnpack_memory.PayloadMemory  # what its backend allocates for it
 
 
 # A union field takes two slots; the first has the member's number.
@@ -82,6 +85,7 @@ PerChannelGroupQuant = IntEnum(
 ConstantDataOffset = IntEnum("ConstantDataOffset", "OFFSET SIZE NAMED_KEY", start=0)
 
 NO_VALUE = 0xFFFFFFFF
+_EXTERNAL = 3  # the flags of inputs and of outputs of a payload
 _BITS = (0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16)  # the number of bits of an element of each datatype
 
 _OUTPUTS = frozenset({"output", "output_value", "output_index"})
@@ -152,17 +156,19 @@ def _read_tables(tables: memoryview) -> PayloadContent:
         if one.has(ConstantDataOffset.NAMED_KEY)
     }
     count = max(graph.count(XNNGraph.CONSTANT_DATA), graph.count(XNNGraph.CONSTANT_BUFFER))
-    values: dict[int, str] = {}  # in words, in XNNPACK's order of dimensions
+    values: dict[int, Value] = {}
     read: dict[str, int] = {}
     for number, one in enumerate(graph.tables(XNNGraph.XVALUES)):
-        id_, words, taken = _read_value(number, one)
-        values[id_] = words
+        id_, value, taken = _read_value(number, one)
+        values[id_] = value
         for constant, size in taken:
             check_index(constant, count, f"value {id_}", "constants")
             if constant in names:
                 read[names[constant]] = max(read.get(names[constant], 0), size)
-    nodes = enumerate(graph.tables(XNNGraph.XNODES))
-    return PayloadContent(tuple(_read_node(number, one, values) for number, one in nodes), read)
+    nodes = [_read_node(number, one, values) for number, one in enumerate(graph.tables(XNNGraph.XNODES))]
+    return PayloadContent(
+        tuple(_describe(node, values) for node in nodes), read, xnnpack_memory.estimate(nodes, values)
+    )
 
 
 def _find_tables(payload: memoryview) -> memoryview:
@@ -175,8 +181,8 @@ def _find_tables(payload: memoryview) -> memoryview:
     return payload[start : start + size]
 
 
-def _read_value(number: int, table: Table) -> tuple[int, str, list[tuple[int, int]]]:
-    """Return a value's id, the value in words, and the constants that it reads with how many bytes of each."""
+def _read_value(number: int, table: Table) -> tuple[int, Value, list[tuple[int, int]]]:
+    """Return a value's id, the value, and the constants that it reads with how many bytes of each."""
     kind, content = table.number(XValue.XVALUE_UNION_TYPE, "B"), table.table(XValue.XVALUE_UNION)
     quantised = content if kind == XValueUnion.XNN_QUANTIZED_TENSOR_VALUE else None
     tensor = quantised.table(XNNQuantizedTensorValue.TENSOR_VALUE) if quantised is not None else content
@@ -189,11 +195,14 @@ def _read_value(number: int, table: Table) -> tuple[int, str, list[tuple[int, in
     buffer = tensor.number(slots.CONSTANT_BUFFER_IDX, "I")
     # With four-bit elements, each row starts at a byte.
     row = ((dims[-1] if dims else 1) * _BITS[datatype] + 7) // 8
-    taken = [(buffer, math.prod(dims[:-1]) * row)] if buffer else []
+    size = math.prod(dims[:-1]) * row
+    taken = [(buffer, size)] if buffer else []
     if quantised is not None:
         taken += _read_scales(quantised)
     element = XNNDatatype(datatype).name.removeprefix("XNN_DATATYPE_").lower()
-    return tensor.number(slots.ID_OUT, "I"), f"{'constant ' * bool(buffer)}{element}{list(dims)}", taken
+    external = bool(tensor.number(slots.FLAGS, "I") & _EXTERNAL)
+    value = Value(element, dims, size, constant=bool(buffer), outside=external or bool(buffer))
+    return tensor.number(slots.ID_OUT, "I"), value, taken
 
 
 def _read_scales(table: Table) -> Iterator[tuple[int, int]]:
@@ -206,16 +215,23 @@ def _read_scales(table: Table) -> Iterator[tuple[int, int]]:
         yield index, content.number(slots.NUM_SCALES, "I") * (4 if slots is PerChannelQuant else 2)
 
 
-def _read_node(number: int, table: Table, values: Mapping[int, str]) -> PayloadOperator:
+def _read_node(number: int, table: Table, values: Mapping[int, Value]) -> Node:
     kind, content = table.number(XNode.XNODE_UNION_TYPE, "B"), table.table(XNode.XNODE_UNION)
     if kind not in NODES or content is None:
         raise CorruptError(f"node {number} is of the unknown type {kind}, or has no content")
-    shown: dict[bool, list[str]] = {True: [], False: []}
+    inputs, outputs = dict[str, int](), list[int]()
     for position, name in enumerate(FIELDS.get(NODES[kind], ("input", "output"))):
         if name:
             id_ = content.number(position, "I")
             if id_ not in values and not (id_ == NO_VALUE and name == "bias"):
                 raise CorruptError(f"node {number}, {NODES[kind]}, refers to value {id_}, which is not there")
-            if id_ != NO_VALUE:
-                shown[name in _OUTPUTS].append(values[id_])
-    return PayloadOperator(NODES[kind], tuple(shown[False]), tuple(shown[True]))
+            if name in _OUTPUTS:
+                outputs.append(id_)
+            elif id_ != NO_VALUE:
+                inputs[name] = id_
+    return Node(NODES[kind], inputs, tuple(outputs))
+
+
+def _describe(node: Node, values: Mapping[int, Value]) -> PayloadOperator:
+    inputs, outputs = (tuple(str(values[id_]) for id_ in ids) for ids in (node.inputs.values(), node.outputs))
+    return PayloadOperator(node.name, inputs, outputs)

@@ -104,6 +104,8 @@ def read_file(source: object, data: files.Given, verify: Verify) -> ProgramFile:
     needed = frozenset(weight for method in methods.values() for weight in method.external)
     _check_weights(file, given, methods, needed)
     digests.check_all(file, seal, given, needed, verify)
+    for one in (file, *(each.file for each in given.files)):  # the runtime maps it again: no page is to be there twice
+        one.release()
     return ProgramFile(file, given, methods, DebugFile(file), manifest)
 
 

@@ -342,3 +342,19 @@ def test_loading_does_not_read_the_weights(tmp_path):
     assert done.returncode == 0, done.stderr
     if sys.platform == "linux":
         assert int(done.stdout.split()[-1]) * 1024 < size / 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
+def test_a_file_that_is_checked_as_a_whole_is_in_memory_once(tmp_path):
+    linear = nn.Linear(4096, 2048, bias=False)
+    path = lower(export(linear, (torch.ones(1, 4096),))).emit().save(tmp_path / "large.pte")
+
+    def mapped():
+        return int(re.search(r"^RssFile:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024
+
+    load(path).run("forward", torch.ones(1, 4096))  # code of kernels is read
+    before = mapped()
+    program = load(path, verify="full")
+    program.run("forward", torch.ones(1, 4096))
+    assert path.stat().st_size > 32 << 20 and mapped() - before < 1.25 * path.stat().st_size
+    assert path.read_bytes() == bytes(program._file.file.content)  # the system reads it again
