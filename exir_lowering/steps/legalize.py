@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
-from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
+from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size, symbols_of
 from exir_lowering._upstream.legalizing import remove_effect_tokens
 from exir_lowering._upstream.operators import draws_numbers, operator_name, wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
@@ -166,10 +166,11 @@ def _check_form(method: str, program: ExportedProgram) -> None:
             unbound = [size for size in value.shape if known_size(size) is None and is_unbounded(size)]
             if unbound:
                 what = f"{graphs.qualified_name(path, node)} ({graphs.operator_name(node)})"
+                names = ", ".join(f'"{name}": 1000' for name in sorted(symbols_of(unbound[0])))
                 raise InputError(
                     f"Method {method!r}: {what}, at {graphs.source_line(node) or 'an unknown line'}, has the size "
                     f"{unbound[0]}, which depends on data and has no bound, so that no memory can be planned. What to "
-                    "do: torch._check(size <= limit)."
+                    f"do: torch._check(size <= limit) in the model, or LoweringOptions(bounds={{{names}}})."
                 )
 
 
