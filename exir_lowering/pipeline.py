@@ -339,7 +339,7 @@ def _partition_all(
             method = changed
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
-        refused.append((partitioned, illegal))
+        refused.append((method, partitioned, illegal))
         legal.append(method)
         extracted.append(partitioned)
         claims.append((method, tagged))

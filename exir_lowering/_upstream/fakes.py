@@ -333,6 +333,13 @@ def data_dependent(shape_env: Any) -> dict[str, Any]:
     }
 
 
+def unbounded_sizes(shape_env: Any, size: Any) -> list[str]:
+    """Return the symbols of a size that have no bound, or all that have none: conversion has symbols of its own."""
+    known = data_dependent(shape_env)
+    found = [name for name, one in known.items() if not isinstance(shape_env.var_to_range[one].upper, sympy.Integer)]
+    return sorted(set(found).intersection(symbols_of(size)) or found)
+
+
 def narrow(shape_env: Any, constraints: dict[Any, Any], greatest: Mapping[Any, Any], limits: Any) -> None:
     """Bound symbols in a program's environment and constraints, and keep what else limits them, for `limits_of`."""
     for ranges in (shape_env.var_to_range, constraints):

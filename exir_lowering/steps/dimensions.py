@@ -45,7 +45,7 @@ class Dimensions:
 
     def find(self, key: object) -> Any:
         """Return the symbol of a dimension; None if nothing is called so."""
-        if not self.names and len(self.symbols) == 1 and str(key).isidentifier():
+        if not self.names and self.places and len(self.symbols) == 1 and str(key).isidentifier():
             return next(iter(self.symbols))  # a program of a file has no names
         return self.keys.get(str(key))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,6 +169,29 @@ def test_a_length_that_depends_on_data_is_bounded_by_what_is_said(partitioner: s
     for length in (2, 64, 30, 5):
         tokens = torch.randint(0, 50, (1, length))
         torch.testing.assert_close(loaded.run("forward", tokens)[0], model(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_what_data_makes_longer_than_was_said_is_refused() -> None:
+    program = export(joint_models.Speech().eval(), (torch.randint(0, 50, (1, 12)),))
+    loaded = load(lower(program, "xnnpack", options=LoweringOptions(bounds={"u0": 13})).emit().buffer)
+    with pytest.raises(InputError, match=r"failed in the ExecuTorch runtime.*look at their values, and at sizes"):
+        loaded.run("forward", torch.arange(12)[None])
+
+
+def test_a_dimension_without_a_bound_gets_what_is_said() -> None:
+    module = nn.Linear(8, 8)
+    program = export(module, (torch.randn(2, 30, 8),), dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},))
+    narrowed = " ".join(map(str, lower(program, "xnnpack").report.narrowed))
+    assert re.search(r'takes at most 30, that of the example.*bounds=\{"input\.1": \.\.\.\}', narrowed)
+    lowered = lower(program, "xnnpack", sizes=[{"input.0": 4, "input.1": 100}, {"input.0": 1, "input.1": 400}])
+    assert not lowered.report.narrowed
+    artifact = lowered.emit()
+    assert artifact.report.methods[0].memory.peak == 2 * 400 * 8 * 4
+    loaded = load(artifact.buffer)
+    for sizes in ((4, 100, 8), (1, 400, 8), (3, 7, 8), (1, 1, 8)):
+        torch.testing.assert_close(loaded.run("forward", x := torch.randn(sizes))[0], module(x), rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="It has 4,000 elements, more than 3,200"):
+        loaded.run("forward", torch.randn(5, 100, 8))
 
 
 def test_methods_have_bounds_of_their_own() -> None:
