@@ -107,10 +107,11 @@ class NarrowedDimension:
 
     def __str__(self) -> str:
         if self.given[1] is None and self.converted[1] is not None:
+            line = f" ({self.source})" if self.source else ""
             return (
                 f"{self.method}: dimension {self.dimension} of {self.input} has no largest size in the program; the "
                 f"file takes at most {self.converted[1]}, that of the example, for which memory is planned: export "
-                f"with a Dim that has a max{f' ({self.source})' if self.source else ''}"
+                f'with a Dim that has a max, or lower with bounds={{"{self.input}.{self.dimension}": ...}}{line}'
             )
         given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
         return (

@@ -67,6 +67,10 @@ class LoweringOptions:
             as text such as "8 MB" or "512 KiB". Above it, `lower` and `plan` raise a MemoryRequirementError that lists
             the tensors at the peak, before any backend is called; and `emit`, if it plans otherwise. What backends
             allocate themselves is not counted. None for no limit.
+        bounds: How large dynamic dimensions get, also together: `{"height*width": 1_000_000, "seq": 512}`, by the names
+            of the `torch.export.Dim`s, or by an input and its dimension, as "tokens.1". Memory is planned for the
+            largest inputs within them, and larger ones are refused. By method, where methods differ:
+            `{"prefill": {"seq": 512}}`.
         unsupported: What to do with an operator that stays on the host, for which the runtime has no kernel that runs,
             and for which no others are known that compute the same: "raise" an InputError with its line, in `lower` and
             `plan`; or "allow", for runtimes with more kernels.
@@ -88,6 +92,7 @@ class LoweringOptions:
     jobs: int = 1
     memory_planner: MemoryPlanner = "greedy"
     require_memory: int | str | None = None
+    bounds: Mapping[str, int | Mapping[str, int]] = field(default_factory=dict, hash=False)
     unsupported: Literal["raise", "allow"] = "raise"
     target: str | os.PathLike[str] | None = None
 
@@ -109,6 +114,7 @@ class LoweringOptions:
             ("memory_planner", self.memory_planner in planners, f"one of {planners}"),
             ("rewrites", named, sets),
             ("assume", isinstance(self.assume, Mapping), "a mapping from input names"),
+            ("bounds", isinstance(self.bounds, Mapping), "a mapping from dimensions, or products of them, to numbers"),
             ("cache", isinstance(self.cache, (str, os.PathLike, bool)), "a folder, True or False"),
             ("executor", isinstance(self.executor, (Executor, type(None))), "a concurrent.futures.Executor or None"),
             ("jobs", counts, "a number of jobs, at least 1"),

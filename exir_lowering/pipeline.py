@@ -45,6 +45,7 @@ from exir_lowering.steps.edge import as_edge, to_edge
 from exir_lowering.steps.emit import plan_memory
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.legalize import ROUNDS, legalize, list_refused, require_legal
+from exir_lowering.steps.limits import limit
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Partitioned, lower_groups
@@ -56,6 +57,7 @@ from exir_lowering.steps.tag import Treatment, known_failures, retag, tag
 from exir_lowering.steps.trials import advise
 
 Programs = Mapping[str, ExportedProgram]
+Sizes = Sequence[Mapping[str, int]] | Mapping[str, Sequence[Mapping[str, int]]] | None
 PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
 
 
@@ -67,6 +69,7 @@ def lower(
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
     variants: Mapping[str, PartitionerLike] | None = None,
+    sizes: Sizes = None,
 ) -> LoweredMethods:
     """Lower programs from `torch.export`, or in Edge dialect, to delegates.
 
@@ -85,6 +88,9 @@ def lower(
         variants: In place of partitioners: what to lower each program for several times, by the name of the variant,
             the preferred one first. `{"npu": [npu, "xnnpack"], "cpu": "xnnpack"}` makes the methods `forward@npu` and
             `forward@cpu`; the file says which of them needs which backends, and whoever runs it chooses.
+        sizes: The largest inputs, as sets of sizes that dynamic dimensions have together:
+            `[{"seq": 16, "batch": 64}, {"seq": 512, "batch": 2}]`, by the names that `options.bounds` takes. Memory is
+            planned for the largest of them, instead of for the greatest size of each dimension. Or by method.
 
     Returns:
         The lowered programs by method, with a report; `.emit()` makes the `.pte`.
@@ -101,7 +107,9 @@ def lower(
         MemoryRequirementError: A method takes more memory than the options allow; no backend was called.
     """
     session = Session(arguments.check_options(options), backends)
-    lowered = lower_in(session, programs, partitioners, transform_passes=transform_passes, variants=variants)
+    lowered = lower_in(
+        session, programs, partitioners, transform_passes=transform_passes, variants=variants, sizes=sizes
+    )
     availability.warn_unavailable(lowered.report.backend_ids)
     export_mistakes.warn(lowered.report.warnings)
     return lowered
@@ -114,6 +122,7 @@ def lower_in(
     *,
     transform_passes: TransformPasses = None,
     variants: Mapping[str, PartitionerLike] | None = None,
+    sizes: Sizes = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
     treatment: Treatment | None = None,
 ) -> LoweredMethods:
@@ -121,7 +130,7 @@ def lower_in(
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
     chosen = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
-        given = to_edge(request.methods, session)
+        given = to_edge(limit(request.methods, session.options.bounds, sizes), session)
         return _lower(given, chosen, request, session, preprocess_group, treatment)
 
 
@@ -132,6 +141,7 @@ def plan(
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
     variants: Mapping[str, PartitionerLike] | None = None,
+    sizes: Sizes = None,
 ) -> LoweringPlan:
     """Return what `lower` would do with these programs and partitioners, without calling a backend.
 
@@ -144,6 +154,7 @@ def plan(
         options: As for `lower`.
         transform_passes: As for `lower`.
         variants: As for `lower`.
+        sizes: As for `lower`.
 
     Returns:
         For each method its partitions and its memory, and for each operator that stays on the host the reason.
@@ -157,7 +168,7 @@ def plan(
     request = arguments.read_request(programs, partitioners, transform_passes, variants)
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session.progress, collector.heap_frozen():
-        given = to_edge(request.methods, session)
+        given = to_edge(limit(request.methods, session.options.bounds, sizes), session)
         with converting((one.program for one in given), gradients=True, fast=session.options.fast):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
@@ -204,7 +215,7 @@ def to_backend(
     session = Session(arguments.check_options(options), backends)
     request = arguments.read_request(method_to_program, method_to_partitioner)
     rewrites = arguments.choose_rewrites(session.options, default="none")
-    given = as_edge(request.methods)
+    given = as_edge(limit(request.methods, session.options.bounds))
     with session.progress:
         lowered = _lower(given, rewrites, request, session)
     availability.warn_unavailable(lowered.report.backend_ids)
@@ -328,7 +339,7 @@ def _partition_all(
             method = changed
         if method.converted_from is not None:
             check_emitted(method.name, partitioned.program)
-        refused.append((partitioned, illegal))
+        refused.append((method, partitioned, illegal))
         legal.append(method)
         extracted.append(partitioned)
         claims.append((method, tagged))

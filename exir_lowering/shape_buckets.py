@@ -13,7 +13,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import expression, names_of_symbols, shape_env_of
+from exir_lowering._upstream.fakes import expression
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
 from exir_lowering.fast import accelerated
@@ -21,6 +21,7 @@ from exir_lowering.graphs.copies import specialise_program
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
+from exir_lowering.steps.dimensions import Dimensions, dynamic_sizes, user_tensors
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
@@ -68,44 +69,17 @@ def buckets(
         except RuntimeError as error:
             raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
         made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
-    return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in _user_tensors(one[1]))))
+    return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in user_tensors(one[1]))))
 
 
-def _user_tensors(program: ExportedProgram) -> list[tuple[Node, torch.Tensor]]:
-    """Return the inputs that the user passes as tensors, and their fake values; the order is that of the file."""
-    values = ((node, node.meta.get("val")) for node in graphs.user_inputs(program))
-    return [(node, value) for node, value in values if isinstance(value, torch.Tensor)]
-
-
-def _sizes(value: Any) -> list[tuple[int, Any]]:
-    """Return the dynamic dimensions of a value, with the expressions of their sizes."""
-    shape = value.shape if isinstance(value, torch.Tensor) else ()
-    return [(dim, expression(size)) for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
-
-
-class _Dimensions:
+class _Dimensions(Dimensions):
     """The dynamic dimensions of a program's inputs."""
 
     def __init__(self, program: ExportedProgram) -> None:
-        self._program, self._ranges = program, program.range_constraints
-        self._users = [str(name) for name in program.graph_signature.user_inputs]
         for node in graphs.user_inputs(program):
             if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
                 raise InputError(f"buckets: the input {node.name!r} is a number that is not fixed; export it as one.")
-        self._inputs = {self._users.index(node.name): value for node, value in _user_tensors(program)}
-        self._places = {(key, dim): each for key, value in self._inputs.items() for dim, each in _sizes(value)}
-        self._symbols = {symbol: None for each in self._places.values() for symbol in each.free_symbols}
-        named = names_of_symbols(shape_env_of(next(iter(self._inputs.values())))) if self._symbols else {}
-        self._names = {name: symbol for name, symbol in named.items() if symbol in self._symbols}
-        places = {f"{self._users[key]}.{dim}": each for (key, dim), each in self._places.items() if each.is_Symbol}
-        self._keys = {**self._names, **places}
-
-    def __str__(self) -> str:
-        listed = []
-        for symbol in self._symbols:
-            keys, between = (repr(key) for key, each in self._keys.items() if each == symbol), self._ranges.get(symbol)
-            listed.append(f"{', '.join(keys)} ({between.lower} to {between.upper})" if between else ", ".join(keys))
-        return f"The dynamic dimensions are {'; '.join(listed)}." if listed else "No dimension of it is dynamic."
+        super().__init__(program)
 
     def read(self, given: object) -> dict[str, list[tuple[Any, int]]]:
         """Return the sizes of each given dimension, with its symbol."""
@@ -114,18 +88,16 @@ class _Dimensions:
                 f'buckets: got {given!r}, expected sizes by dimension, such as {{"seq": [16, 64]}}. {self}'
             )
         read: dict[str, list[tuple[Any, int]]] = {}
-        left = dict(self._symbols)
+        left = dict(self.symbols)
         for key, sizes in given.items():
-            if not self._names and len(self._symbols) == 1 and str(key).isidentifier():
-                self._keys[key] = next(iter(self._symbols))  # a program of a file has no names
-            if key not in self._keys:
+            if (symbol := self.find(key)) is None:
                 raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
             if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence) or not sizes:
                 raise InputError(f"buckets: {key}: got {sizes!r}, expected a sequence of sizes, such as [16, 64].")
-            if (symbol := self._keys[key]) not in left:
+            if symbol not in left:
                 raise InputError(f"buckets: {key}: the sizes of this dimension are given by another name of it.")
             del left[symbol]
-            between = self._ranges.get(symbol)
+            between = self.ranges.get(symbol)
             for size in sizes:
                 if type(size) is not int or size < 1 or (between and not between.lower <= size <= between.upper):
                     raise InputError(f"buckets: {key}: got the size {size!r}, expected an int in its range. {self}")
@@ -133,7 +105,7 @@ class _Dimensions:
                 raise InputError(f"buckets: {key}: got {list(sizes)}, in which a size occurs twice.")
             read[key] = [(symbol, size) for size in sizes]
         if left:
-            missing = next((key for key, each in self._keys.items() if each in left), str(next(iter(left))))
+            missing = next((key for key, each in self.keys.items() if each in left), str(next(iter(left))))
             raise InputError(f"buckets: no sizes are given for {missing!r}, which stays dynamic. {self}")
         return read
 
@@ -141,30 +113,30 @@ class _Dimensions:
         """Return what each input that may be smaller is padded with, by its number."""
         if not isinstance(given, Mapping):
             raise InputError(f'buckets: pad: got {given!r}, expected numbers by input, such as {{"tokens": 0}}.')
-        names = dict.fromkeys(self._users[key] for key, _ in self._places)
+        names = dict.fromkeys(self.users[key] for key, _ in self.places)
         for name, fill in given.items():
             if name not in names:
                 known = ", ".join(map(repr, names))
                 raise InputError(f"buckets: pad: {name!r} is no input with a dynamic dimension; these are {known}.")
-            if not is_element(fill, dtype := self._inputs[self._users.index(name)].dtype):
+            if not is_element(fill, dtype := self.inputs[self.users.index(name)].dtype):
                 raise InputError(f"buckets: pad: {name}: got {fill!r}, expected a number that {dtype} can hold.")
-        fills = {self._users.index(name): fill for name, fill in given.items()}
-        padded = {symbol for (key, _), each in self._places.items() if key in fills for symbol in each.free_symbols}
-        for (key, dim), each in self._places.items():
+        fills = {self.users.index(name): fill for name, fill in given.items()}
+        padded = {symbol for (key, _), each in self.places.items() if key in fills for symbol in each.free_symbols}
+        for (key, dim), each in self.places.items():
             if each.free_symbols & padded and not (key in fills and each.is_Symbol):
-                name = repr(self._users[key])
+                name = repr(self.users[key])
                 why = f"its size {each} follows from that" if key in fills else f"pad has no number for {name}"
                 raise InputError(f"buckets: pad: dimension {dim} of {name} grows with a padded one, but {why}.")
         return fills
 
     def describe(self, numbers: Mapping[Any, Any], fills: Mapping[int, float]) -> tuple[Size, ...]:
         """Return the sizes of the inputs with these numbers."""
-        first = {each: place for place, each in reversed(self._places.items())}
+        first = {each: place for place, each in reversed(self.places.items())}
         sizes = []
-        for place, each in self._places.items():
+        for place, each in self.places.items():
             size = Size(*place, int(each.xreplace(numbers)), exact=place[0] not in fills)
             if not size.exact:
-                least = max(1, int(self._ranges[each].lower) if each in self._ranges else 1)
+                least = max(1, int(self.ranges[each].lower) if each in self.ranges else 1)
                 like = first[each] if first[each] != place else None
                 size = replace(size, least=least, like=like, fill=fills[place[0]])
             sizes.append(size)
@@ -172,15 +144,15 @@ class _Dimensions:
 
     def crops(self, fills: Mapping[int, float]) -> tuple[Crop, ...]:
         """Return what is cut from the outputs of the file's method, the first of which are inputs that are written."""
-        with converting([self._program], gradients=True), accelerated():
-            functional = self._program.run_decompositions({})
-        first = {each: place for place, each in reversed(self._places.items()) if place[0] in fills}
+        with converting([self.program], gradients=True), accelerated():
+            functional = self.program.run_decompositions({})
+        first = {each: place for place, each in reversed(self.places.items()) if place[0] in fills}
         specs = zip(functional.graph_signature.output_specs, functional.graph.output_node().args[0], strict=True)
         crops = []
         for output, result in enumerate(each for spec, each in specs if spec.kind in _RETURNED):
             value = result.meta.get("val") if isinstance(result, Node) else None
             number = [(None, expression(value))] if isinstance(value, SYMBOLS) else []
-            for dim, each in (*number, *_sizes(value)):
+            for dim, each in (*number, *dynamic_sizes(value)):
                 if dim is not None and each in first:
                     crops.append(Crop(output, dim, *first[each]))
                 elif each.free_symbols & set(first):

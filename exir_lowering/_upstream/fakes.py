@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode as FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # symbols belong to an environment; no public name
+from torch.utils._sympy.symbol import SymT, symbol_is_type  # what a symbol stands for is in its name
 from torch.utils._sympy.value_ranges import (
     ValueRanges,  # what an environment knows of a symbol
     bound_sympy,  # what an expression of sizes can be
@@ -26,6 +27,7 @@ from torch.utils._sympy.value_ranges import (
 from exir_lowering._upstream.tensors import SYMBOLS
 
 DECISIONS = "exir_lowering_decisions"  # where the copies of an environment are listed, if it is one of `Decisions`
+LIMITS = "exir_lowering_limits"  # where an environment has what was declared of the largest inputs
 
 
 class Decisions:
@@ -319,6 +321,37 @@ def names_of_symbols(shape_env: Any) -> dict[str, Any]:
             if name.isidentifier():
                 found[name] = shape_env.replacements.get(symbol, symbol)
     return {name: each for name, each in found.items() if each.is_Symbol}
+
+
+def data_dependent(shape_env: Any) -> dict[str, Any]:
+    """Return the symbols of whole numbers that depend on data, by name."""
+    ranges = {} if shape_env is None else shape_env.var_to_range
+    return {
+        str(symbol): symbol
+        for symbol in ranges
+        if symbol_is_type(symbol, SymT.UNBACKED_INT) and symbol not in shape_env.replacements
+    }
+
+
+def unbounded_sizes(shape_env: Any, size: Any) -> list[str]:
+    """Return the symbols of a size that have no bound, or all that have none: conversion has symbols of its own."""
+    known = data_dependent(shape_env)
+    found = [name for name, one in known.items() if not isinstance(shape_env.var_to_range[one].upper, sympy.Integer)]
+    return sorted(set(found).intersection(symbols_of(size)) or found)
+
+
+def narrow(shape_env: Any, constraints: dict[Any, Any], greatest: Mapping[Any, Any], limits: Any) -> None:
+    """Bound symbols in a program's environment and constraints, and keep what else limits them, for `limits_of`."""
+    for ranges in (shape_env.var_to_range, constraints):
+        for one in filter(ranges.__contains__, greatest):  # the environment has a least size of 2
+            ranges[one] = ValueRanges(ranges[one].lower, max(ranges[one].lower, greatest[one]))
+    vars(shape_env)[LIMITS] = limits
+    shape_env._version_counter = next(_VERSIONS)
+
+
+def limits_of(shape_env: Any) -> Any:
+    """Return what `narrow` has kept in an environment, or in the one that it was copied from; () if nothing."""
+    return vars(shape_env).get(LIMITS, ()) if shape_env is not None else ()
 
 
 def ranges_in_file(shape_env: Any) -> dict[Any, Any]:

@@ -17,6 +17,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # makes Python code wh
 from torch.utils import _pytree  # an ExportedProgram describes its inputs and outputs by pytree specs
 from torch.utils._sympy.value_ranges import bound_sympy  # says between which numbers an expression of sizes lies
 
+from exir_lowering._upstream.fakes import limits_of
+
 ATEN_VERIFIER, CALL_DELEGATE, pytree = Verifier, executorch_call_delegate, _pytree
 load_treespec = getattr(_pytree.treespec_loads, "__wrapped__", _pytree.treespec_loads)
 """`treespec_loads` without its cache, which keeps classes of modules that were reloaded."""
@@ -32,6 +34,17 @@ def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
     values = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
     mode: FakeTensorMode | None = detect_fake_mode(values)
     return mode
+
+
+def shape_env_in(program: ExportedProgram) -> Any:
+    """Return the shape environment of a program's values; None if it has none."""
+    mode = fake_mode_of(program.graph_module)
+    return None if mode is None else mode.shape_env
+
+
+def has_limits(program: ExportedProgram) -> bool:
+    """Return whether the sizes of a program's inputs are bounded together."""
+    return bool(limits_of(shape_env_in(program)))
 
 
 def in_order_of_inputs(external: list[torch.fx.Node]) -> list[torch.fx.Node]:

@@ -83,7 +83,9 @@ def read_checked(file: memoryview) -> tuple[dict[str, Checked], Data]:
             if key not in seen:
                 seen[key] = read_payload(payload.backend, payload.content)
         checked = tuple(seen[one.backend, id(one.content)] for one in code.payloads)
-        return code, _checked_method(code, checked, data, known[0].methods.get(code.name, MethodProvenance())), checked
+        made = known[0].methods.get(code.name, MethodProvenance())
+        code = signatures.with_greatest(code, made)
+        return code, _checked_method(code, checked, data, made), checked
 
     return read_methods(file, check)
 

@@ -54,6 +54,7 @@ class MethodProvenance:
     values: Mapping[int, str] = field(default_factory=dict)  # the model's names of weights and state, by value
     results: tuple[int, ...] = ()  # how many results each delegate has, which the tables do not say
     dimensions: tuple[Dimension, ...] = ()  # of inputs
+    joint: bool = False  # whether sizes are bounded together: dimensions may be larger than the tables say, not all
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Provenance:
         for method in known["methods"].values():
             if not method["dimensions"]:
                 del method["dimensions"]
+            if not method["joint"]:
+                del method["joint"]
         known.update(version=VERSION, plan="")  # earlier releases read a plan's digest
         return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
 
@@ -98,7 +101,7 @@ def _method(tree: Any) -> MethodProvenance:
     values = {int(number): name for number, name in tree["values"].items()}
     results, dimensions = map(int, tree.get("results", ())), map(_dimension, tree.get("dimensions", ()))
     made = tuple(tree["partitioners"]), tree["rewrites"]
-    return MethodProvenance(*made, inputs, outputs, values, tuple(results), tuple(dimensions))
+    return MethodProvenance(*made, inputs, outputs, values, tuple(results), tuple(dimensions), bool(tree.get("joint")))
 
 
 def _dimension(tree: Any) -> Dimension:

@@ -7,6 +7,7 @@ there are no inputs, what the file names.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ class TensorInfo:
         value: What an input that is not a tensor has to be, and an output that is not computed is.
         possible: Whether it can be given: not an input that was an integer of any value when the model was exported.
         of: For an output, the input or state that it is the new value of, by name; "" for others.
+        greatest: The greatest sizes where they are bounded together: `shape` is one of the largest, and has as many
+            elements as there may be.
     """
 
     name: str
@@ -51,6 +54,7 @@ class TensorInfo:
     value: object = None
     possible: bool = True
     of: str = ""
+    greatest: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         after = f", the new value of {self.of}" if self.of else ""
@@ -61,8 +65,9 @@ class TensorInfo:
             value = f" {self.value!r}" if self.value is not None else ""
             return f"{self.kind}{value}{'' if self.possible else ' (an int of any value, which a file cannot take)'}"
         least = self.least or (None,) * len(self.shape)
-        sizes = (self._size(low, high) for low, high in zip(least, self.shape, strict=True))
-        return f"{short_name(self.dtype)}[{', '.join(sizes)}]{_order(self.dim_order)}"
+        sizes = (self._size(low, high) for low, high in zip(least, self.greatest or self.shape, strict=True))
+        most = f" of at most {math.prod(self.shape):,} elements" if self.greatest else ""
+        return f"{short_name(self.dtype)}[{', '.join(sizes)}]{_order(self.dim_order)}{most}"
 
     def _size(self, least: int | None, greatest: int) -> str:
         if self.unbound:
@@ -147,6 +152,20 @@ def find_state(code: Code, known: MethodProvenance) -> dict[int, Allocation]:
     return found
 
 
+def with_greatest(code: Code, known: MethodProvenance) -> Code:
+    """Return code whose inputs and outputs have their greatest sizes, if these are bounded together."""
+    named = [one.bounds or () for one in (*known.inputs, *known.outputs)]
+    places, values = (*code.inputs, *code.outputs), [*code.values]
+    if not known.joint or len(places) != len(named):
+        return code
+    for index, bounds in zip(places, named, strict=True):
+        tensor = values[index].content
+        if isinstance(tensor, Tensor) and tensor.dynamic and len(bounds) == len(tensor.sizes):
+            most = tuple(max(size, bound or 0) for size, (_, bound) in zip(tensor.sizes, bounds, strict=True))
+            values[index] = replace(values[index], content=replace(tensor, greatest=most))
+    return replace(code, values=tuple(values))
+
+
 def of_method(
     code: Code, made: Collection[int], lost: frozenset[int], state: Collection[int], known: MethodProvenance
 ) -> MethodSignature:
@@ -185,6 +204,7 @@ def _value(code: Code, made: Collection[int], index: int, named: NamedValue) -> 
         return TensorInfo(
             *(named.name, "tensor", content.dtype, content.sizes, content.dim_order, content.dynamic, content.unbound),
             least if fits else None,
+            greatest=content.greatest,
         )
     if index in made:
         return TensorInfo(named.name, "number")

@@ -92,6 +92,7 @@ class Tensor(MemoryLayout):
     content: memoryview | None = field(default=None, compare=False, repr=False)  # in the file; of state, the first one
     external: bool = False  # whether its content is in a data file, where it has the name of its label
     label: str | None = None  # what the model calls it, where the file says so
+    greatest: tuple[int, ...] = ()  # of an input whose sizes are bounded together: the greatest of each
 
     @property
     def stored(self) -> bool:
@@ -107,9 +108,12 @@ class Tensor(MemoryLayout):
         """Say why it cannot have a shape, None when it can; `beyond` is put before the bound of a size."""
         if len(shape) != len(self.sizes):
             return f"It has {len(shape)} dimensions, not {len(self.sizes)}."
-        for dim, (size, bound) in enumerate(zip(shape, self.sizes, strict=True)):
+        for dim, (size, bound) in enumerate(zip(shape, self.greatest or self.sizes, strict=True)):
             if not self.unbound and (size > bound or (size != bound and not self.dynamic)):
                 return f"Its dimension {dim} is {size}, {beyond if self.dynamic else 'not'} {bound}."
+        elements = math.prod(shape)
+        if self.greatest and elements > math.prod(self.sizes):
+            return f"It has {elements:,} elements, {beyond} {math.prod(self.sizes):,}: sizes are bounded together."
         return None
 
 

@@ -63,6 +63,8 @@ def describe(value: ValueSpec) -> str:
         tensor = value.content
         shape = f"of shape {'at most ' * tensor.dynamic}{list(tensor.sizes)}"
         shape = f"with {len(tensor.sizes)} dimensions" if tensor.unbound else shape
+        if tensor.greatest:
+            shape = f"of shape at most {list(tensor.greatest)}, with at most {math.prod(tensor.sizes):,} elements"
         return f"a tensor of {short_name(tensor.dtype)} {shape}"
     if value.kind == NULL:
         return "None"

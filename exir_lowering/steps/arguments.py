@@ -70,7 +70,7 @@ class Request(NamedTuple):
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None, variants: Any = None) -> Request:
     """Turn what a caller passed to `lower` into one value per method; a program alone is the method "forward"."""
     methods, constant_methods = _methods(programs)
-    passes = _by_method("transform_passes", {} if transform_passes is None else transform_passes, methods, _passes)
+    passes = by_method("transform_passes", {} if transform_passes is None else transform_passes, methods, _passes)
     requested = []
     for tag, wanted in _read_variants(partitioners, variants).items():
         chosen = list_partitioners(wanted, methods, f"variants[{tag!r}]" if tag else "partitioners")
@@ -141,11 +141,11 @@ def list_partitioners(value: Any, methods: Collection[str], who: str = "partitio
                 )
         return [registry.find_partitioner(one) if isinstance(one, str) else one for one in value]
 
-    found = _by_method(who, value, methods, read)
+    found = by_method(who, value, methods, read)
     return {name: found.get(name, []) for name in methods}
 
 
-def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[str, Any], T]) -> dict[str, T]:
+def by_method(who: str, value: Any, methods: Collection[str], read: Callable[[str, Any], T]) -> dict[str, T]:
     """Read what is given for all methods, or for those that a mapping has by their names, or that of their family."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(methods, read(who, value))

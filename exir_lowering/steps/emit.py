@@ -31,6 +31,7 @@ from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.steps import finishing, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.file import EmitOptions, File, Lowered
+from exir_lowering.steps.planned_sizes import bound_together
 
 
 class Row(NamedTuple):
@@ -61,6 +62,7 @@ FINISHERS = (
     Row("weights", placement.place_weights, "a policy says which file has which weight"),
     Row("shared state", shared_state.share, "methods share memory by its number; before memory is planned"),
     Row("out variants", finishing.choose_out_variants, "what only the emitter takes is made when nothing traces it"),
+    Row("sizes together", bound_together, "they are fewer than each alone says; before memory is planned for them"),
     Row("memory", finishing.record_memory, "plans and limits need what was planned; wraps the planner"),
     Row("reserved data", finishing.reserve, "emission fixes where segments are: what is known later has the last ones"),
 )

@@ -16,10 +16,10 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.edge import FULL, allowed_operators
-from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size
+from exir_lowering._upstream.fakes import FakeTensorMode, dim_order, is_unbounded, known_size, unbounded_sizes
 from exir_lowering._upstream.legalizing import remove_effect_tokens
 from exir_lowering._upstream.operators import draws_numbers, operator_name, wrapped_operator
-from exir_lowering._upstream.programs import fake_mode_of
+from exir_lowering._upstream.programs import fake_mode_of, shape_env_in
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.graphs.measures import tensors
@@ -124,15 +124,15 @@ def _lay_out_again(editor: Editor, moved: set[Node]) -> None:
             moved.add(node)
 
 
-def require_legal(methods: Iterable[tuple[ExtractedMethod, Sequence[Refused]]], session: Session) -> None:
+def require_legal(methods: Iterable[tuple[EdgeMethod, ExtractedMethod, Sequence[Refused]]], session: Session) -> None:
     """Raise an InputError for operators that stay on the host and do not run there, unless the options allow them."""
     options = session.options
     if options.unsupported == "allow":
         return
     allowed = set(map(operator_name, allowed_operators(options.edge_compile_config)))
     lines: list[str] = []
-    for method, refused in methods:
-        _check_form(method.name, method.program)
+    for edge, method, refused in methods:
+        _check_form(method.name, method.program, edge.converted_from or method.program)
         found: dict[str, list[tuple[tuple[str, ...], Node]]] = {}
         for path, node, why in refused:
             if (name := graphs.operator_name(node)) not in allowed:
@@ -145,7 +145,7 @@ def require_legal(methods: Iterable[tuple[ExtractedMethod, Sequence[Refused]]], 
         raise InputError("\n".join([*lines, _HELP]))
 
 
-def _check_form(method: str, program: ExportedProgram) -> None:
+def _check_form(method: str, program: ExportedProgram, given: ExportedProgram) -> None:
     """Refuse a method that returns no tensor, and sizes that depend on data and have no bound: ExecuTorch fails."""
     results = program.graph.output_node().args[0]
     idle = not any(node.op == "call_function" for node in program.graph.nodes)
@@ -166,10 +166,11 @@ def _check_form(method: str, program: ExportedProgram) -> None:
             unbound = [size for size in value.shape if known_size(size) is None and is_unbounded(size)]
             if unbound:
                 what = f"{graphs.qualified_name(path, node)} ({graphs.operator_name(node)})"
+                names = ", ".join(f'"{name}": 1000' for name in unbounded_sizes(shape_env_in(given), unbound[0]))
                 raise InputError(
                     f"Method {method!r}: {what}, at {graphs.source_line(node) or 'an unknown line'}, has the size "
                     f"{unbound[0]}, which depends on data and has no bound, so that no memory can be planned. What to "
-                    "do: torch._check(size <= limit)."
+                    f"do: torch._check(size <= limit) in the model, or LoweringOptions(bounds={{{names}}})."
                 )
 
 

@@ -24,7 +24,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.delegates import named_buffers
 from exir_lowering._upstream.fakes import expression, linear_in, names_of_symbols, ranges_in_file, shape_env_of
-from exir_lowering._upstream.programs import bounds_of, pytree
+from exir_lowering._upstream.programs import bounds_of, has_limits, pytree
 from exir_lowering._upstream.tensors import is_plain
 from exir_lowering.errors import InputError, few, ignoring_errors
 from exir_lowering.model import EdgeMethod, NarrowedDimension
@@ -41,6 +41,7 @@ _OPTIONS = (
     "assume",
     "edge_compile_config",
     "memory_planner",
+    "bounds",
     "unsupported",
     "target",
 )
@@ -72,7 +73,8 @@ def describe(
         inputs = tuple(NamedValue(name, _bounds(original, value)) for name, value in _user_inputs(original))
         outputs = tuple(_outputs(original, method.program))
         dimensions = tuple(_dimensions(original, declared=original is method.converted_from))
-        made[method.name] = MethodProvenance(names, counts, inputs, outputs, dimensions=dimensions)
+        joint = has_limits(method.program)
+        made[method.name] = MethodProvenance(names, counts, inputs, outputs, dimensions=dimensions, joint=joint)
     return Provenance(
         dict(planned.versions),
         chosen,

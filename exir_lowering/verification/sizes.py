@@ -28,11 +28,16 @@ class Sizing:
         self._program = subject.program
         # The dynamic dimensions: expressions of sympy, the greatest sizes in the file, whether they have to be those.
         self._dimensions: list[tuple[Any, int, bool]] = []
+        self._shapes: list[tuple[list[Any], Tensor]] = []  # whose sizes are bounded together
         exact = {(size.input, size.dimension): size.exact for size in subject.bucket.sizes}  # others are padded
         for index, (node, value) in enumerate(zip(subject.inputs, subject.spec.inputs, strict=True)):
             fake, tensor = node.meta.get("val"), value.content
             if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
-                for dimension, (size, bound) in enumerate(zip(fake.shape, tensor.sizes, strict=True)):
+                if tensor.greatest:
+                    self._shapes.append(([*map(expression, fake.shape)], tensor))
+                for dimension, (size, bound) in enumerate(
+                    zip(fake.shape, tensor.greatest or tensor.sizes, strict=True)
+                ):
                     if not isinstance(size, int):
                         most = _UNBOUND if tensor.unbound else bound
                         fixed = exact.get((index, dimension), not (tensor.dynamic or tensor.unbound))
@@ -85,6 +90,9 @@ class Sizing:
         for expr, bound, exact in self._dimensions:
             size = expr.subs(sizes)
             if not size.is_Integer or not (bound if exact else 0) <= int(size) <= bound:
+                return False
+        for shape, tensor in self._shapes:
+            if tensor.misfit([size if isinstance(size, int) else int(size.subs(sizes)) for size in shape]):
                 return False
         for expr, known in self._program.range_constraints.items():
             if expr.free_symbols and expr.free_symbols <= sizes.keys():
