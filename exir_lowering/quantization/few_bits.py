@@ -13,6 +13,7 @@ from exir_lowering import graphs
 from exir_lowering.quantization.results import LayerError
 
 GROUP = 32  # how many weights of a row have one scale; rows of no multiple of it have 8 bits and one scale
+_INT4 = "int4"  # torch's stubs do not have it
 _PIECE = 2**22  # how many weights are quantised at once
 
 
@@ -62,17 +63,16 @@ def quantize_layer(layer: torch.nn.Linear, bits: int = 4, scales: torch.dtype = 
     from torchao.quantization.granularity import PerAxis, PerGroup
 
     in_groups = bits == 4 and not layer.weight.shape[1] % GROUP
-    groups = Config(torch.int4, PerGroup(GROUP), weight_scale_dtype=scales)
+    groups = Config(getattr(torch, _INT4), PerGroup(GROUP), weight_scale_dtype=scales)
     config = groups if in_groups else Config(torch.int8, PerAxis(0))
     pieces: list[Any] = []
-    for rows in layer.weight.detach().split(max(1, _PIECE // layer.weight.shape[1])):
-        part = torch.nn.Linear(*reversed(rows.shape), device="meta")
+    for rows in torch.split(layer.weight.detach(), max(1, _PIECE // layer.weight.shape[1])):
+        part = torch.nn.Linear(rows.shape[1], rows.shape[0], device="meta")
         part.weight = torch.nn.Parameter(rows, False)
         quantize_(part, config)
         pieces.append(part.weight)
-    parts = [torch.cat([getattr(one, key) for one in pieces]) for key in ("qdata", "scale", "zero_point")]
-    parts[1] = parts[1].float()
-    layer.weight = _remade(pieces[0], *parts, pieces[0].activation_quantization)
+    data, scale, zeros = (torch.cat([getattr(one, key) for one in pieces]) for key in ("qdata", "scale", "zero_point"))
+    layer.weight = _remade(pieces[0], data, scale.float(), zeros, pieces[0].activation_quantization)
 
 
 def quantize_embedding(embedding: torch.nn.Embedding, layer: torch.nn.Linear) -> None:
