@@ -32,7 +32,7 @@ ROOMS = {
     "exir_lowering/steps": (6625, 5500),
     "exir_lowering/steps/legalizing": (1692, 1200),
     "exir_lowering/testing": (1802, 1400),
-    "exir_lowering/verification": (2537, 2000),
+    "exir_lowering/verification": (2538, 2000),
     "partitioners": (2882, 3200),
     "backends": (1641, 2000),
 }
