@@ -134,13 +134,13 @@ def bloom() -> Any:
 MISTAKES = [
     (lambda: torch.nn.Linear(2, 2), {}, "got a Linear, expected a causal language model"),
     (bert, {}, "got a BertForMaskedLM, expected a causal language model"),
-    (lambda: make_model("Llama"), {"quantise": "8da4"}, "did you mean '8da4w'"),
+    (lambda: make_model("Llama"), {"quantise": "8da4"}, "Did you mean '8da4w'"),
     (lambda: make_model("Llama"), {"max_context": 129}, "at most 128, the positions of LlamaForCausalLM"),
     (lambda: make_model("Llama"), {"max_context": 1}, "got 1, expected a number of tokens"),
     (lambda: make_model("Llama"), {"max_context": True}, "got True, expected a number of tokens"),
     (gemma2, {}, "has a soft cap"),
     (bloom, {}, "BloomForCausalLM"),
-    (mamba, {}, "mamba"),
+    (mamba, {}, "MambaForCausalLM has layers of the kind linear_attention"),
 ]
 
 
