@@ -60,6 +60,8 @@ def _apply(program: Any, pipeline: Any, pipelines: Any) -> None:
         graph_pass.set_options(pipeline.get_options(name))
         try:
             graph_pass(program)
+        except MemoryError:
+            raise
         except Exception:
             pipelines.logger.error("Core ML's graph pass %r failed.", name)
             raise
