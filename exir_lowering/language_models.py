@@ -81,7 +81,7 @@ def check_model(model: Any, max_context: int, quantise: str | None) -> None:
     if others := set(getattr(config, "layer_types", None) or ()) - _LAYERS:
         raise InputError(
             f"language_model: model: {name} has layers of the kind {few(sorted(others), 3)}, expected full_attention "
-            f"or sliding_attention, whose state is a KV cache. {_BY_HAND}"
+            f"or sliding_attention, whose state is a KV cache. For others see docs/guides/recurrent-models.md."
         )
 
 

@@ -151,6 +151,11 @@ def _export_decoder(who: str, model: Any) -> dict[str, ExportedProgram]:
     """Return two programs that share a cache: `forward` takes a prompt of any length, `step` a token."""
     from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
+    if not hasattr(model.config.get_text_config(), "num_attention_heads"):
+        raise InputError(
+            f"{who}: {type(model).__name__} has no attention, expected a decoder with a KV cache. Recurrent models are "
+            "written with torch's scan, or exported for each length: see docs/guides/recurrent-models.md."
+        )
     longest = _longest(model, _CACHE)
     model.generation_config.update(cache_implementation="static")
     cached = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=longest).model.eval()

@@ -237,3 +237,11 @@ def test_damaged_is_what_is_damaged(folder: Path, told: Callable[..., str]) -> N
     torch.save(torch.nn.Linear(2, 2).state_dict(), folder / "weights.pt")
     said = told("plan", "weights.pt")
     assert "what torch.save wrote" in said and "damaged" not in said and "MODEL.py:FUNCTION" in said
+
+
+def test_a_recurrent_model_has_no_cache(folder: Path, told: Callable[..., str]) -> None:
+    (folder / "mamba").mkdir()
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 20, "hidden_size": 16}
+    (folder / "mamba" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    assert "MambaForCausalLM has no attention" in (said := told("plan", "mamba"))
+    assert "docs/guides/recurrent-models.md" in said
