@@ -21,8 +21,6 @@ from typing import Any
 from exir_lowering.cli import method_inputs
 from exir_lowering.cli.output import OK, find_file, format_size, kept_from_stdout, print_table, quieten, say
 from exir_lowering.errors import InputError
-from exir_lowering.inspection.report import DeviceMemory
-from exir_lowering.inspection.text import device_rows
 
 VERSION = 3  # incremented when a field of the JSON changes its meaning or is removed
 
@@ -175,6 +173,9 @@ def _show_memory(figures: Sequence[dict[str, Any]], as_json: bool) -> int:
     if as_json:
         print(json.dumps({"version": VERSION, "files": figures}, indent=2))
         return OK
+    from exir_lowering.inspection.report import DeviceMemory
+    from exir_lowering.inspection.text import device_rows
+
     for figure in figures:
         measured = {name: f"{size:,}" for name, size in figure["measured"].items()}
         found = device_rows(DeviceMemory(**figure["estimated"]))

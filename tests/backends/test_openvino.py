@@ -287,7 +287,7 @@ def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str])
 class Halves(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, 1)
-        return first + second / second.norm(dim=-1, keepdim=True).expand_as(second)
+        return first + second / second.abs().mean(dim=-1, keepdim=True).expand_as(second)
 
 
 @needs_openvino
@@ -301,7 +301,7 @@ def test_it_gains_from_all_rewrites_but_pieces() -> None:
         (method,) = exir_lowering.plan(program, partitioner).methods
         return {one.rewrite for one in method.rewritings}
 
-    assert applied(made) == applied(made.partitioner) == {"broadcasts", "reductions"}
+    assert applied(made) == applied(made.partitioner) == {"broadcasts"}  # it takes means as they are
     assert applied("xnnpack") >= {"broadcasts", "reductions", "pieces"}
 
 
