@@ -17,6 +17,7 @@ from exir_lowering._upstream.programs import shape_env_in
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
 from exir_lowering.steps.arguments import RequestedMethod, by_method
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.dimensions import Dimensions
 
 _BOUNDS = 'such as {"height*width": 1_000_000, "seq": 512}'
@@ -40,11 +41,12 @@ def limit(methods: tuple[RequestedMethod, ...], bounds: Any, sizes: Any = None) 
         return tuple((of[method].product(key), most) for key, most in one.items() if of[method].product(key))
 
     limited = []
-    for method in methods:
-        common = resolve("bounds", method.name, products.get(method.name, {}), products)
-        each = (resolve("sizes", method.name, one, sets) for one in sets.get(method.name, ()))
-        alternatives = tuple(common + one for one in each) or (common,)
-        limited.append(replace(method, program=_limit(method, of[method.name], alternatives)))
+    with converting((one.program for one in methods), gradients=True):  # another thread may convert the same programs
+        for method in methods:
+            common = resolve("bounds", method.name, products.get(method.name, {}), products)
+            each = (resolve("sizes", method.name, one, sets) for one in sets.get(method.name, ()))
+            alternatives = tuple(common + one for one in each) or (common,)
+            limited.append(replace(method, program=_limit(method, of[method.name], alternatives)))
     return tuple(limited)
 
 

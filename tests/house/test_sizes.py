@@ -29,7 +29,7 @@ ROOMS = {
     "exir_lowering/rewrites": (1418, 1150),
     "exir_lowering/runtime": (2701, 2500),
     "exir_lowering/shape_buckets.py": (192, 220),
-    "exir_lowering/steps": (6625, 5500),
+    "exir_lowering/steps": (6627, 5500),
     "exir_lowering/steps/legalizing": (1692, 1200),
     "exir_lowering/testing": (1802, 1400),
     "exir_lowering/verification": (2538, 2000),
