@@ -52,10 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check the file and print what was found; return `MISTAKE` unless every runtime runs it."""
     source, data = find_file(arguments.file), [*map(find_file, arguments.data)]
+    for option in ("runtime", "target") if arguments.on else ("inputs", "method", "device", "tolerance"):
+        if getattr(arguments, option) is not None:
+            how = "does not apply to --on: leave one out" if arguments.on else "applies to --on: give --on aarch64 too"
+            raise InputError(f"--{option} {how}.")
     if arguments.on is not None:
         return _emulate(source, data, arguments)
-    if arguments.inputs is not None:
-        raise InputError("--inputs applies to --on: give --on aarch64 too.")
     path = None if arguments.target is None else find_file(arguments.target)
 
     from exir_lowering.inspection.compatibility import check, worst

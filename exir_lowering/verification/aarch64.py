@@ -27,7 +27,7 @@ from exir_lowering.pte.printing import Shown, make_table, printable, render
 from exir_lowering.pte.value_kinds import CODES, DTYPES, MemoryLayout
 from exir_lowering.runtime.profiling import Profile, ProfileRow, profile, read_etdump
 from exir_lowering.runtime.program import LoadedProgram
-from exir_lowering.verification.measure import Difference, Tolerance, measure
+from exir_lowering.verification.measure import Difference, Tolerance, check_share, measure
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -230,8 +230,10 @@ def compare(
             for one by dtype, looser where the file computes with quantised numbers.
 
     Raises:
-        InputError: The runtime on aarch64 does not load or run it; or an input is neither a tensor nor a number.
+        InputError: The runtime on aarch64 does not load or run it; an input is neither a tensor nor a number; or the
+            tolerance is not above 0.
     """
+    check_share("check", tolerance)
     program.run(method, *inputs)
     expected = [one for one in program.run(method, *inputs) if one is not None]
     found = emulator.call(source, method, inputs, data=data)

@@ -8,7 +8,6 @@ keep something from call to call. Nothing of the caller's changes: not the progr
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.verification import measure
 from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing, list_apart
-from exir_lowering.verification.measure import Difference, Tolerance
+from exir_lowering.verification.measure import Difference, Tolerance, check_share
 from exir_lowering.verification.results import MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match, read_bundled, read_inputs
 
@@ -84,8 +83,7 @@ def verify(
         InputError: An argument is invalid, a program is not that of its method, or PyTorch refused all inputs of one.
         BackendUnavailableError, BackendFailure, LimitError, PluginLoadError: The file cannot be loaded; see `load`.
     """
-    if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
-        raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
+    check_share("verify", tolerance)
     given = check_arguments(delegates, "error")
     load_libraries("verify", libraries)
     file = read(source, data)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.bundled import tolerance as dtype_tolerance
 from exir_lowering.runtime.inputs import show
 
@@ -57,6 +58,12 @@ class Difference:
     sqnr: float = math.inf  # the signal to error ratio in dB; inf when they are equal
     cosine: float = 1.0  # of the angle between the two
     problem: str = ""  # what is wrong, where it is not the size of an error
+
+
+def check_share(who: str, tolerance: Any) -> None:
+    """Raise an InputError for a tolerance that is neither None nor a share of a magnitude."""
+    if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
+        raise InputError(f"{who}: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
 
 
 def measure(expected: Any, got: Any, tolerance: Tolerance, typical: float, noise: torch.Tensor | None) -> Difference:

@@ -48,8 +48,15 @@ def test_what_is_not_set_up_is_said_with_the_command(tmp_path: Path, capsys: pyt
     exir_lowering.lower(export(nn.ReLU(), (torch.ones(2),)), "xnnpack").emit().save(file)
     assert cli.main(["check", str(file), "--on", "aarch64", "--device", str(tmp_path)]) == 2
     assert "run `tests/device/set_up.sh" in capsys.readouterr().err
-    assert cli.main(["check", str(file), "--inputs", str(file)]) == 2
-    assert "--inputs applies to --on" in capsys.readouterr().err
+    for given, text in (
+        (["--inputs", str(file)], "--inputs applies to --on"),
+        (["--tolerance", "0.1"], "--tolerance applies to --on"),
+        (["--on", "aarch64", "--runtime", "1.4.1"], "--runtime does not apply to --on"),
+    ):
+        assert cli.main(["check", str(file), *given]) == 2
+        assert text in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"tolerance: got -1\.0, expected a number above 0"):
+        compare(None, file, exir_lowering.load(file), "forward", [torch.ones(2)], tolerance=-1.0)
 
 
 # -- by night, on Debian 12, as root ----------------------------------------------------------------------------------
