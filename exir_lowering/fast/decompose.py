@@ -38,7 +38,8 @@ from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.value_keys import MEMORY, NotCoveredError, evaluate, renew
 from exir_lowering.fast.calls import DistinctCall
 from exir_lowering.fast.inplace import is_mutable, read_results
-from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, rewrite, source_of
+from exir_lowering.fast.lookups import source_of
+from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS, Template
 from exir_lowering.graphs.inlining import SET_GRAD, replace_call
 

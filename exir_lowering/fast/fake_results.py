@@ -42,6 +42,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering._upstream.value_keys import PLAIN, Form, KeyMaker
 from exir_lowering.errors import explained
 from exir_lowering.fast import Work, current
+from exir_lowering.fast.lookups import source_of
 
 
 class UnknownFormError(Exception):
@@ -92,14 +93,20 @@ def replacements() -> list[tuple[Any, str, Any]]:
     def run_node(self: Any, n: Node) -> Any:
         if current() is None or n.op == "output" or "node_debug_str" in _names_in(self.callback.__class__):
             return running(self, n)
-        self.node = n
+        self.node, around = n, traceback.current_meta
         try:
-            return Interpreter.run_node(self, n)
+            if traceback.should_preserve_node_meta and n.meta:
+                source = source_of(n, f"Interpreter_{type(self).__name__}")
+                traceback.current_meta = {**n.meta, "from_node": [source]}
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return getattr(self, n.op)(n.target, args, kwargs)
         except MemoryError:
             raise
         except Exception:  # for which the text of the node is there
             self.callback.node_debug_str = n.format_node()
             raise
+        finally:
+            traceback.current_meta = around
 
     return [(_ExportPassBase, "_fx", remembering), (_ExportPassBase.ExportInterpreter, "run_node", run_node)]
 
@@ -154,11 +161,24 @@ def _add(tracer: Any, target: Any, args: Any, kwargs: Any, name: str | None, giv
     special = special or type(target) not in _DIALECTS or traceback.GRADIENT_ACC_SPECIAL_STACK in lines
     if special or not traceback.should_preserve_node_meta:
         return tracer.create_node("call_function", target, args, kwargs, name)  # type: ignore[no-any-return]
-    node: Node = tracer.graph.create_node("call_function", target, args, kwargs, _name_of(target), None)
+    node = _append(tracer.graph, target, args, kwargs)
     tracer.node_name_to_scope[node.name] = (tracer.scope.module_path, tracer.scope.module_type)
     taken = {"stack_trace": lines or None, "seq_nr": None if "seq_nr" in given else _get_seq_nr(node.name)}
     taken |= {key: copy(state[key]) for key in _COPY_META_FIELDS if key in state and key not in given}
     node.meta.update((key, value) for key, value in taken.items() if value is not None or key in _COPY_META_FIELDS)
+    return node
+
+
+def _append(graph: Graph, target: Any, args: Any, kwargs: Any) -> Node:
+    """Create a node as a graph does; among its arguments are no sizes for it to look for."""
+    if getattr(graph.owning_module, "_create_node_hooks", None) is not None:
+        return graph.create_node("call_function", target, args, kwargs, _name_of(target), None)
+    name = graph._graph_namespace.create_name(_name_of(target), None)
+    node = Node(graph, name, "call_function", target, args, kwargs, None)
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
     return node
 
 

@@ -17,7 +17,7 @@ import torch._ops
 from torch._subclasses import fake_impls
 from torch.export import ExportGraphSignature, graph_signature
 
-# The class that describes where a node came from; it copies the description that the other node has.
+# It has the class that describes where a node came from, which copies the description that the other node has.
 from torch.fx import traceback
 
 from exir_lowering._upstream.tracing import set_rule
@@ -43,6 +43,19 @@ def histories() -> list[tuple[Any, str, Any]]:
         self.from_node = list(earlier)
 
     return [(traceback.NodeSource, "__init__", sharing)]
+
+
+def source_of(node: Any, step: str) -> traceback.NodeSource:
+    """Return the origin of a node made from another one; it shares the older history, which torch copies for each."""
+    source = traceback.NodeSource(None, step, traceback.NodeSourceAction.CREATE)
+    source.node_info = traceback.NodeSource.NodeInfo(node.name, _text_of(node.target), id(node.graph))
+    source.from_node = list(node.meta.get("from_node", ()))
+    return source
+
+
+@lru_cache(maxsize=4096)
+def _text_of(target: Any) -> str:
+    return str(target)
 
 
 def dim_orders() -> list[tuple[Any, str, Any]]:
@@ -139,6 +152,7 @@ class _Collected:
         self._found: tuple[Any, set[Any]] | None = None
         self._packets: tuple[Any, list[Any]] = (None, [])
         self._operators: tuple[int, list[Any]] = (-1, [])
+        self._preservable: dict[Any, bool] = {}  # what torch says of operators
         self._thread: int | None = None  # the one that collects
         self._asked = False  # whether it has asked the dispatcher
 
@@ -153,7 +167,15 @@ class _Collected:
                 finally:
                     self._thread = None
                 self._found = (self._state(), found)  # collecting gives torch.ops names for what it finds
+                self._preservable = {}
             return set(self._found[1])
+
+    def is_preservable(self, operator: Any, ask: Any) -> bool:
+        """Return whether torch can keep an operator whole; it asks for each in a table, after it has collected them."""
+        known = self._preservable
+        if operator not in known:
+            known[operator] = ask(operator)
+        return known[operator]
 
     def materialize(self, materialize: Any) -> None:
         """Give torch.ops names for what the dispatcher has; once in a collection, which asks for each namespace."""
@@ -188,24 +210,32 @@ os.register_at_fork(after_in_child=lambda: setattr(_COLLECTED, "_lock", threadin
 
 
 def composites() -> list[tuple[Any, str, Any]]:
-    """Remember torch's composite operators, for all threads, and an alias for annotations by what it is subscripted.
+    """Remember torch's composite operators, for all threads, and what is made anew for each conversion or kernel.
 
     torch asks its dispatcher for those of all namespaces, for each namespace, five times in each conversion to Edge
-    dialect, and rebuilds the type of an annotation for each kernel that a conversion replaces: half of the time of a
-    small conversion.
+    dialect, and for each operator of a table whether it is one. It rebuilds the type of an annotation for each kernel
+    that a conversion replaces, and empty states of random numbers: half of the time of a small conversion.
     """
     # It collects the operators with CompositeImplicitAutograd kernels; the other modules import it by name.
+    from torch._decomp.decompositions_for_rng import PhiloxState
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
 
     collect, materialize = utils._collect_all_valid_cia_ops, utils._materialize_cpp_cia_ops
+    is_preservable, empty = utils._is_preservable_cia_op, torch.tensor(())
 
     def remembered() -> set[Any]:
         return _COLLECTED.collect(collect)
 
+    def reset(self: Any) -> None:
+        self.seed = self.base_offset = empty  # others take its place before anything reads them
+        self.relative_offset, self.offset_advanced_at_least_once = 0, False
+
     return [
         *((module, collect.__name__, remembered) for module in (utils, decomp_utils, exported_program)),
         (utils, "_materialize_cpp_cia_ops", lambda: _COLLECTED.materialize(materialize)),
+        (exported_program, is_preservable.__name__, lambda op: _COLLECTED.is_preservable(op, is_preservable)),
+        (PhiloxState, "reset", reset),
         (torch._ops, "Callable", typing.Callable),
     ]
 

@@ -13,18 +13,19 @@ from executorch.exir.program._program import edge_no_decomp_namespace
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.proxy import _COPY_META_FIELDS  # the metadata that a retraced node takes over from the one it is made of
-from torch.fx.traceback import NodeSource, NodeSourceAction  # where a node comes from
 
 from exir_lowering._upstream.operators import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.value_keys import MEMORY, Memory, NotCoveredError, evaluate, renew, without_program
 from exir_lowering.errors import ignoring_errors
 from exir_lowering.fast.calls import CallKeys, DistinctCall, place_side_by_side
+from exir_lowering.fast.lookups import source_of
 from exir_lowering.fast.templates import FROM_TRACING, Template, take_templates
 from exir_lowering.graphs.measures import tensors
 
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
 
+_BY_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})  # tracing adds asserts
 _ROUNDS = 12  # how often values may change what later calls look like, before a graph counts as not covered
 
 
@@ -189,8 +190,15 @@ class _Planner:
             same.add(node)
 
     def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
-        """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out."""
-        if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(node.target):
+        """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out.
+
+        Not for torch's own operators, whose code is pinned: but composite ones may depend on the stage.
+        """
+        target: Any = node.target
+        if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(target):
+            return True
+        by_data = _BY_DATA.intersection(target.tags)
+        if is_built_in(target) and not is_composite(target) and target._schema.returns and not by_data:
             return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.
         key = ("plain", self._stage.key if is_composite(node.target) else self._stage.name, node.target)
@@ -361,11 +369,3 @@ class _Builder:
         if "from_node" not in meta or not self._stage.continues_history(node):
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta
-
-
-def source_of(node: Node, step: str) -> NodeSource:
-    """Return the origin of a node made from another one; it shares the older history, which torch copies for each."""
-    source = NodeSource(None, step, NodeSourceAction.CREATE)
-    source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
-    source.from_node = node.meta.get("from_node", [])
-    return source
