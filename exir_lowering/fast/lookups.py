@@ -222,7 +222,9 @@ def composites() -> list[tuple[Any, str, Any]]:
     from torch.export import decomp_utils, exported_program
 
     collect, materialize = utils._collect_all_valid_cia_ops, utils._materialize_cpp_cia_ops
-    is_preservable, empty = utils._is_preservable_cia_op, torch.tensor(())
+    is_preservable = utils._is_preservable_cia_op
+    with torch._C._DisableTorchDispatch():  # of no mode, which it would keep alive
+        empty = torch.empty(0)
 
     def remembered() -> set[Any]:
         return _COLLECTED.collect(collect)
