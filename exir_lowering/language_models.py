@@ -124,6 +124,9 @@ def _quantise(model: Any, bits: int) -> None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     rows = head if head.weight is embedding.weight else torch.nn.Linear(1, 1, device="meta")
     rows.weight = embedding.weight
+    for one in model.parameters():
+        if one.ndim == 1:  # it stays in float, and would keep the mapping of a file with all weights
+            one.data = one.data.clone()
     quantize_layer(rows, 8)
     quantize_embedding(embedding, rows)
     for layer in model.modules():

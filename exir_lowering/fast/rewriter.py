@@ -193,10 +193,13 @@ class _Planner:
         """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out.
 
         Not for torch's own operators, whose code is pinned: but composite ones may depend on the stage.
+        NotCoveredError for an operand of known content.
         """
         target: Any = node.target
         if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(target):
             return True
+        if any(getattr(one, "constant", None) is not None for one in tensors(values)):
+            raise NotCoveredError("a constant whose content is known")
         by_data = _BY_DATA.intersection(target.tags)
         if is_built_in(target) and not is_composite(target) and target._schema.returns and not by_data:
             return True

@@ -14,7 +14,7 @@ from exir_lowering.quantization.results import LayerError
 
 GROUP = 32  # how many weights of a row have one scale; rows of no multiple of it have 8 bits and one scale
 _INT4 = "int4"  # torch's stubs do not have it
-_PIECE = 2**22  # how many weights are quantised at once
+_PIECE = 2**18  # how many weights are quantised at once: torchao makes several copies, and the heap keeps what is large
 
 
 def find_layers(module: GraphModule, takes: Callable[[Node], bool]) -> tuple[dict[str, LayerError], tuple[str, ...]]:

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from exir_lowering._upstream import emission, locks
-from exir_lowering._upstream.compiler import ExecutorchProgramManager
+from exir_lowering._upstream import compiler, emission, locks
 from exir_lowering._upstream.delegates import add_last_named_data, forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, without_validity_checks
 from exir_lowering._upstream.passes import mending_passes
@@ -92,7 +91,7 @@ class Artifact:
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
     """
 
-    manager: ExecutorchProgramManager
+    manager: compiler.ExecutorchProgramManager
     report: Report
     methods: Mapping[str, MethodDebug] = field(default_factory=dict)
     etrecord: Any = None
