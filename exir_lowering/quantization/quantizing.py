@@ -205,8 +205,7 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
 
     call = few_bits.quantize_layers if name == "quantize_" else getattr(quantize_pt2e, name)
     advice = "Keep in float what the message is about, or export the model without it"
-    with _explained(f"torchao's {name} fails on this program:", advice), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _explained(f"torchao's {name} fails on this program:", advice), warnings.catch_warnings(action="ignore"):
         result: GraphModule = call(*args)
         return result
 
