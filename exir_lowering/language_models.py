@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.errors import InputError, LoweringError, did_you_mean, exception_text, few
+from exir_lowering.errors import InputError, LoweringError, did_you_mean, exception_text, explained, few
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
@@ -97,17 +97,11 @@ def export_model(model: Any, max_context: int, quantise: str | None) -> tuple[Ex
     AttentionInterface.register(_ATTENTION, _attend)
     tokens, position = torch.zeros(1, 7, dtype=torch.long), torch.tensor([0])
     sizes = {"input_ids": {1: Dim("length", max=max_context - 1)}, "cache_position": None}
-    try:
+    what = f"language_model: model: {name} cannot be exported with ExecuTorch's attention and cache"
+    explaining = explained(lambda error: InputError(f"{what}: {exception_text(error)}. {_BY_HAND}"), LoweringError)
+    with explaining, torch.no_grad():
         model.set_attn_implementation(_ATTENTION)
-        with torch.no_grad():
-            program = torch.export.export(_Decoder(model, max_context), (tokens, position), dynamic_shapes=sizes)
-    except (LoweringError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(
-            f"language_model: model: {name} cannot be exported with ExecuTorch's attention and cache: "
-            f"{exception_text(error)}. {_BY_HAND}"
-        ) from error
+        program = torch.export.export(_Decoder(model, max_context), (tokens, position), dynamic_shapes=sizes)
     names = [graphs.operator_name(node) for node in program.graph.nodes if graphs.is_operator(node)]
     if (found := names.count("llama.custom_sdpa.default")) != layers:
         raise InputError(

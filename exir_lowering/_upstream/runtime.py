@@ -56,8 +56,7 @@ def _extension() -> Any:
 def _wrapper() -> Any:
     """Return ExecuTorch's own wrapper of the extension module, without its warning that it is experimental."""
     # All threads share the warning filters.
-    with locks.engine(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with locks.engine(), warnings.catch_warnings(action="ignore"):
         from executorch.runtime import Runtime as Wrapped
 
         return Wrapped.get()._legacy_module

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import first_line
-from exir_lowering.errors import InputError, did_you_mean
+from exir_lowering.errors import InputError, did_you_mean, explained
 
 if TYPE_CHECKING:
     from exir_lowering.pte.signatures import MethodSignature
@@ -37,16 +37,11 @@ def read_calls(option: str, path: Path) -> Any:
     """Read the calls of a method, or of several by name, from a file of torch.save; InputError if it is another."""
     import torch
 
-    try:
+    what = f"{option} {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts"
+    again = "Save it again: torch.save([(x, y), ...], 'inputs.pt')."
+    with explained(lambda error: InputError(f"{what} ({type(error).__name__}: {first_line(error)}). {again}")):
         # Only tensors and plain values: a torch.save file can run code otherwise.
         return torch.load(path, weights_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{option} {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
-            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."
-        ) from error
 
 
 def choose_method(wanted: str | None, program: LoadedProgram, source: Path) -> str:

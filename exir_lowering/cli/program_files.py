@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exir_lowering.cli import importing, partitioning
 from exir_lowering.cli.output import find_file, first_line
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, explained
 from exir_lowering.pte.kinds import PT2, kind_of
 
 if TYPE_CHECKING:
@@ -233,21 +233,19 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     from exir_lowering.cli.pt2 import check_devices, check_file
     from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 
-    try:
-        with path.open("rb") as file:
-            if trust:
-                check_devices(file)
-            return _load(file if trust else check_file(file))
-    except MemoryError:
-        raise
-    except Exception as error:
-        if isinstance(error, UnsafeFileError) and kind_of(path) in (None, PT2):
-            raise InputError(
-                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
-                "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
-                "runs the code in it."
-            ) from error
-        raise _refusal(path, error) from error
+    def explain(error: Exception) -> InputError:
+        if not isinstance(error, UnsafeFileError) or kind_of(path) not in (None, PT2):
+            return _refusal(path, error)
+        return InputError(
+            f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
+            "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
+            "runs the code in it."
+        )
+
+    with explained(explain), path.open("rb") as file:
+        if trust:
+            check_devices(file)
+        return _load(file if trust else check_file(file))
 
 
 def _refusal(path: Path, error: Exception) -> InputError:

@@ -21,7 +21,7 @@ from torch.export.pt2_archive import PT2ArchiveReader
 
 from exir_lowering._upstream.operators import list_registered_operators
 from exir_lowering._upstream.programs import find_registered_type, list_registered_types
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, explained
 from exir_lowering.graphs import treespecs
 from exir_lowering.graphs.operators.functions import FUNCTIONS, HIGHER_ORDER, REFUSED, split_words
 from exir_lowering.graphs.serialized.grammar import PATH, UnsafeFileError, check_text
@@ -134,15 +134,12 @@ def _check_pickle(name: str, content: bytes, droppable: bool = False) -> bool:
     """Return whether torch reads a pickle with `weights_only`; False if it may be dropped, else UnsafeFileError."""
     if not content:
         return True
-    try:
+    damaged = f"its member {name!r} cannot be read"
+    with explained(lambda error: InputError(f"{damaged} ({type(error).__name__}: {str(error)[:200]})")):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
         if not unsafe:  # if this raises, torch unpickles everything
             torch.load(io.BytesIO(content), weights_only=True)
             return True
-    except MemoryError:
-        raise
-    except Exception as error:  # of any kind, for a damaged file
-        raise InputError(f"its member {name!r} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
     classes: list[Any] = [*list_registered_types(), *treespecs.enumerations()]
     known = {f"{one.__module__}.{one.__qualname__}" for one in classes if isinstance(one, type)}
     if droppable and known.issuperset(set(unsafe) - {_FAKE_TENSOR_READER}):

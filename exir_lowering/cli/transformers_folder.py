@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 from exir_lowering.cli.models import export
 from exir_lowering.cli.output import first_line, say
-from exir_lowering.errors import InputError, LoweringError, did_you_mean, few
+from exir_lowering.errors import InputError, LoweringError, did_you_mean, explained, few
 
 _TEXT, _CACHE, _SAMPLES = 512, 1024, 160_000
 """Memory is planned for the longest input. Where a model takes longer ones: tokens, a cache of them, ten seconds."""
@@ -47,17 +46,14 @@ def load_folder(folder: Path, task: str | None) -> Any:
         return _load(who, folder, config, _find_class(who, transformers, config, task)).float().eval()
 
 
-@contextmanager
-def _explaining(who: str) -> Iterator[None]:
-    try:
-        yield
-    except (LoweringError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(
+def _explaining(who: str) -> AbstractContextManager[None]:
+    def explain(error: Exception) -> InputError:
+        return InputError(
             f"{who}: transformers cannot load or export it: {type(error).__name__}: {first_line(error)[:800]}. A "
             "function of yours can make the model and its inputs instead: MODEL.py:FUNCTION."
-        ) from error
+        )
+
+    return explained(explain, LoweringError)
 
 
 def _check_named(found: dict[str, Any]) -> dict[str, Any]:

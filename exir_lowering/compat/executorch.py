@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, overload
 
 from executorch.exir.backend import backend_api
@@ -137,16 +138,13 @@ def patch_executorch(
     options = LoweringOptions(fast=fast, rewrites=rewrites, unsupported="allow")  # as ExecuTorch does
     arguments.choose_rewrites(options, default="none")
     done = PatchedLowerings()
-    token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
-    try:
-        with ExitStack() as stack:
-            for context in (_PATCHED, _WAITING, _CONVERTED, _MENDED, *[_ACCELERATED] * fast):
-                stack.enter_context(context)
-            if convex_proposals:
-                stack.enter_context(proposals())
-            yield done
-    finally:
-        _patched.reset(token)
+    with ExitStack() as stack:
+        stack.enter_context(locks.during(_patched, _Patch(options, (*_patched.get().notes, done)), _PATCHED))
+        for context in (_WAITING, _CONVERTED, _MENDED, *[_ACCELERATED] * fast):
+            stack.enter_context(context)
+        if convex_proposals:
+            stack.enter_context(proposals())
+        yield done
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +174,12 @@ def _convert(name: str, program: ExportedProgram, partitioners: Sequence[Partiti
 
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
     dispatcher = backend_api.to_backend
-    originals = {kind: dispatcher.dispatch(kind) for kind in _OVERLOADS}
 
-    def replace() -> None:
-        for kind, replacement in _OVERLOADS.items():
-            dispatcher.register(kind, replacement)
+    def register(overloads: Mapping[type, Any]) -> None:
+        for kind, overloaded in overloads.items():
+            dispatcher.register(kind, overloaded)
 
-    def restore() -> None:
-        for kind, original in originals.items():
-            dispatcher.register(kind, original)
-
-    return replace, restore
+    return partial(register, _OVERLOADS), partial(register, {kind: dispatcher.dispatch(kind) for kind in _OVERLOADS})
 
 
 _PATCHED = locks.Shared(_replace_overloads)

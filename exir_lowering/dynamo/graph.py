@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from exir_lowering.dynamo.logs import Kind, Log, NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import compile_graphs
 from exir_lowering.dynamo.options import Attempt, Check
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.errors import BackendFailure, LoweringError, exception_text
+from exir_lowering.errors import BackendFailure, LoweringError, exception_text, explained
 from exir_lowering.graphs.checksums import checksum
 from exir_lowering.graphs.copies import specialise
 from exir_lowering.plans.report import Report
@@ -111,15 +111,10 @@ class GraphCompiler:
         return boxed(Specialized(module, compile_for, weights))
 
 
-@contextmanager
-def _foreseen() -> Iterator[None]:
+def _foreseen() -> AbstractContextManager[None]:
     """Raise NotLowered for an exception that nobody has foreseen: PyTorch can still run the graph."""
-    try:
-        yield
-    except (NotLowered, LoweringError, TorchDynamoException, MemoryError):
-        raise
-    except Exception as error:
-        raise NotLowered(f"{exception_text(error)}. Please report this function") from error
+    passing = (NotLowered, LoweringError, TorchDynamoException)
+    return explained(lambda error: NotLowered(f"{exception_text(error)}. Please report this function"), *passing)
 
 
 def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:

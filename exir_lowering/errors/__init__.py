@@ -205,11 +205,11 @@ def exception_text(error: BaseException, end: str = "") -> str:
 
 
 @contextmanager
-def explained(explain: Callable[[Exception], Exception]) -> Iterator[None]:
-    """Raise what is made of an error inside, from that error; MemoryError passes through."""
+def explained(explain: Callable[[Exception], Exception], *passing: type[Exception]) -> Iterator[None]:
+    """Raise what is made of an error inside, from that error; MemoryError, and those of `passing`, pass through."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, *passing):  # type: ignore[misc]  # mypy sees through no star here
         raise
     except Exception as error:
         raise explain(error) from error

@@ -98,6 +98,16 @@ def _find_written(graph_module: GraphModule, sharing: frozenset[Node]) -> set[No
     return {node for node in graph_module.graph.nodes if memory[node] in places}
 
 
+def insert_call(
+    before: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, meta: dict[str, Any]
+) -> Node:
+    """Return a new call in front of a node of its graph."""
+    with before.graph.inserting_before(before):
+        made: Node = before.graph.call_function(target, args, kwargs)
+    made.meta = meta
+    return made
+
+
 def replace_call(call: Node, returned: Node | list[Node]) -> None:
     """Let what a call returns be other nodes; those that take its elements go, and the call if nothing reads it."""
     if isinstance(returned, Node):

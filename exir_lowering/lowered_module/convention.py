@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering._upstream.programs import pytree
-from exir_lowering.errors import InputError, exception_text, ignoring_errors
+from exir_lowering.errors import InputError, exception_text, explained, ignoring_errors
 from exir_lowering.runtime.inputs import show
 
 
@@ -150,15 +150,11 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
 
 
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
-    try:
+    which = f"{method}(): its {what} cannot be put into the structure"
+    advice = "Load a file that was saved with the same definition of the type."
+    # A registered type, for which the file has a different context, may raise anything.
+    with explained(lambda error: InputError(f"{which} {spec}: {exception_text(error)}. {advice}")):
         return pytree.tree_unflatten(leaves, spec)
-    except MemoryError:
-        raise
-    except Exception as error:  # of a registered type, for which the file has a different context
-        raise InputError(
-            f"{method}(): its {what} cannot be put into the structure {spec}: {exception_text(error)}. Load a "
-            "file that was saved with the same definition of the type."
-        ) from error
 
 
 def _paths(spec: Any) -> list[str]:

@@ -8,6 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, operators
 from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering._upstream.fakes import linear_in
-from exir_lowering.errors import InputError, did_you_mean, exception_text, few
+from exir_lowering.errors import InputError, did_you_mean, exception_text, explained, few
 from exir_lowering.graphs.measures import expression
 from exir_lowering.lowered_module import convention
 from exir_lowering.lowered_module.bundled import copied
@@ -203,16 +204,14 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
     from torchao.quantization.pt2e import quantize_pt2e
 
     call = few_bits.quantize_layers if name == "quantize_" else getattr(quantize_pt2e, name)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result: GraphModule = call(*args)
-            return result
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = f"{exception_text(error)}. Keep in float what the message is about, or export the model without it"
-        raise InputError(f"quantize: torchao's {name} fails on this program: {text}.") from error
+    advice = "Keep in float what the message is about, or export the model without it"
+    with _explained(f"torchao's {name} fails on this program:", advice), warnings.catch_warnings(action="ignore"):
+        result: GraphModule = call(*args)
+        return result
+
+
+def _explained(what: str, advice: str) -> AbstractContextManager[None]:
+    return explained(lambda error: InputError(f"quantize: {what} {exception_text(error)}. {advice}."))
 
 
 def _xnnpack(dynamic: bool, per_channel: bool, kept: Collection[str]) -> Any:
@@ -308,19 +307,14 @@ def _run(
 
     It takes the number of a call, the name of a node and its result, and returns the result.
     """
-    results = []
+    results, advice = [], "Give values that the model takes, in the shapes of its export"
     with neutral():
         torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
         try:
             for number, call in enumerate(calls):
-                try:
+                with _explained(f"PyTorch refuses call {number}:", advice):
                     run = Interpreter(module) if see is None else _Run(module, functools.partial(see, number))
                     result = run.run(*copied(call), enable_io_processing=False)
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    text = f"{exception_text(error)}. Give values that the model takes, in the shapes of its export"
-                    raise InputError(f"quantize: PyTorch refuses call {number}: {text}.") from error
                 results.append(copied(result))
         finally:
             for name in {str(node.target) for node in module.graph.find_nodes(op="get_attr")} & state.keys():
@@ -339,13 +333,9 @@ def _open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch
     if any(len(one.users) > 1 or graphs.is_getitem(one) or operators.is_view(one.target) for one in written):
         # Others read it by another name. What is in int8 is a copy: it would miss what is written later, and so would
         # others what is written into it.
-        try:
+        what = "the program writes into parts of tensors, and PyTorch cannot make copies of that:"
+        with _explained(what, "Make new tensors there in the model"):
             program = program.run_decompositions({})
-        except MemoryError:
-            raise
-        except Exception as error:
-            text = f"PyTorch cannot make copies of that: {exception_text(error)}. Make new tensors there in the model"
-            raise InputError(f"quantize: the program writes into parts of tensors, and {text}.") from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
     state: dict[str, torch.Tensor] = {}
@@ -390,13 +380,9 @@ def _export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         else:
             leaves.append(fake if fixed is None else fixed.value)
     args, kwargs = called.arguments(leaves)
-    try:
+    advice = "Export the model with simpler sizes, or keep in float what this is about"
+    with _explained("the quantised program cannot be exported again:", advice):
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(module, args, kwargs))
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = f"{exception_text(error)}. Export the model with simpler sizes, or keep in float what this is about"
-        raise InputError(f"quantize: the quantised program cannot be exported again: {text}.") from error
 
 
 def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.runtime import load_language_model_kernels
 from exir_lowering._upstream.stderr import without_noise
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, ignoring_errors
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError, explained, ignoring_errors
 from exir_lowering.plugins.availability import Missing
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
@@ -151,22 +151,20 @@ def missing_kernels(method: MethodSpec) -> list[str]:
 _STDERR = " The runtime's own lines above this one, on stderr,"
 
 
-@contextmanager
-def explaining(what: str, hint: str = "", inputs: Sequence[Any] | None = None) -> Iterator[None]:
+def explaining(what: str, hint: str = "", inputs: Sequence[Any] | None = None) -> AbstractContextManager[None]:
     """Make an InputError that says what failed of what is raised; errors of ours pass as they are."""
-    try:
-        yield
-    except (LoweringError, MemoryError):
-        raise
-    except Exception as error:
-        if inputs is not None:
-            shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
-            hint += (
-                f" The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at "
-                "their values, and at sizes that were fixed when the model was exported: a file says only how large a "
-                "dynamic shape may be."
-            )
-        raise InputError(f"{what}: {error}.{hint}") from error
+
+    def explain(error: Exception) -> InputError:
+        if inputs is None:
+            return InputError(f"{what}: {error}.{hint}")
+        shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
+        return InputError(
+            f"{what}: {error}.{hint} The inputs have the types that the file asks for (tensors of shapes "
+            f"{shapes or 'none'}), so look at their values, and at sizes that were fixed when the model was exported: "
+            "a file says only how large a dynamic shape may be."
+        )
+
+    return explained(explain, LoweringError)
 
 
 def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable | Literal["later"]) -> Engine:
@@ -208,14 +206,12 @@ def open_engine(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         return engine
 
 
-@contextmanager
-def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
+def serving(delegates: Mapping[str, Delegate]) -> AbstractContextManager[None]:
     """Make the runtime call delegates in programs that something else opens, while the context lasts."""
     _check_given(delegates)
     with locks.engine():
         bridge().register(sorted(delegates))
-    with bridge().serving(delegates):
-        yield
+    return bridge().serving(delegates)
 
 
 def _check_given(given: Mapping[str, Any]) -> None:

@@ -152,13 +152,9 @@ class Artifact:
 
 
 def _write_record(record: Any, file: BinaryIO) -> None:
-    try:
-        with locks.conversion():
-            record.save(file)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be saved: {exception_text(error)}") from error
+    what = "etrecord: ExecuTorch's ETRecord cannot be saved"
+    with explained(lambda error: InputError(f"{what}: {exception_text(error)}"), OSError), locks.conversion():
+        record.save(file)
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:

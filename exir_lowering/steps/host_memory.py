@@ -34,6 +34,7 @@ from exir_lowering._upstream.programs import fake_mode_of, pytree
 from exir_lowering._upstream.value_keys import evaluate
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
+from exir_lowering.graphs.inlining import insert_call
 
 _COND = torch.ops.higher_order.cond
 _MAP, _SCAN = torch.ops.higher_order.map_impl, torch.ops.higher_order.scan
@@ -216,10 +217,7 @@ class _Contiguous:
 
 
 def _copy(base: Node, before: Node, operator: Any, value: Any, **options: Any) -> Node:
-    with before.graph.inserting_before(before):
-        copied = before.graph.call_function(operator, (base,), options)
-    copied.meta = {**before.meta, "val": value}
-    return copied
+    return insert_call(before, operator, (base,), options, meta={**before.meta, "val": value})
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -270,15 +268,11 @@ def make_emittable(out_variants: Callable[[GraphModule], Any]) -> Callable[[Grap
 
 
 def _join(node: Node) -> None:
-    graph, joined = node.graph, {operator.and_: "gt", operator.or_: "ge"}.get(node.target)  # type: ignore[arg-type]
+    joined = {operator.and_: "gt", operator.or_: "ge"}.get(node.target)  # type: ignore[arg-type]
     if joined is not None:
         one, other = node.args
-        with graph.inserting_before(node):
-            opposite = graph.call_function(TRUTHS["sym_not"], (other,))
-        opposite.meta = dict(node.meta)
+        opposite = insert_call(node, TRUTHS["sym_not"], (other,), meta=dict(node.meta))
         node.target, node.args = TRUTHS[joined], (one, opposite)
     elif node.target in (operator.ne, operator.xor):
-        with graph.inserting_before(node):
-            equal = graph.call_function(TRUTHS["eq"], node.args)
-        equal.meta = dict(node.meta)
+        equal = insert_call(node, TRUTHS["eq"], node.args, meta=dict(node.meta))
         node.target, node.args = TRUTHS["sym_not"], (equal,)

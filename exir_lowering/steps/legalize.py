@@ -22,6 +22,7 @@ from exir_lowering._upstream.operators import draws_numbers, operator_name, wrap
 from exir_lowering._upstream.programs import fake_mode_of, shape_env_in
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import private_copy
+from exir_lowering.graphs.inlining import insert_call
 from exir_lowering.graphs.measures import tensors
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Legalization
 from exir_lowering.pte.releases import Target
@@ -193,7 +194,5 @@ _HELP = (
 
 def _filled(node: Node, mode: FakeTensorMode, tensor: torch.Tensor) -> Node:
     """Add a constant in a nested graph, which cannot have its own, by a call that makes it."""
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(FULL, (list(tensor.shape), tensor.flatten()[0].item()), {"dtype": tensor.dtype})
-    made.meta = {"val": mode.from_tensor(tensor, static_shapes=True)}
-    return made
+    args, meta = (list(tensor.shape), tensor.flatten()[0].item()), {"val": mode.from_tensor(tensor, static_shapes=True)}
+    return insert_call(node, FULL, args, {"dtype": tensor.dtype}, meta=meta)

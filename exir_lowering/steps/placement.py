@@ -10,7 +10,7 @@ import torch
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import place_named_data
-from exir_lowering.errors import InputError, exception_text
+from exir_lowering.errors import InputError, exception_text, explained
 from exir_lowering.steps.file import File
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
@@ -39,14 +39,9 @@ def place_weights(file: File) -> None:
 
     @cache  # an answer may change, and the file and its report have to agree
     def decide(key: str, size: int) -> str | None:
-        try:
+        what, of = f"external_weights: {policy!r} raised", f"for {key!r} of {size} bytes."
+        with explained(lambda error: InputError(f"{what} {exception_text(error)} {of}")):
             name: Any = policy if isinstance(policy, str) else policy(key, size)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"external_weights: {policy!r} raised {exception_text(error)} for {key!r} of {size} bytes."
-            ) from error
         if name is None:
             return None
         if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):

@@ -14,7 +14,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import emission
 from exir_lowering._upstream.edge import edge_record
 from exir_lowering._upstream.emission import EmittedCall
-from exir_lowering.errors import InputError, exception_text
+from exir_lowering.errors import InputError, exception_text, explained
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plans.lowering_plan import LoweringPlan, require_memory
 from exir_lowering.plans.planned import Later, PlannedMemory
@@ -64,12 +64,9 @@ def make_etrecord(file: File) -> None:
     if not file.options.etrecord:
         return
     named = {name: debug_handles.copy_with_handles(one) for name, one in file.lowered.edge_programs.items()}
-    try:
+    what = "etrecord: ExecuTorch's ETRecord cannot be made"
+    with explained(lambda error: InputError(f"{what}: {exception_text(error)}")):
         file.etrecord = edge_record(named, file.manager)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {exception_text(error)}") from error
 
 
 def share_weights(file: File) -> None:

@@ -23,6 +23,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.edge import SIZE_FUNCTIONS
 from exir_lowering._upstream.fakes import expression, shape_env_of
 from exir_lowering._upstream.programs import bounds_of
+from exir_lowering.graphs.inlining import insert_call
 
 _Call = Callable[..., Any]
 
@@ -69,10 +70,7 @@ def spell(program: ExportedProgram, functions: Mapping[Any, _Call] = SPELLED) ->
             values = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in args]
             if not any(isinstance(arg, Node) for arg in args):
                 return target(*values)
-            with before.graph.inserting_before(before):
-                made = before.graph.call_function(target, args)
-            made.meta = {**before.meta, "val": target(*values)}
-            return made
+            return insert_call(before, target, args, meta={**before.meta, "val": target(*values)})
 
         spelled = functions[node.target](call, *node.args)
         if isinstance(spelled, Node):

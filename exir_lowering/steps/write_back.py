@@ -27,7 +27,7 @@ from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.inlining import inline_sharing
+from exir_lowering.graphs.inlining import inline_sharing, insert_call
 from exir_lowering.graphs.walking import writes
 
 _FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
@@ -206,10 +206,7 @@ class _Ending:
         self._values[place] = self._add(torch.ops.aten.copy_.default, (target, value), {"val": old})
 
     def _add(self, operator: Any, arguments: tuple[Node, ...], meta: dict[str, Any], **options: Any) -> Node:
-        with self._graph.inserting_before(self._output):
-            node: Node = self._graph.call_function(operator, arguments, options)
-        node.meta = meta
-        return node
+        return insert_call(self._output, operator, arguments, options, meta=meta)
 
     def finish(self) -> None:
         """Let the graph return what was added, and the signature say so."""
@@ -288,10 +285,7 @@ def _keep_overwritten(program: ExportedProgram) -> None:
                 # What is overwritten comes behind the results that the operator has anyway.
                 result_of = result.args[1] - (len(result.args[0].meta["val"]) - len(_overwritten(result.args[0])))
             if last[base] > place[call] or (base.op == "placeholder" and result_of != number):
-                with program.graph.inserting_before(call):
-                    copied = program.graph.call_function(edge.CLONE, (given,))
-                copied.meta = dict(given.meta)
-                call.replace_input_with(given, copied)
+                call.replace_input_with(given, insert_call(call, edge.CLONE, (given,), meta=dict(given.meta)))
 
 
 def _overwritten(call: Node) -> list[Node]:

@@ -167,8 +167,7 @@ def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417
         UnknownPluginError: No backend or partitioner of that name is installed.
         PluginLoadError: The backend or the delegate cannot be made.
     """
-    with warnings.catch_warnings(), without_logs():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
+    with warnings.catch_warnings(action="ignore", category=FutureWarning), without_logs():  # of torch, about itself
         report = make_suite(*given, **named).report()
     if not report.conforms:
         raise ConformanceError(report)

@@ -211,8 +211,7 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
         # The programs from `torch.export` when the partitioner wants one of their operators whole.
         programs = sample.aten if any(_is_kept_whole(partitioner, one) for one in sample.aten.values()) else sample.edge
         make = to_backend if programs is sample.edge else lower
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BackendUnavailableWarning)  # the report says it
+        with warnings.catch_warnings(action="ignore", category=BackendUnavailableWarning):  # the report says it
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends, options=_STRICT)
     except BackendFailure as error:

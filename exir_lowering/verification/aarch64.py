@@ -75,17 +75,10 @@ class Emulator:
         self, source: Path, method: str, inputs: Sequence[Any], *, data: Sequence[Path] = (), traced: bool = False
     ) -> EmulatedCall:
         """Call a method twice; InputError with what the runtime said if it fails. Tracing it adds instructions."""
-        words = [
-            "model",
-            method,
-            "inputs",
-            "outputs",
-            "trace" if traced else "",
-            *(f"data{n}" for n in range(len(data))),
-        ]
-        links = {"model": source, **{f"data{n}": path for n, path in enumerate(data)}}
+        files = {f"data{number}": path for number, path in enumerate(data)}
+        words = ["model", method, "inputs", "outputs", "trace" if traced else "", *files]
         settings = {"LD_PRELOAD": str(self.folder / "clock.so")} if traced else {}
-        counted, outputs, trace = self.run("client", words, links, pack(inputs), settings)
+        counted, outputs, trace = self.run("client", words, {"model": source, **files}, pack(inputs), settings)
         return EmulatedCall(tuple(unpack(outputs)), counted, trace)
 
     def run(

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.tensors import is_dense
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.graphs.copies import LIFTED_ORDER, lifted_value, written_state
 from exir_lowering.graphs.operators.names import argument
 from exir_lowering.graphs.operators.purity import only_computes
@@ -93,13 +94,9 @@ class Constants:
             self._left -= int(elements)
         args: Any = map_arg(node.args, self._values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, self._values.__getitem__)
-        try:
-            with neutral():
-                return target(*args, **kwargs)
-        except MemoryError:
-            raise
-        except Exception:
-            return None  # it will raise in the runtime too, or there is no kernel in this process
+        with ignoring_errors(), neutral():  # it will raise in the runtime too, or there is no kernel in this process
+            return target(*args, **kwargs)
+        return None
 
 
 def _extremes(tensor: torch.Tensor) -> Range:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from exir_lowering.errors import ignoring_errors
 from exir_lowering.graphs.operators.names import argument
 from exir_lowering.graphs.ranges.intervals import INF, TOP, Range, convert, settle, total, union, whole
 from exir_lowering.graphs.ranges.known_values import FILLED, PIECES, filling
@@ -79,13 +80,10 @@ def range_of(node: Node, ranges: Mapping[Node, Range]) -> Range:
     transfer = _EXACT.get(name) or _ROUNDED.get(name)
     if transfer is None or dtype is None:
         return whole(dtype)
-    try:
+    with ignoring_errors():  # arguments that the operator does not take, or sizes that are not known
         found = transfer(Call(call, ranges, dtype))
         return found if name in _EXACT else settle(found, dtype)
-    except MemoryError:
-        raise
-    except Exception:
-        return whole(dtype)  # arguments that the operator does not take, or sizes that are not known
+    return whole(dtype)
 
 
 def _filled(call: Call) -> Range:

@@ -68,10 +68,12 @@ class Process:
         given = getattr(sys, "_xoptions", {})  # of CPython
         flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
         flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
-        command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *_search_path()]
+        here = current_folder()
+        path = [os.path.normpath(os.path.join(here, entry)) for entry in sys.path if here or os.path.isabs(entry)]
+        command = [sys.executable, "-P", *flags, "-c", _START, str(theirs.fileno()), ",".join(modules), *path]
         return subprocess.Popen(
             command,
-            cwd=current_folder() or os.sep,  # MKL, which torch loads, ends a process in a folder that is gone
+            cwd=here or os.sep,  # MKL, which torch loads, ends a process in a folder that is gone
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt from the keyboard is this process's affair
@@ -168,11 +170,6 @@ def _until(connection: socket.socket, deadline: float | None) -> Iterator[None]:
         yield
     except TimeoutError:
         raise TooLateError from None
-
-
-def _search_path() -> list[str]:
-    here = current_folder()
-    return [os.path.normpath(os.path.join(here, entry)) for entry in sys.path if here or os.path.isabs(entry)]
 
 
 def current_folder() -> str:
