@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 TABLE = '        "aten.sigmoid.default": "SIGMOID",\n'
 PYTHON = '    "SIGMOID": torch.sigmoid,\n'
 CPP = """\
-    {"SIGMOID", {1, 1, [](const Arguments& v, const std::vector<Argument>&) {
+    {"SIGMOID", {1, 1, 1, [](const Arguments& v, const std::vector<Argument>&) {
        Value made = *v[0];
        for (float& one : made.data) {
          one = 1.f / (1.f + std::exp(-one));
