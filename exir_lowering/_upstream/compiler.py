@@ -68,6 +68,7 @@ with collector_paused, without_logs():  # walking over all that is loaded meanwh
         EdgeProgramManager as _EdgeProgramManager,
         ExecutorchBackendConfig as ExecutorchBackendConfig,
         ExecutorchProgramManager as ExecutorchProgramManager,
+        tracer as tracer,
     )
     from executorch.exir.backend.backend_details import (
         BackendDetails as BackendDetails,

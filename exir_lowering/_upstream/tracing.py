@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from executorch.exir import tracer as et_tracer
 
 # Tracing that is interrupted, or that a forked child never continues, leaves its switches as they are. They are
 # looked up by name: they are global variables, and some come and go with versions of torch.
@@ -20,6 +19,7 @@ from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
 from torch.fx.experimental import proxy_tensor
 
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.compiler import tracer as et_tracer
 from exir_lowering._upstream.locks import replacing
 
 _SWITCHES: Sequence[tuple[Any, str]] = (

@@ -204,17 +204,17 @@ class _Planner:
         if is_built_in(target) and not is_composite(target) and target._schema.returns and not by_data:
             return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.
-        key = ("plain", self._stage.key if is_composite(node.target) else self._stage.name, node.target)
-        verdict = self._verdicts.get(node.target, MEMORY.find(key))
-        if verdict is None and self._trials.get(node.target, node) is node:
-            call = self._keys.call(node, node.target, values, node.meta.get("val"))
-            if call.local and is_built_in(node.target):
+        key = ("plain", self._stage.key if is_composite(target) else self._stage.name, target)
+        verdict = self._verdicts.get(target, MEMORY.find(key))
+        if verdict is None and self._trials.get(target, node) is node:
+            call = self._keys.call(node, target, values, node.meta.get("val"))
+            if call.local and is_built_in(target):
                 return True  # sizes with symbols are common to all calls: one without them can tell
-            self._trials[node.target] = node
+            self._trials[target] = node
             template = self._memory(call).find((self._stage.key, call.key))
             if template is None:
                 return False
-            verdict = self._verdicts[node.target] = (template.only_replaces(call, plain.target),)
+            verdict = self._verdicts[target] = (template.only_replaces(call, plain.target),)
             if not call.local:
                 MEMORY.put(key, verdict)
         return verdict is None or verdict[0]

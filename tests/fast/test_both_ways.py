@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import both_ways
@@ -19,7 +19,9 @@ from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exir_lowering import load, lower
+from exir_lowering._upstream.operators import is_overload
 from exir_lowering._upstream.value_keys import MEMORY
+from exir_lowering.fast.rewriter import _Planner
 
 
 class Of(nn.Module):
@@ -195,6 +197,12 @@ def test_programs_in_which_they_differed_once(function: Callable[..., Any], way:
     assert both_ways.compare(program, way).differences == []
 
 
+def test_a_constant_of_known_content_is_left_to_torch_wherever_it_is_read() -> None:
+    program = export(Of(known_constant_without_gradients), (torch.randn(4, 4),), strict=False)
+    outcome = both_ways.compare(program, "none unchecked")
+    assert outcome.differences == [] and "a constant whose content is known" in str(outcome.left)
+
+
 def numbers_of_default_dtype(m: Of, i: torch.Tensor) -> Any:
     return i / i, i.sqrt(), i * 1.5, torch.full((4,), 1.5) + i, torch.linspace(0, 1, 4)
 
@@ -311,6 +319,32 @@ def _of_operators(first: int) -> ExportedProgram:
 def test_operators(first: int, way: str) -> None:
     program = _of_operators(first)
     assert both_ways.compare(program, way).differences == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(0, 700, 100))
+def test_calls_that_are_taken_to_be_plain_are(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch's operators are not tried: here torch and ExecuTorch convert each of them alone."""
+    holds, seen, wrong = _Planner._holds, set[Hashable](), []
+
+    def checking(self: Any, node: torch.fx.Node, plain: Any, values: Sequence[Any]) -> bool:
+        held = holds(self, node, plain, values)
+        if not held or not is_overload(node.target) or isinstance(node.meta.get("val"), torch.SymInt):
+            return held
+        call = self._keys.call(node, node.target, values, node.meta.get("val"))
+        if not call.local and (key := (self._stage.key, call.key)) not in seen:
+            seen.add(key)
+            (template,) = self._stage.convert([call])
+            wrong.extend([] if template.only_replaces(call, plain.target) else [node.format_node()])
+        return held
+
+    monkeypatch.setattr(_Planner, "_holds", checking)
+    for seed in range(first, first + 100):
+        with contextlib.suppress(Exception):  # some samples cannot be made, exported or converted
+            call = operator_programs.call(seed)
+            if call is not None and call.module.variant in ("inputs", "strided", "stored", "twice"):
+                both_ways.convert(operator_programs.export_calls([call]), "none unchecked", True)
+    assert len(seen) > 50 and wrong == []
 
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 11])
