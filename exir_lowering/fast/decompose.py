@@ -39,7 +39,7 @@ from exir_lowering._upstream.value_keys import MEMORY, NotCoveredError, evaluate
 from exir_lowering.fast.calls import DistinctCall
 from exir_lowering.fast.inplace import is_mutable, read_results
 from exir_lowering.fast.lookups import source_of
-from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, rewrite
+from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, known, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS, Template
 from exir_lowering.graphs.inlining import SET_GRAD, replace_call
 
@@ -193,6 +193,8 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
         value = node.meta.get("val")
         if not isinstance(value, (torch.Tensor, torch.SymInt, int, float, bool, str, type(None))):
             raise NotCoveredError(f"an input of type {type(value).__name__}")
+        if known(value) and node.name in program.graph_signature.inputs_to_buffers:
+            raise NotCoveredError("a buffer whose content is known")  # tracing forgets that of other constants
     mode = fake_mode_of(graph_module)
     if mode is None:
         raise NotCoveredError("a program without tensors as inputs")

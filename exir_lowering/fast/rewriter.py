@@ -193,12 +193,12 @@ class _Planner:
         """Return whether an operator's calls are as plain as the stage says; its first one is converted to find out.
 
         Not for torch's own operators, whose code is pinned: but composite ones may depend on the stage.
-        NotCoveredError for an operand of known content.
+        NotCoveredError for an operand of known content, with which tracing may compute.
         """
         target: Any = node.target
         if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(target):
             return True
-        if any(getattr(one, "constant", None) is not None for one in tensors(values)):
+        if not self._stage.decomposes and any(map(known, tensors(values))):  # decomposing forgets it first
             raise NotCoveredError("a constant whose content is known")
         by_data = _BY_DATA.intersection(target.tags)
         if is_built_in(target) and not is_composite(target) and target._schema.returns and not by_data:
@@ -294,6 +294,11 @@ def _check_value(target: Any, value: Any) -> None:
         raise NotCoveredError(f"{target}")
 
 
+def known(tensor: Any) -> bool:
+    """Return whether the content of a fake tensor is known."""
+    return getattr(tensor, "constant", None) is not None
+
+
 def _require_gradients(value: Any) -> bool:
     return any(tensor.requires_grad for tensor in tensors(value))
 
@@ -331,7 +336,7 @@ class _Builder:
 
     def _set_value(self, copied: Node, value: Any) -> None:
         """Describe a node as tracing leaves it: it forgets the content of inputs."""
-        if self._stage.decomposes and any(getattr(one, "constant", None) is not None for one in tensors(value)):
+        if self._stage.decomposes and any(map(known, tensors(value))):
             value = renew(value, self._mode)
             for one in tensors(value):
                 one.constant = None  # type: ignore[attr-defined]

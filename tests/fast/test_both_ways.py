@@ -197,10 +197,15 @@ def test_programs_in_which_they_differed_once(function: Callable[..., Any], way:
     assert both_ways.compare(program, way).differences == []
 
 
-def test_a_constant_of_known_content_is_left_to_torch_wherever_it_is_read() -> None:
-    program = export(Of(known_constant_without_gradients), (torch.randn(4, 4),), strict=False)
-    outcome = both_ways.compare(program, "none unchecked")
-    assert outcome.differences == [] and "a constant whose content is known" in str(outcome.left)
+@pytest.mark.parametrize("way", ["xnnpack unchecked", "none unchecked"])
+@pytest.mark.parametrize(
+    ("function", "left"), [(known_constant_without_gradients, True), (attribute_of_known_content, False)]
+)
+def test_what_becomes_of_known_content(function: Callable[..., Any], left: bool, way: str) -> None:
+    """torch keeps that of constants that it has made buffers."""
+    program = export(Of(function), (torch.randn(4, 4),), strict=False)
+    outcome = both_ways.compare(program, way)
+    assert outcome.differences == [] and ("content is known" in str(outcome.left)) is left
 
 
 def numbers_of_default_dtype(m: Of, i: torch.Tensor) -> Any:
