@@ -40,7 +40,7 @@ from exir_lowering._upstream.tensors import SYMBOLS
 
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)  # what arguments say about tensors
 
-_EXACT = frozenset({int, bool, str, NoneType, *PLAIN})
+_EXACT = frozenset({int, bool, str, NoneType, torch._ops.OpOverload, *PLAIN})
 _NUMBERS = (int, float, complex, str, NoneType, *PLAIN)
 
 

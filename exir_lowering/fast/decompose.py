@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
@@ -32,12 +33,12 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from exir_lowering import graphs
 from exir_lowering._upstream import operators
-from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode
+from exir_lowering._upstream.fakes import FakeTensor, storage_of
 from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.value_keys import MEMORY, NotCoveredError, evaluate, renew
 from exir_lowering.fast.calls import DistinctCall
-from exir_lowering.fast.inplace import is_mutable, read_results
+from exir_lowering.fast.inplace import FUNCTIONALIZED, Writes, is_mutable
 from exir_lowering.fast.lookups import source_of
 from exir_lowering.fast.rewriter import COPIED_META, Plain, Stage, known, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS, Template
@@ -51,6 +52,8 @@ _TRACED_APART = frozenset(
         *(_ATEN.lift.default, _ATEN.lift_fresh.default, _ATEN.lift_fresh_copy.default),
     }
 )
+_ITEM = frozenset({_ATEN.item.default, _ATEN._local_scalar_dense.default})
+_STATE = frozenset({OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION})
 _HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
 # The functions that compute sizes from sizes, and the targets of the nodes whose results are sizes.
 _COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not operators.is_overload(op)) - {operator.getitem}
@@ -66,9 +69,9 @@ class Decomposition(Stage):
     gradients = False
     decomposes = True
 
-    def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
+    def __init__(self, table: Mapping[Any, Any], described: Container[Node] = ()) -> None:
         """Describe the stage, by a table as for `run_decompositions` and the calls whose histories name it already."""
-        self._table, self._inlined = dict(table), inlined
+        self._table, self._described = dict(table), described
         # What it says of composite operators, and the other ones that it decomposes.
         composite, self._in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
         self._whole = {op for op, do in composite.items() if do is _special_op_to_preserve_cia}
@@ -78,12 +81,16 @@ class Decomposition(Stage):
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return a call's operator if it is traced as it is."""
         target = node.target
-        if isinstance(node.meta.get("val"), torch.SymInt):
+        if target in _ITEM:  # the number has the name of before
+            return Plain(target if target in self._whole else _ATEN._local_scalar_dense.default, same=True)
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool)):
             # It takes a size of an input, or computes with such sizes: so does tracing.
             of_input = target is _ATEN.sym_size.int and node.args[0].op == "placeholder"  # type: ignore[union-attr]
             if not of_input and target not in _COMPUTING:
                 raise NotCoveredError(f"the symbolic size {node.meta['val']}, computed by {target}")
             return Plain(target, same=True)
+        if target in (_ATEN._assert_scalar.default, FUNCTIONALIZED):
+            return Plain(target, same=True) if _elements_follow(node) else None
         if target not in self._plain:
             self._plain[target] = self._traced_as_it_is(target)
         return Plain(target, same=True) if self._plain[target] and _elements_follow(node) else None
@@ -101,8 +108,8 @@ class Decomposition(Stage):
         return target in self._whole if operators.is_composite(target) else _HARMLESS.issuperset(target.py_kernels)
 
     def continues_history(self, node: Node) -> bool:
-        """Return whether a call was taken from a nested graph: torch ascribes it to the call of that graph."""
-        return node in self._inlined
+        """Return whether a call was taken from a nested graph, or made for another: torch ascribes it to that."""
+        return node in self._described
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
@@ -198,17 +205,48 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     mode = fake_mode_of(graph_module)
     if mode is None:
         raise NotCoveredError("a program without tensors as inputs")
-    _read_written(graph, mode)  # first, as torch writes other histories for what is not inlined here
-    inlined = inline_no_grad(graph_module)
-    _read_written(graph, mode)
+    writes = Writes(graph, mode, _own_buffers(program), Decomposition.name)
+    writes.read_results()  # first, as torch writes other histories for what is not inlined here
+    writes.described |= inline_no_grad(graph_module)
+    writes.read_results()
+    writes.renew_views()
+    program = _return(program, writes.last())
     _fold_numbers(graph)
     _add_sizes(graph_module, mode.shape_env)
-    return with_graph(program, rewrite(graph_module, Decomposition(table, inlined)))
+    made = rewrite(graph_module, Decomposition(table, writes.described))
+    returned: Any = made.graph.output_node().args[0]
+    for spec, copied in zip(program.graph_signature.output_specs, returned, strict=True):
+        if spec.kind in _STATE and copied.target is _ATEN.copy.default:  # torch takes it for a trace of `copy_`
+            copied.replace_all_uses_with(copied.args[1])
+            made.graph.erase_node(copied)
+    return with_graph(program, made)
 
 
-def _read_written(graph: Graph, mode: FakeTensorMode) -> None:
-    for node in read_results(graph, mode):
-        raise NotCoveredError(f"{node.target}, which writes into what is read elsewhere")
+def _own_buffers(program: ExportedProgram) -> frozenset[Node]:
+    """Return the buffers that share their memory with nothing else."""
+    buffers = program.graph_signature.inputs_to_buffers
+    stored = {**program.constants, **program.state_dict}
+    used = Counter(storage_of(each) for each in stored.values() if isinstance(each, torch.Tensor))
+    nodes = [node for node in program.graph.find_nodes(op="placeholder") if node.name in buffers]
+    alone = (node for node in nodes if used[storage_of(stored[buffers[node.name]])] == 1)
+    return frozenset(alone)
+
+
+def _return(program: ExportedProgram, written: Mapping[Node, Node]) -> ExportedProgram:
+    """Let a program return what it has written into buffers, first."""
+    signature, output = program.graph_signature, program.graph.output_node()
+    if not written:
+        return program
+    if signature.buffers_to_mutate:
+        raise NotCoveredError("a program that writes into buffers, and returns others")
+    buffers = signature.inputs_to_buffers
+    output.args = ((*written.values(), *output.args[0]),)
+    specs = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(name=result.name), buffers[node.name])
+        for node, result in written.items()
+    ]
+    program._graph_signature = ExportGraphSignature(signature.input_specs, [*specs, *signature.output_specs])
+    return program
 
 
 def inline_no_grad(graph_module: GraphModule) -> frozenset[Node]:

@@ -19,6 +19,7 @@ from exir_lowering._upstream.legalizing import dialect_passes
 from exir_lowering._upstream.operators import is_overload, list_arguments, mutates_arguments, packet_name
 from exir_lowering._upstream.passes import mended_passes
 from exir_lowering._upstream.programs import lazy_graph_module
+from exir_lowering.fast.inplace import FUNCTIONALIZED
 from exir_lowering.fast.rewriter import Plain, Stage, rewrite
 from exir_lowering.fast.templates import SYMBOLIC_OPERATORS
 
@@ -85,7 +86,7 @@ class Dialect(Stage):
 def _replaced_only(target: Any) -> Plain | None:
     """Return the Edge operator of one that passes only replace, whatever its operands are."""
     if not is_overload(target):
-        return Plain(target, same=True) if target in SYMBOLIC_OPERATORS else None
+        return Plain(target, same=True) if target in SYMBOLIC_OPERATORS or target is FUNCTIONALIZED else None
     if target in _LOOKED_AT or mutates_arguments(target):
         return None
     copying: Any = target

@@ -26,6 +26,7 @@ from exir_lowering.graphs.measures import tensors
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
 
 _BY_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})  # tracing adds asserts
+_ASSERT = torch.ops.aten._assert_scalar.default
 _ROUNDS = 12  # how often values may change what later calls look like, before a graph counts as not covered
 
 
@@ -196,7 +197,7 @@ class _Planner:
         NotCoveredError for an operand of known content, with which tracing may compute.
         """
         target: Any = node.target
-        if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(target):
+        if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(target) or target is _ASSERT:
             return True
         if not self._stage.decomposes and any(map(known, tensors(values))):  # decomposing forgets it first
             raise NotCoveredError("a constant whose content is known")
@@ -222,6 +223,8 @@ class _Planner:
     def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
         before = node.meta.get("val")
+        if before is None or isinstance(before, (torch.SymInt, torch.SymBool)):
+            return before
         # Export evaluates composite operators with gradients, which take other ways then.
         reusable = self._stage.gradients or not is_composite(node.target)
         # The stand-ins that keep operators whole may have no rule for fake tensors, which ExecuTorch reports.

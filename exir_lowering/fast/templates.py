@@ -11,7 +11,7 @@ import torch
 from executorch.exir.pass_base import _TORCH_SYM_OPS
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.value_keys import KeyMaker, NotCoveredError, arguments_key, without_program
+from exir_lowering._upstream.value_keys import KeyMaker, NotCoveredError, arguments_key, renew, without_program
 from exir_lowering.fast.calls import DistinctCall
 
 FROM_TRACING = ("original_aten", "custom")  # the metadata that tracing itself gives to nodes
@@ -127,9 +127,11 @@ def _find_copy(call: DistinctCall, inputs: Sequence[Node | None]) -> Node | None
         return None
     index = call.operands.index(call.node.args[0])
     users: list[Node] = list(inputs[index].users)  # type: ignore[union-attr]
+    if not users:  # it is written over without being read
+        return None
     if len(users) != 1 or users[0].target is not torch.ops.aten.clone.default:
         raise NotCoveredError(f"{call.node.target}, whose operand is read in another way")
-    copied, written = map(KeyMaker().key, (users[0].meta["val"], call.values[index]))
+    copied, written = map(KeyMaker().key, (users[0].meta["val"], renew(call.values[index], None, gradients=False)))
     if copied != written:
         raise NotCoveredError(f"{call.node.target} on an operand that is not dense")
     return users[0]

@@ -53,8 +53,11 @@ def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: b
 
 def _shares(call: Node, mode: FakeTensorMode) -> bool:
     """Return whether a composite operator, by its eager kernel, returns memory of an operand without declaring it."""
-    if not is_composite(call.target) or is_view(call.target) or is_mutating(call):
-        return False
+    return is_composite(call.target) and not (is_view(call.target) or is_mutating(call)) and shares_memory(call, mode)
+
+
+def shares_memory(call: Node, mode: FakeTensorMode) -> bool:
+    """Return whether a call of an operator, by its eager kernel, returns memory of an operand."""
     if not storages_of(call.meta.get("val")):
         return False  # `item` makes a symbol
     values = _values(call)

@@ -122,7 +122,7 @@ def _fit_copied(module: GraphModule, distinct: bool) -> None:
                 value = _add(torch.ops.aten.expand_as.default, (value, target), node)
             if value.meta["val"].dtype is not place.dtype:
                 value, shared = _add(torch.ops.aten._to_copy.default, (value,), node, dtype=place.dtype), False
-            order = dim_order(place)
+            order = list(dim_order(place))
             if _replaces_all(target) and not value.meta["val"].permute(order).is_contiguous():
                 value = _add(torch.ops.aten.permute.default, (value, order), node)
                 value = _add(torch.ops.aten.clone.default, (value,), node, memory_format=torch.contiguous_format)

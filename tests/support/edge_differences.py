@@ -28,8 +28,9 @@ READ = (
 )
 """The metadata of operators that partitioners, backends, the emitter and reports read."""
 
+_ASSERT = torch.ops.aten._assert_scalar.default
 _UNBACKED = re.compile(r"\b(?:u|zuf)\d+\b")
-_CHANGING = re.compile(r"(?<=<eval_with_key>)\.\d+|(?<= at )0x[0-9a-f]+")
+_CHANGING = re.compile(r"(?<=<eval_with_key>)\.\d+|(?<= at )0x[0-9a-f]+|(?<= on node )'\w+'$|\bu\d+\b(?=.* on node )")
 
 Lines = dict[str, tuple[str, str]]  # by what it is, the type and the text of each fact about something
 
@@ -83,7 +84,9 @@ class _Writer:
         program = self.program
         self._graph("", program.graph_module)
         nodes = {node.name: self._positions[node] for node in program.graph.nodes}
-        ranges = {self._symbolic(one): self._symbolic(found) for one, found in program.range_constraints.items()}
+        # torch keeps the ranges of unbacked symbols of earlier steps.
+        kept = program.range_constraints.items()
+        ranges = {self._symbolic(one): self._symbolic(found) for one, found in kept if self._is_used(one)}
         around: dict[str, Any] = {
             "sharing of tensors": _shared(program),
             "range_constraints": dict(sorted(ranges.items())),
@@ -127,7 +130,8 @@ class _Writer:
         value, history = facts.get("val"), facts.get("from_node")
         if history is not None:
             facts["from_node"] = None
-            if not isinstance(value, torch.SymInt):  # torch makes new nodes of sizes in each step
+            # torch makes new nodes of sizes, and of what it asserts of them, in each step.
+            if not isinstance(value, SYMBOLS) and node.target is not _ASSERT:
                 facts |= {"name of the ancestor": _ancestor(node)[0], "decomposed from": str(origins(node))}
             facts["same ancestor as node"] = self._first("ancestor", _ancestor(node), number)
         if value is not None:
@@ -173,6 +177,9 @@ class _Writer:
             yield from self._parts(what, ("slice", value.start, value.stop, value.step))
         else:
             yield what, (kind, _text(sorted(value, key=str) if isinstance(value, (set, frozenset)) else value))
+
+    def _is_used(self, symbol: object) -> bool:
+        return not _UNBACKED.fullmatch(str(symbol)) or str(symbol) in self._unbacked
 
     def _symbolic(self, value: object) -> str:
         """Return the text of expressions, with unbacked symbols by the order of their occurrence."""
