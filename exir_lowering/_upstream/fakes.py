@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -308,6 +308,21 @@ def undecide(shape_env: Any, before: Any) -> bool:
         current.update(table)
     shape_env._version_counter = next(_VERSIONS)
     return True
+
+
+def may_be_negative(number: torch.SymInt) -> bool:
+    """Return whether the range of a number has negative ones."""
+    return bool(number.node.shape_env.bound_sympy(number.node.expr).lower < 0)
+
+
+def make_sized(mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> torch.Tensor:
+    """Return a fake tensor of symbolic numbers that are not negative, which are not taken to be sizes by that."""
+    env: Any = mode.shape_env
+    before = set(env.size_like)
+    with mode:
+        made = torch.empty(tuple(sizes))
+    env.size_like.intersection_update(before)
+    return made
 
 
 def names_of_symbols(shape_env: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from exir_lowering._upstream.ambient import switches
-from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.fakes import FakeTensor, make_sized, may_be_negative
 from exir_lowering._upstream.operators import is_built_in
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.value_keys import KeyMaker, NotCoveredError, arguments_key, renew
@@ -119,8 +119,9 @@ def _add_sizes(graph: Graph, calls: Sequence[DistinctCall]) -> dict[Any, Node]:
     if mode is None:
         raise NotCoveredError("sizes that no tensor has")
     carrier = graph.placeholder("sizes")
-    with mode:
-        carrier.meta["val"] = torch.empty(tuple(sizes.values()))
+    if any(map(may_be_negative, sizes.values())):
+        raise NotCoveredError("a number that may be negative")
+    carrier.meta["val"] = make_sized(mode, tuple(sizes.values()))
     nodes = {}
     for index, (expression, size) in enumerate(sizes.items()):
         nodes[expression] = graph.call_function(torch.ops.aten.sym_size.int, (carrier, index))

@@ -33,7 +33,7 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from exir_lowering import graphs
 from exir_lowering._upstream import operators
-from exir_lowering._upstream.fakes import FakeTensor, storage_of
+from exir_lowering._upstream.fakes import FakeTensor, may_be_negative, storage_of
 from exir_lowering._upstream.programs import assemble_program, fake_mode_of, guards_code_of, lazy_graph_module
 from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.value_keys import MEMORY, NotCoveredError, evaluate, renew
@@ -82,6 +82,8 @@ class Decomposition(Stage):
         """Return a call's operator if it is traced as it is."""
         target = node.target
         if target in _ITEM:  # the number has the name of before
+            if not isinstance(node.meta["val"], torch.SymInt) or may_be_negative(node.meta["val"]):
+                raise NotCoveredError(f"a number that {target} reads, which may be negative or a fraction")
             return Plain(target if target in self._whole else _ATEN._local_scalar_dense.default, same=True)
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool)):
             # It takes a size of an input, or computes with such sizes: so does tracing.

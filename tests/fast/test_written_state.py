@@ -166,6 +166,39 @@ def test_a_cache_that_an_operator_of_users_writes(way: str) -> None:
     assert outcome.differences == [] and outcome.left == ()
 
 
+def rows_up_to(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    rows = n.item()
+    torch._check(rows >= 1)
+    torch._check(rows <= 4)
+    return x[:rows] * 2
+
+
+def rows_made(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    rows, more = torch.stack([n, n + 1]).tolist()
+    torch._check(rows >= 0)
+    torch._check(more >= 0)
+    torch._check(rows + more <= 6)
+    return torch.cat([x.new_ones(rows, 4), x.new_zeros(more, 4)])
+
+
+def negative(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    factor = n.item()
+    torch._check(factor > -5)
+    torch._check(factor < 5)
+    return x * factor
+
+
+@pytest.mark.parametrize(("function", "covered"), [(rows_up_to, True), (rows_made, True), (negative, False)])
+def test_numbers_that_are_read_from_tensors(function: Callable[..., Any], covered: bool) -> None:
+    class Of(nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
+            return function(x, n)
+
+    outcome = both_ways.compare(export(Of(), (torch.randn(4, 4), torch.tensor(2))))
+    assert outcome.differences == [] and outcome.error is None
+    assert (not outcome.left) is covered, outcome.left
+
+
 class Drawn(nn.Module):
     """Buffers, views and in-place operators, in the order of chance; every tensor is 4 by 4."""
 
