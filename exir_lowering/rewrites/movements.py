@@ -24,9 +24,9 @@ _CAT, _SQUEEZES = "aten.cat.default", ("aten.squeeze_copy.dims", "aten.unsqueeze
 class Pieces(Rewrite):
     """Replaces what takes one index or one piece of a tensor by slices and views, where a backend takes those only.
 
-    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice; and
-    `squeeze` and `unsqueeze` are views. A piece within one operand of a concatenation is one of that. The same elements in the same order: tensors have to be contiguous, and all
-    sizes known, for a view all but one.
+    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice, of one
+    operand where that of a concatenation has all of it; and `squeeze` and `unsqueeze` are views. The same elements in the
+    same order: tensors have to be contiguous, and all sizes known, for a view all but one.
     """
 
     name = "pieces"
