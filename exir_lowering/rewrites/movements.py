@@ -24,9 +24,9 @@ _CAT, _SQUEEZES = "aten.cat.default", ("aten.squeeze_copy.dims", "aten.unsqueeze
 class Pieces(Rewrite):
     """Replaces what takes one index or one piece of a tensor by slices and views, where a backend takes those only.
 
-    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice, of one
-    operand where that of a concatenation has all of it; and `squeeze` and `unsqueeze` are views. The same elements in the
-    same order: tensors have to be contiguous, and all sizes known, for a view all but one.
+    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice, of
+    the one operand of a concatenation that has all of it; `squeeze` and `unsqueeze` are views. The same elements in
+    the same order: tensors have to be contiguous, and all sizes known, for a view all but one.
     """
 
     name = "pieces"
@@ -67,12 +67,12 @@ def _piece(call: Node, shape: Sequence[int], number: Any) -> tuple[int, int, int
 
 
 def _within(whole: Any, dim: int, start: int, end: int) -> tuple[Node, int, int]:
-    """Return what to take a piece of, itself or the operand of a concatenation that has all of it, and where."""
-    value, operands = whole.meta["val"], whole.args[0] if calls(whole, _CAT) else ()
-    known = all(static_shape(one) and is_contiguous(one) for one in operands)
-    alike = {(one.meta["val"].dtype, one.meta["val"].dim()) for one in operands} == {(value.dtype, value.dim())}
-    behind = 0
-    if known and alike and (graphs.argument(whole, "dim") or 0) % value.dim() == dim:
+    """Return what to take a piece of, a tensor or the operand of a concatenation that has all of it, and where."""
+    operands: Any = whole.args[0] if calls(whole, _CAT) else ()
+    known = operands and all(static_shape(one) and is_contiguous(one) for one in operands)
+    alike = len({(one.meta["val"].dtype, one.meta["val"].dim()) for one in (whole, *operands)}) == 1
+    if known and alike and (graphs.argument(whole, "dim") or 0) % whole.meta["val"].dim() == dim:
+        behind = 0
         for one in operands:
             first, behind = behind, behind + one.meta["val"].shape[dim]
             if first <= start and end <= behind:

@@ -264,20 +264,19 @@ def _in_order(ending: _Ending, writes: dict[int, Node]) -> Iterator[int]:
 
 
 def _drop_copies(program: ExportedProgram) -> None:
-    """Let state take what a copy is of, where nothing else reads the copy: it is copied at the end, if need be."""
+    """Let state take what a copy is of, unless the copy is returned too: it is copied at the end, if need be."""
     results: list[Any] = list(program.graph.output_node().args[0])
+    functional = not writes(program.graph_module)
     for value, spec in zip(results, program.graph_signature.output_specs, strict=True):
         copied = _COPIED.get(value.target) if isinstance(value, Node) and spec.kind in _WRITES else None
-        if copied is None or len(value.users) > 1 or results.count(value) > 1:
-            continue
-        source = value.args[copied]
-        new, old = (one.meta.get("val") for one in (value, source))
-        if new.dtype is old.dtype and all(
-            measures.same_sizes(*both) for both in ((new.shape, old.shape), (new.stride(), old.stride()))
-        ):
-            value.replace_all_uses_with(source)
-            program.graph.erase_node(value)
-            spec.arg.name = source.name
+        if functional and copied is not None and results.count(value) == 1:
+            source = value.args[copied]
+            new, old = (one.meta["val"] for one in (value, source))
+            both = ((new.shape, old.shape), (new.stride(), old.stride()))
+            if new.dtype is old.dtype and all(measures.same_sizes(*each) for each in both):
+                value.replace_all_uses_with(source)
+                program.graph.erase_node(value)
+                spec.arg.name = source.name
 
 
 def _keep_overwritten(program: ExportedProgram) -> None:
