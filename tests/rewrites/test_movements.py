@@ -85,7 +85,7 @@ def test_infinities_and_nan(name: str) -> None:
 def joined(x: torch.Tensor) -> list[torch.Tensor]:
     first, second = x.sigmoid(), x.tanh()
     whole = torch.cat([first, second, torch.cat([x, first], -1)], -1)  # of 6, 6 and 12 elements
-    return [*(one.sigmoid() for one in whole.split(3, -1)), torch.cat([first, second], 1).unbind(1)[5].sigmoid()]
+    return [*(one.sigmoid() for one in whole.split(3, -1)), torch.cat([first, second], 1).select(1, 5).sigmoid()]
 
 
 def test_pieces_of_a_concatenation_are_those_of_its_operands() -> None:
