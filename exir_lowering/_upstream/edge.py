@@ -96,6 +96,7 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 ADD_NUMBER = ops.edge.aten.add.Scalar
 CLONE = ops.edge.aten.clone.default
 CLONE_IN_ORDER = ops.edge.dim_order_ops._clone_dim_order.default
+COPY = ops.edge.aten.copy.default
 FULL = ops.edge.aten.full.default
 INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default

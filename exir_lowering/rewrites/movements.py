@@ -18,15 +18,15 @@ from exir_lowering.rewrites.node_facts import calls, is_contiguous, same_type, s
 
 _SELECT, _SLICE, _VIEW = "aten.select_copy.int", "aten.slice_copy.Tensor", "aten.view_copy.default"
 _UNBIND, _SPLIT, _SPLIT_SIZES = "aten.unbind_copy.int", "aten.split_copy.Tensor", "aten.split_with_sizes_copy.default"
-_SQUEEZES = ("aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
+_CAT, _SQUEEZES = "aten.cat.default", ("aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 
 
 class Pieces(Rewrite):
     """Replaces what takes one index or one piece of a tensor by slices and views, where a backend takes those only.
 
-    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice; and
-    `squeeze` and `unsqueeze` are views. The same elements in the same order: tensors have to be contiguous, and all
-    sizes known, for a view all but one.
+    `select` is a slice of one, viewed without its dimension; a result of `split`, `chunk` or `unbind` is a slice, of
+    the one operand of a concatenation that has all of it; `squeeze` and `unsqueeze` are views. The same elements in
+    the same order: tensors have to be contiguous, and all sizes known, for a view all but one.
     """
 
     name = "pieces"
@@ -47,7 +47,8 @@ class Pieces(Rewrite):
         shape = static_shape(operand)
         if not shape or -1 in sizes or 0 in shape:
             return None
-        dim, start, end = _piece(call, shape, 0 if call is node else node.args[1])
+        dim, *piece = _piece(call, shape, 0 if call is node else node.args[1])
+        operand, start, end = _within(operand, dim, *piece)
         if calls(call, _SPLIT, _SPLIT_SIZES):
             return scope.call(_SLICE, operand, dim, start, end, like=node)
         return scope.call(_VIEW, scope.call(_SLICE, operand, dim, start, end), sizes, like=node)
@@ -63,6 +64,20 @@ def _piece(call: Node, shape: Sequence[int], number: Any) -> tuple[int, int, int
     given: Any = call.args[1]
     ends = [*itertools.accumulate(given)] if isinstance(given, (list, tuple)) else [*range(given, size + given, given)]
     return dim, (0, *ends)[number], min(ends[number], size)
+
+
+def _within(whole: Any, dim: int, start: int, end: int) -> tuple[Node, int, int]:
+    """Return what to take a piece of, a tensor or the operand of a concatenation that has all of it, and where."""
+    operands: Any = whole.args[0] if calls(whole, _CAT) else ()
+    known = operands and all(static_shape(one) and is_contiguous(one) for one in operands)
+    alike = len({(one.meta["val"].dtype, one.meta["val"].dim()) for one in (whole, *operands)}) == 1
+    if known and alike and (graphs.argument(whole, "dim") or 0) % whole.meta["val"].dim() == dim:
+        behind = 0
+        for one in operands:
+            first, behind = behind, behind + one.meta["val"].shape[dim]
+            if first <= start and end <= behind:
+                return _within(one, dim, start - first, end - first)
+    return whole, start, end
 
 
 _EXPAND = "aten.expand_copy.default"

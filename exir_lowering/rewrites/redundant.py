@@ -30,6 +30,8 @@ _COPIES = (
 _SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
 """Operators that change nothing if the number is 1, as in attention whose model has scaled the queries already."""
 
+_COPY = "aten.copy.default"  # its result has what the second operand has
+
 _PAD = "aten.constant_pad_nd.default"  # changes nothing if all its sizes are 0, as where models pad like TensorFlow
 
 
@@ -40,15 +42,15 @@ class Identity(Rewrite):
     """
 
     name = "identity"
-    operators = (*_VIEWS, *_COPIES, *_SCALINGS, _PAD, "aten.permute_copy.default", "aten.slice_copy.Tensor")
+    operators = (*_VIEWS, *_COPIES, *_SCALINGS, _COPY, _PAD, "aten.permute_copy.default", "aten.slice_copy.Tensor")
     exactness = "bits"
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the operand of an identity, or of a chain of permutations that cancel each other."""
-        operand = node.args[0]
+        operator = graphs.operator_name(node)
+        operand = node.args[operator == _COPY]
         if not isinstance(operand, Node):
             return None
-        operator = graphs.operator_name(node)
         if operator == "aten.permute_copy.default":
             return _permuted(node, operand, scope)
         if operator == "aten.view_copy.default" and graphs.operator_name(operand) in _RESHAPES:

@@ -32,11 +32,13 @@ from exir_lowering.graphs.walking import writes
 
 _FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
 _STATISTICS = frozenset({"aten.batch_norm.default", "aten.instance_norm.default", "aten.native_batch_norm.default"})
+_COPIED = {edge.CLONE: 0, edge.CLONE_IN_ORDER: 0, edge.COPY: 1}  # which argument an operator copies
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def write_back(program: ExportedProgram, *, in_place: bool) -> None:
     """Let a private copy write its state and inputs with operators, rows `in_place` where nothing reads them later."""
+    _drop_copies(program)
     if in_place:
         _write_rows(program)
     _keep_overwritten(program)
@@ -259,6 +261,22 @@ def _in_order(ending: _Ending, writes: dict[int, Node]) -> Iterator[int]:
                 if not waits_for[other] and other in waiting:
                     del waiting[other]
                     heapq.heappush(ready, other)
+
+
+def _drop_copies(program: ExportedProgram) -> None:
+    """Let state take what a copy is of, unless the copy is returned too: it is copied at the end, if need be."""
+    results: list[Any] = list(program.graph.output_node().args[0])
+    functional = not writes(program.graph_module)
+    for value, spec in zip(results, program.graph_signature.output_specs, strict=True):
+        copied = _COPIED.get(value.target) if isinstance(value, Node) and spec.kind in _WRITES else None
+        if functional and copied is not None and results.count(value) == 1:
+            source = value.args[copied]
+            new, old = (one.meta["val"] for one in (value, source))
+            both = ((new.shape, old.shape), (new.stride(), old.stride()))
+            if new.dtype is old.dtype and all(measures.same_sizes(*each) for each in both):
+                value.replace_all_uses_with(source)
+                program.graph.erase_node(value)
+                spec.arg.name = source.name
 
 
 def _keep_overwritten(program: ExportedProgram) -> None:

@@ -41,6 +41,7 @@ X = torch.randn(2, 3, 4)
         lambda x: x.to(torch.float32),
         lambda x: x.reshape(2, 3, 4),
         lambda x: torch.ops.aten.mul.Scalar(x, 1.0),
+        lambda x: torch.ops.aten.copy(x * 2, x),
     ],
 )
 def test_identities_are_gone(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -60,6 +61,8 @@ def test_identities_are_gone(function: Callable[[torch.Tensor], torch.Tensor]) -
         lambda x: x.to(torch.float64),
         lambda x: torch.ops.aten.mul.Scalar(x, -1.0),
         lambda x: x.to(torch.float64).to(torch.float32),
+        lambda x: torch.ops.aten.copy(x * 2, x[:, :1]),
+        lambda x: torch.ops.aten.copy(x.to(torch.int32), x),
     ],
 )
 def test_what_changes_something_stays(function: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -14,6 +14,7 @@ from torch.export import Dim, export
 from torch.nn import functional
 
 from exir_lowering import LoweringOptions, load, lower, plan
+from exir_lowering.graphs import operator_name
 from exir_lowering.partitioners import SupportPartitioner, ops
 
 
@@ -79,6 +80,39 @@ def test_infinities_and_nan(name: str) -> None:
     ]
     got, expected = (load(one).run("forward", x) for one in (file, without))
     torch.testing.assert_close(list(got), list(expected), equal_nan=True)
+
+
+def joined(x: torch.Tensor) -> list[torch.Tensor]:
+    first, second = x.sigmoid(), x.tanh()
+    whole = torch.cat([first, second, torch.cat([x, first], -1)], -1)  # of 6, 6 and 12 elements
+    return [*(one.sigmoid() for one in whole.split(3, -1)), torch.cat([first, second], 1).select(1, 5).sigmoid()]
+
+
+def test_pieces_of_a_concatenation_are_those_of_its_operands() -> None:
+    model, given = Layered(joined, 6).eval(), torch.randn(2, 5, 12)
+    model.layer.bias.data[0] = torch.nan
+    lowered = lower(export(model, (given,)), XnnpackPartitioner())
+    (module,) = (one for _, one in lowered["forward"].graph_module.named_children())
+    calls = [node for node in module.original_module.graph.nodes if node.op == "call_function"]
+    operators = Counter(map(operator_name, calls))
+    assert operators["aten.slice_copy.Tensor"] == 7 and not operators["aten.cat.default"], operators
+    for got, wanted in zip(load(lowered.emit().buffer).run("forward", given), model(given), strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x[..., :4], x.sigmoid()], -1).split(5, -1),  # on both sides of the border
+        lambda x: torch.cat([x, x.sigmoid()], 0).split(3, -1),  # along another dimension
+        lambda x: torch.cat([x.to(torch.float64), x], -1).split(6, -1),
+        lambda x: torch.cat([torch.zeros(0), x, x.sigmoid()], -1).split(6, -1),
+    ],
+)
+def test_other_pieces_of_concatenations(function: Callable[[torch.Tensor], Any]) -> None:
+    model, given = Layered(lambda x: [one.sigmoid() for one in function(x)], 6).eval(), torch.randn(2, 5, 12)
+    got = load(lower(export(model, (given,)), XnnpackPartitioner()).emit().buffer).run("forward", given)
+    torch.testing.assert_close(list(got), model(given), rtol=1e-5, atol=1e-4)
 
 
 def test_any_number_of_rows() -> None:

@@ -156,6 +156,66 @@ def test_custom_operators_that_write_state(kind: str) -> None:
             torch.testing.assert_close(got, wanted)
 
 
+class Copied(nn.Module):
+    """Keeps in one part of its state what another one was, or an input, which then changes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        for number, name in enumerate(("first", "second", "third")):
+            self.register_buffer(name, torch.arange(8.0).view(1, 4, 1, 2) + number)
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.kind == "swap":
+            kept = self.first.clone()
+            self.first.copy_(self.second)
+            self.second.copy_(kept)
+            return self.first + x, self.second - self.third
+        if self.kind == "input":
+            self.first.copy_(x.expand(1, 4, 1, 2).clone())
+            self.second.copy_(self.first)
+            x.add_(1)
+            return self.first + self.second, x * 2
+        before = self.third + 0
+        self.third.copy_(self.second)
+        self.second.copy_(self.first)
+        if self.kind == "chain":
+            self.first.mul_(0.5).add_(x)
+        elif self.kind == "row":
+            self.first.index_copy_(1, row, x)
+        else:
+            start = row[0].item()
+            torch._check(start >= 0)
+            torch._check(start < 4)
+            torch.ops.llama.update_cache(x, self.first, start)
+        return before, self.first * 1
+
+
+@pytest.mark.parametrize("partitioner", [None, "xnnpack"])
+@pytest.mark.parametrize(("kind", "copies"), [("swap", 1), ("chain", 0), ("row", 0), ("custom", None), ("input", None)])
+def test_state_takes_what_other_state_was(kind: str, copies: int | None, partitioner: str | None) -> None:
+    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (it registers the operator)
+
+    model, inputs = Copied(kind).eval(), (torch.ones(1, 1, 1, 2), torch.tensor([0]))
+    artifact = exir_lowering.lower(export(Copied(kind).eval(), inputs), partitioner).emit()
+    plan = artifact.manager.executorch_program.execution_plan[0]
+    names = [
+        plan.operators[one.instr_args.op_index].name
+        for one in plan.chains[0].instructions
+        if hasattr(one.instr_args, "op_index")
+    ]
+    made = [name for name in names if name.rpartition("::")[2] in ("copy", "clone", "_clone_dim_order")]
+    assert copies is None or len(made) == copies, names
+    file = exir_lowering.load(artifact.buffer)
+    for turn in range(5):
+        x, row = torch.randn(1, 1, 1, 2), torch.tensor([turn % 4])
+        given = x.clone()
+        returned = model(given, row)
+        expected = [*([given] if kind == "input" else []), *returned]
+        for got, wanted in zip(file.run("forward", x, row), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
 class Converted(nn.Module):
     """Writes numbers of another type, or of fewer dimensions, and reads them back."""
 
