@@ -139,7 +139,10 @@ def write_executorch(size: str, weights: str, path: Path) -> None:
 
 
 def meta_names(weights: Mapping[str, torch.Tensor], turned: int | None = None) -> dict[str, torch.Tensor]:
-    """Return weights by Meta's names; its rotary embedding turns neighbours in heads of a size, transformers' halves."""
+    """Return weights by Meta's names, for its rotary embedding if it is that which turns neighbours in heads of a size.
+
+    That of transformers turns halves.
+    """
     layers = {
         "self_attn.q_proj": "attention.wq",
         "self_attn.k_proj": "attention.wk",
