@@ -14,7 +14,9 @@ ExecuTorch's `export_llm` of the same weights (8da4w in groups of 32, embedding 
                       and of that model with norms that differ by 5e-7: the logits of random weights lie close together
 
 ExecuTorch's own transformer has no norms after attention and feed-forward, and no window, as Gemma3 has; and it rotates
-in all layers of SmolLM3. Its files of these two do not compute these models: Gemma3's has less to do.
+in all layers of SmolLM3. Its files of these two do not compute these models: Gemma3's has less to do. An output layer
+that shares its weight with the embedding, as in Qwen3 and SmolLM3, has 4 bits in its files and a weight of its own; in
+ours it has 8, and one weight is there for both.
 
     python tests/benchmarks/shipped_llm.py --size 20m --architectures Llama,Qwen3 --without-executorch
 """
