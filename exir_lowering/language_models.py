@@ -161,7 +161,7 @@ class _Decoder(torch.nn.Module):
             oldest = (positions[:1] - self._window + 1).clamp(min=0)  # that a new token sees; earlier ones are left out
             first, count = oldest.item(), (positions[-1:] + 1 - oldest).item()
             for known in (first >= 0, count >= 0, count <= self._length, first + count <= self._length):
-                torch._check(known)
+                torch._check(known)  # type: ignore[no-untyped-call]
             behind = positions[:, None] - oldest - torch.arange(count)
             window = first, count, ((behind < 0) | (behind >= self._window)).float() * _MASKED
         given = {"decoder": self, "start": start, "window": window, "use_cache": False, "logits_to_keep": 1}
