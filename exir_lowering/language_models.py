@@ -156,11 +156,15 @@ class _Decoder(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next token."""
         positions, start = cache_position + torch.arange(input_ids.shape[1]), cache_position[0].item()
-        mask = None
+        window = None
         if self._window is not None and self._window < self._length:
-            behind = positions[:, None] - torch.arange(self._length)
-            mask = ((behind < 0) | (behind >= self._window)).float() * _MASKED
-        given = {"decoder": self, "start": start, "window_mask": mask, "use_cache": False, "logits_to_keep": 1}
+            oldest = (positions[:1] - self._window + 1).clamp(min=0)  # that a new token sees; earlier ones are left out
+            first, count = oldest.item(), (positions[-1:] + 1 - oldest).item()
+            for known in (first >= 0, count >= 0, count <= self._length, first + count <= self._length):
+                torch._check(known)  # type: ignore[no-untyped-call]
+            behind = positions[:, None] - oldest - torch.arange(count)
+            window = first, count, ((behind < 0) | (behind >= self._window)).float() * _MASKED
+        given = {"decoder": self, "start": start, "window": window, "use_cache": False, "logits_to_keep": 1}
         logits: torch.Tensor = self.model(input_ids, position_ids=positions[None], **given).logits
         return logits[:, 0]
 
@@ -174,10 +178,12 @@ def _attend(
             f"language_model: model: {type(module).__name__} has a soft cap, sinks or no causal order, expected plain "
             f"causal attention, as ExecuTorch's custom_sdpa computes it. {_BY_HAND}"
         )
-    decoder, start, scaling, window_mask = (given[key] for key in ("decoder", "start", "scaling", "window_mask"))
+    decoder, start, scaling, window = (given[key] for key in ("decoder", "start", "scaling", "window"))
     cached = [getattr(decoder, f"{kind}_{module.layer_idx}") for kind in ("keys", "values")]
     for new, whole in zip((keys, values), cached, strict=True):
         torch.ops.llama.update_cache(new.transpose(1, 2), whole, start)
-    limited = window_mask is not None and given.get("sliding_window") is not None
-    masked = (window_mask, 0.0, False) if limited else (None, 0.0, True)
-    return torch.ops.llama.custom_sdpa(query.transpose(1, 2), *cached, start, *masked, scaling), None
+    masked: tuple[Any, ...] = (start, None, 0.0, True)
+    if window is not None and given.get("sliding_window") is not None:
+        first, count, mask = window
+        cached, masked = [whole.narrow(1, first, count) for whole in cached], (0, mask, 0.0, False)
+    return torch.ops.llama.custom_sdpa(query.transpose(1, 2), *cached, *masked, scaling), None

@@ -123,7 +123,7 @@ def write_executorch(size: str, weights: str, path: Path) -> None:
     # A checkpoint with "8da4w" in its path would be taken for one that is quantised already.
     params, checkpoint = path.with_name(f"{size}.json"), path.with_name(f"{size}.pth")
     params.write_text(json.dumps({**names, "vocab_size": vocabulary, "norm_eps": model.config.rms_norm_eps}))
-    torch.save(_meta_names(model), checkpoint)
+    torch.save(meta_names(model.state_dict(), model.config.head_dim), checkpoint)
     options = LlmConfig()
     options.base.params, options.base.checkpoint = str(params), str(checkpoint)
     options.base.metadata = json.dumps({"get_eos_ids": [vocabulary]})
@@ -138,8 +138,11 @@ def write_executorch(size: str, weights: str, path: Path) -> None:
     checkpoint.unlink()
 
 
-def _meta_names(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """Return weights by Meta's names; its rotary embedding turns neighbours, that of transformers halves."""
+def meta_names(weights: Mapping[str, torch.Tensor], turned: int | None = None) -> dict[str, torch.Tensor]:
+    """Return weights by Meta's names, for its rotary embedding if it is that which turns neighbours in heads of a size.
+
+    That of transformers turns halves.
+    """
     layers = {
         "self_attn.q_proj": "attention.wq",
         "self_attn.k_proj": "attention.wk",
@@ -148,14 +151,14 @@ def _meta_names(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     layers |= {"self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3"}
     layers |= {"mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm"}
     layers |= {"post_attention_layernorm": "ffn_norm"}
+    layers |= {"self_attn.q_norm": "attention.q_norm_fn", "self_attn.k_norm": "attention.k_norm_fn"}
     found = {}
-    for name, weight in model.state_dict().items():
+    for name, weight in weights.items():
         short = name.removeprefix("model.").replace("embed_tokens", "tok_embeddings").replace("lm_head", "output")
         for theirs, meta in layers.items():
             short = short.replace(theirs, meta)
-        if "attention.wq" in short or "attention.wk" in short:
-            size = model.config.head_dim
-            weight = weight.view(-1, 2, size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        if turned and ("attention.wq" in short or "attention.wk" in short):
+            weight = weight.view(-1, 2, turned // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
         found[short] = weight
     return found
 
@@ -188,14 +191,18 @@ def write_tokenizer(vocabulary: int, path: Path) -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Discard what ExecuTorch's runner prints."""
+    """Keep back what ExecuTorch's runner prints, and show its end if the runner fails: only that says why."""
     sys.stdout.flush()
     kept = [os.dup(one) for one in (1, 2)]
-    with open(os.devnull, "w") as nothing:
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
         for one in (1, 2):
-            os.dup2(nothing.fileno(), one)
+            os.dup2(printed.fileno(), one)
         try:
             yield
+        except Exception as error:
+            printed.seek(0)
+            error.add_note(printed.read()[-2000:])
+            raise
         finally:
             for one, copy in zip((1, 2), kept, strict=True):
                 os.dup2(copy, one)
@@ -204,6 +211,7 @@ def silent() -> Iterator[None]:
 
 def open_runner(path: Path, tokenizer: Path) -> Callable[[], str]:
     """Return what reads 64 tokens and generates as many in ExecuTorch's runner."""
+    import executorch.kernels.quantized  # noqa: F401  (an embedding of 8 bits from `export_llm` needs its kernels)
     from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
 
     runner = TextLLMRunner(str(path), str(tokenizer))
@@ -213,6 +221,8 @@ def open_runner(path: Path, tokenizer: Path) -> Callable[[], str]:
         pieces: list[str] = []
         runner.reset()
         runner.generate("a" * 64, options, pieces.append)
+        if len(pieces) != GENERATED:
+            raise RuntimeError(f"{path.name} generated {len(pieces)} tokens, expected {GENERATED}.")
         return "".join(pieces)
 
     return generate

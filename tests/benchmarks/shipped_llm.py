@@ -1,14 +1,22 @@
 """What `exir-lower lower --llm --quantise 8da4w` makes and takes: `python tests/benchmarks/shipped_llm.py`.
 
 Folders of transformers models with random weights, a KV cache of 2,048 tokens, XNNPACK. For each architecture, beside
-ExecuTorch's `export_llm` of the same sizes (random weights, 8da4w in groups of 32, embedding of 8 bits):
+ExecuTorch's `export_llm` of the same weights (8da4w in groups of 32, embedding of 8 bits):
     file / weights    bytes of the file over those of the quantised weights and their scales, each once
     peak / weights    the most memory of the command, above a process that did the same with a tiny model, over the
                       bytes of the float32 weights
     CPU seconds       of a whole process, with imports: from the folder, or the checkpoint, to the file
     tokens / s        `TextLLMRunner`, a prompt of 64 tokens and 64 that are generated, CPU time of one pinned core
+    error             of the last logits of 64 different tokens, beside the float model's in PyTorch: the root of the
+                      mean square over theirs. It is that of rounding, of ours and of ExecuTorch's file, or large if
+                      the file computes another model
     equal tokens      how many of those 64 are, from the first on, the greedy tokens of the quantised model in PyTorch;
                       and of that model with norms that differ by 5e-7: the logits of random weights lie close together
+
+ExecuTorch's own transformer has no norms after attention and feed-forward, and no window, as Gemma3 has; and it rotates
+in all layers of SmolLM3. Its files of these two do not compute these models: Gemma3's has less to do. An output layer
+that shares its weight with the embedding, as in Qwen3 and SmolLM3, has 4 bits in its files and a weight of its own; in
+ours it has 8, and one weight is there for both.
 
     python tests/benchmarks/shipped_llm.py --size 20m --architectures Llama,Qwen3 --without-executorch
 """
@@ -36,12 +44,17 @@ SIZES = {  # hidden size, layers, intermediate size, heads, heads of keys and va
 CONTEXT, PROMPT = 2048, 64
 HF_ROPE = {"use_hf_rope": True}
 NORMS = {"use_qk_norm": True, "qk_norm_before_rope": True, **HF_ROPE}
-PARAMS = {  # what ExecuTorch's own transformer needs to be of an architecture; it has no window of Gemma3
+PARAMS: dict[str, dict[str, Any]] = {  # what ExecuTorch's own transformer needs to be of an architecture
     "Llama": {},
     "Qwen3": NORMS,
     "Gemma3": {**NORMS, "post_attention_norm": True, "post_ffn_norm": True, "act_fn": "gelu_approx"},
     "SmolLM3": {**HF_ROPE, "no_rope_layer_interval": 4},
     "Phi3": HF_ROPE,
+}
+GEMMA3_NORMS = {  # that others do not have, or where others have another one
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffn_norm",
 }
 
 
@@ -57,7 +70,7 @@ def make_model(architecture: str, size: str) -> Any:
     import language_models
 
     layers = SIZES[size][1]
-    more: dict[str, Any] = {"initializer_range": 0.02}
+    more: dict[str, Any] = {"initializer_range": 0.02, "eos_token_id": SIZES[size][-1]}  # no text ends early
     if architecture == "Gemma3":
         kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)]
         more |= {"sliding_window": 512, "layer_types": kinds, "query_pre_attn_scalar": SIZES[size][0] // SIZES[size][3]}
@@ -83,6 +96,41 @@ def save_folder(architecture: str, size: str, folder: Path) -> dict[str, int]:
     return {"float": sum(one.nbytes for one in model.parameters()), "quantised": sum(held.values())}
 
 
+def write_checkpoint(architecture: str, size: str, folder: Path) -> None:
+    """Write the same weights as `executorch.pth`, by Meta's names, and what ExecuTorch's transformer is to be."""
+    import torch
+    from generation import meta_names
+
+    model = make_model(architecture, size)
+    config, weights = model.config, {}
+    for name, weight in model.state_dict().items():
+        if architecture == "Gemma3":  # its norms multiply by one more than their weights, and it scales the embedding
+            weight = weight + 1 if weight.ndim == 1 else weight
+            weight = weight * config.hidden_size**0.5 if "embed_tokens" in name else weight
+            for theirs, meta in GEMMA3_NORMS.items():
+                name = name.replace(theirs, meta)
+        weights |= _split(name, weight, config)
+    turned = None if "use_hf_rope" in PARAMS[architecture] else config.head_dim
+    torch.save(meta_names(weights, turned), folder / "executorch.pth")
+    rope = config.rope_parameters.get("sliding_attention", config.rope_parameters)
+    hidden, layers, middle, heads, shared, vocabulary = SIZES[size]
+    params = {"dim": hidden, "n_layers": layers, "hidden_dim": middle, "n_heads": heads, "n_kv_heads": shared}
+    params |= {"vocab_size": vocabulary, "norm_eps": config.rms_norm_eps, "rope_theta": rope["rope_theta"]}
+    (folder / "executorch.json").write_text(json.dumps({**params, **PARAMS[architecture]}))
+
+
+def _split(name: str, weight: Any, config: Any) -> dict[str, Any]:
+    """Return the parts of a weight that Phi3 has in one piece, by the names that others have for them."""
+    shared = config.num_key_value_heads * config.head_dim
+    fused = {"qkv_proj": {"q_proj": config.num_attention_heads * config.head_dim, "k_proj": shared, "v_proj": shared}}
+    fused["gate_up_proj"] = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
+    for whole, parts in fused.items():
+        if whole in name:
+            pieces = weight.split([*parts.values()])
+            return {name.replace(whole, part): piece for part, piece in zip(parts, pieces, strict=True)}
+    return {name: weight}
+
+
 def ours(folder: Path, target: Path) -> None:
     """Run the command."""
     from exir_lowering import cli
@@ -92,17 +140,14 @@ def ours(folder: Path, target: Path) -> None:
         raise SystemExit("exir-lower lower failed")
 
 
-def executorch(architecture: str, size: str, target: Path) -> None:
-    """Run ExecuTorch's `export_llm`, its best settings for a CPU."""
+def executorch(size: str, target: Path) -> None:
+    """Run ExecuTorch's `export_llm` on the checkpoint beside the target, its best settings for a CPU."""
     from executorch.examples.models.llama.export_llama_lib import export_llama
     from executorch.extension.llm.export.config.llm_config import LlmConfig
 
-    hidden, layers, middle, heads, shared, vocabulary = SIZES[size]
-    params = {"dim": hidden, "n_layers": layers, "hidden_dim": middle, "n_heads": heads, "n_kv_heads": shared}
-    file = target.with_suffix(".json")
-    file.write_text(json.dumps({**params, "vocab_size": vocabulary, **PARAMS[architecture]}))
     options = LlmConfig()
-    options.base.params, options.base.metadata = str(file), json.dumps({"get_eos_ids": [vocabulary]})
+    options.base.params, options.base.checkpoint = str(target.with_suffix(".json")), str(target.with_suffix(".pth"))
+    options.base.metadata = json.dumps({"get_eos_ids": [SIZES[size][-1]]})
     options.model.use_kv_cache = options.model.use_sdpa_with_kv_cache = True
     options.backend.xnnpack.enabled = options.backend.xnnpack.extended_ops = True
     options.export.max_seq_length = options.export.max_context_length = CONTEXT
@@ -124,7 +169,7 @@ def child(given: argparse.Namespace) -> dict[str, Any]:
         before = status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak to what is in use
     if given.child == "executorch":
-        executorch(given.architectures, given.size, given.folder / "executorch.pte")
+        executorch(given.size, given.folder / "executorch.pte")
     else:
         ours(given.folder / "model", given.folder / "ours.pte")
     if given.child == "peak":
@@ -141,6 +186,8 @@ def measure(architecture: str, given: argparse.Namespace, folder: Path) -> dict[
     from tokenizers import Tokenizer
 
     row: dict[str, Any] = {"weights": save_folder(architecture, given.size, folder / "model")}
+    if not given.without_executorch:
+        write_checkpoint(architecture, given.size, folder)
     for engine in ("ours", "peak") if given.without_executorch else ("ours", "peak", "executorch"):
         command = [sys.executable, __file__, "--child", engine, "--architectures", architecture, "--size", given.size]
         done = subprocess.run([*command, "--folder", folder], capture_output=True, text=True)
@@ -162,10 +209,25 @@ def measure(architecture: str, given: argparse.Namespace, folder: Path) -> dict[
     model, decode = make_model(architecture, given.size), Tokenizer.from_file(str(tokenizer)).decode
     expected = generate(quantised(model, "8da4w"), GENERATED)
     rounded = generate(rounded_otherwise(quantised(model, "8da4w"), 0), GENERATED)
+    row["error"] = {name: logits_error(model, path) for name, path in paths.items()}
     parts = [decode(expected[:count]) for count in range(GENERATED + 1)]
     row["equal"] = max(count for count in range(GENERATED + 1) if text.startswith(parts[count]))
     row["equal_in_pytorch"] = next((at for at, one in enumerate(expected) if one != rounded[at]), GENERATED)
     return row
+
+
+def logits_error(model: Any, path: Path) -> float:
+    """Return the error of a file's logits after different tokens: the root of its mean square over the model's."""
+    import torch
+
+    import exir_lowering
+
+    torch.manual_seed(1)
+    tokens = torch.randint(model.config.vocab_size, (1, PROMPT))
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits[0, -1]
+    got = exir_lowering.load(path).run("forward", tokens, torch.tensor([0]))[0].flatten()
+    return float((got - expected).norm() / expected.norm())
 
 
 def generate(model: Any, count: int) -> list[int]:
@@ -184,7 +246,7 @@ def show(rows: dict[str, dict[str, Any]], size: str) -> None:
 
     table = Table(title=f"{size}, 8da4w, cache of {CONTEXT} tokens")
     columns = ("float MB", "file MB", "file / weights", "peak / weights", "CPU s", "export_llm", "ratio", "its MB")
-    for column in ("", *columns, "tokens/s", "export_llm", "equal tokens"):
+    for column in ("", *columns, "tokens/s", "export_llm", "error", "export_llm", "equal tokens"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
         weights, its = row["weights"], row.get("executorch")
@@ -193,6 +255,7 @@ def show(rows: dict[str, dict[str, Any]], size: str) -> None:
         cells += [f"{row['ours']['cpu']:.0f}", f"{its['cpu']:.0f}" if its else "-"]
         cells += [f"{its['cpu'] / row['ours']['cpu']:.1f}x", f"{row['bytes']['executorch'] / 1e6:.1f}"] if its else "--"
         cells += [f"{row['speed'][one]:.0f}" if one in row["speed"] else "-" for one in ("ours", "executorch")]
+        cells += [f"{row['error'][one]:.3f}" if one in row["error"] else "-" for one in ("ours", "executorch")]
         table.add_row(name, *cells, f"{row['equal']}, {row['equal_in_pytorch']}")
     Console(width=150).print(table)
 

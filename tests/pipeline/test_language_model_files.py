@@ -10,6 +10,7 @@ import pytest
 import torch
 from language_models import (
     ARCHITECTURES,
+    TEXT,
     generate,
     generate_eager,
     generate_runner,
@@ -50,6 +51,9 @@ def test_greedy_tokens_are_those_of_the_quantised_model(
     program = exir_lowering.load(path)
     for _ in range(2):  # the second time, the cache is full of other tokens
         assert generate(lambda new, at: program.run("forward", new, torch.tensor([at]))[0], COUNT) == expected
+    for part, at in zip(torch.tensor([make_tokenizer().encode(TEXT).ids]).split(9, 1), (0, 9, 18), strict=True):
+        (logits,) = program.run("forward", part, torch.tensor([at]))
+    assert int(logits.argmax()) == expected[0], "a prompt in parts, which go beyond a window"
     assert generate_runner(path, COUNT) == make_tokenizer().decode(expected)
     run = open_transformers_runner(path)
     assert generate(lambda new, at: run(input_ids=new, cache_position=torch.tensor([at])), COUNT) == expected

@@ -29,8 +29,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-SEEDS = {"Qwen3": 1, "Llama": 1, "SmolLM3": 2}
-"""Of weights whose greedy tokens are decided: another order of sums gives the same ones, in PyTorch too."""
+SEEDS = {"Qwen3": 25, "Llama": 1, "SmolLM3": 68}
+"""Of weights whose greedy tokens are decided: sums in another order, which move activations of 8 bits, and logits by up
+to 0.2, give the same ones, in PyTorch too. Of the seeds up to 90, these leave the most between the first two tokens."""
 
 
 def make_model(architecture: str, seed: int | None = None, **more: Any) -> Any:
