@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.errors import InvariantError
 from exir_lowering.plans.planned import LiveTensor, PlannedMemory
+from exir_lowering.plans.xnnpack import estimate
+from exir_lowering.pte.device_memory import DeviceMemory, add_up
 from exir_lowering.steps.file import File
 
 
@@ -113,7 +115,20 @@ def _describe(module: GraphModule, signature: Any) -> PlannedMemory:
     in_use = np.cumsum(change)  # bytes, at each time
     at, total = int(in_use.argmax()), sum(module.meta.get("non_const_buffer_sizes", ()))
     alive = sorted((span[3] for span in spans if span[0] <= at <= span[1]), key=lambda tensor: -tensor.bytes)
-    return PlannedMemory(total, int(in_use[at]), tuple(alive))
+    return PlannedMemory(total, int(in_use[at]), tuple(alive), _on_device(module, signature, total))
+
+
+def _on_device(module: GraphModule, signature: Any, planned: int) -> DeviceMemory | None:
+    """Return what a method will take on a device whose partitions are not lowered yet; None for others."""
+    calls = [getattr(owner, name) for _, owner, name in graphs.delegates(module)]
+    if any(one.processed_bytes for one in calls):
+        return None
+    inputs = [(node, spec) for node in module.graph.find_nodes(op="placeholder") for spec in _specs(node)]
+    buffers = signature.inputs_to_buffers
+    state = sum(spec.nbytes() for node, spec in inputs if node.target in buffers and spec.mem_offset is not None)
+    constants = {spec.storage.data_ptr(): spec.nbytes() for _, spec in inputs if spec.const}
+    delegates = [estimate(one.backend_id, one.original_module) for one in calls]
+    return add_up(planned, state, sum(constants.values()), delegates)
 
 
 def _nested(module: GraphModule) -> Iterator[tuple[int, int, int, LiveTensor]]:

@@ -141,7 +141,8 @@ def _whisper() -> nn.Module:
 
     config = WhisperConfig(
         vocab_size=1000, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=256,
-        max_target_positions=448, max_source_positions=1500,
+        max_target_positions=448, max_source_positions=1500, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
     )  # fmt: skip
     return Call(
         WhisperDecoder(config),
