@@ -145,7 +145,7 @@ class PlannedMemory:
     bytes: int
     peak: int
     tensors: tuple[LiveTensor, ...]
-    device: DeviceMemory | None = None
+    device: DeviceMemory | None = field(default=None, compare=False)
 
 
 class Later(Generic[_T]):

@@ -33,13 +33,18 @@ def estimate(backend: str, program: ExportedProgram) -> DelegateMemory:
     """Estimate what a delegate will take; what its passes change of layouts and tables is not known yet."""
     values, nodes, ids = dict[int, Value](), list[Node](), dict[Call, int]()
     lifted, (*calls, output) = graphs.lifted_inputs(program), program.graph.nodes
+    rounded = set[Call]()  # only what rounds reads them, or what is computed of them
+    for call in reversed(calls):
+        if len(call.users) == 1 and any(user in rounded or _rounds(user) for user in call.users):
+            rounded.add(call)
     for call in calls:
         name = graphs.operator_name(call).rpartition(".")[0]
         given = [ids[one] for one in call.all_input_nodes if one in ids]
         tensor = next(tensors(call.meta.get("val")), None)
         if tensor is None:
             continue
-        if given and (graphs.is_getitem(call) or ".dequantize" in name):
+        rounds = _rounds(call) and not values[given[0]].outside
+        if given and (graphs.is_getitem(call) or ".dequantize" in name or rounds):
             ids[call] = given[0]
             if -8 in call.args and values[given[0]].element == "torch.int8":  # of four bits, two share a byte
                 values[given[0]] = replace(values[given[0]], element="int4", size=values[given[0]].size // 2)
@@ -47,7 +52,8 @@ def estimate(backend: str, program: ExportedProgram) -> DelegateMemory:
         computed = call.op == "call_function"
         constant = call in lifted or (computed and all(values[id_].constant for id_ in given))
         ids[call] = made = len(values)
-        values[made] = _value(tensor, constant, constant or not computed or call in output.all_input_nodes)
+        outside = constant or not computed or call in output.all_input_nodes
+        values[made] = _value(tensor, 1 if computed and call in rounded else tensor.element_size(), constant, outside)
         if computed and not constant:
             nodes.append(_node(name, call, ids, values))
     taken = {id_ for node in nodes for name, id_ in node.inputs.items() if name != "filter"}
@@ -55,10 +61,15 @@ def estimate(backend: str, program: ExportedProgram) -> DelegateMemory:
     return DelegateMemory(backend, sum(values[id_].size for id_ in taken if values[id_].constant), own)
 
 
-def _value(tensor: Any, constant: bool, outside: bool) -> Value:
+def _rounds(call: Call) -> bool:
+    """Return whether a call quantises by fixed numbers, which XNNPACK's operator before it does: one byte is left."""
+    return ".quantize_per_tensor" in graphs.operator_name(call) and not isinstance(call.args[1], Call)
+
+
+def _value(tensor: Any, element: int, constant: bool, outside: bool) -> Value:
     """Return a value of the largest size; of an image, the channels come last."""
     dims = [*map(_greatest, tensor.shape)]
-    size = math.prod(dims) * tensor.element_size()
+    size = math.prod(dims) * element
     dims = [dims[0], *([1] * (4 - len(dims))), *dims[2:], dims[1]] if len(dims) in (3, 4) else dims
     return Value(str(tensor.dtype), dims, size, constant, outside)
 
