@@ -43,8 +43,8 @@ def estimate(backend: str, program: ExportedProgram) -> DelegateMemory:
         tensor = next(tensors(call.meta.get("val")), None)
         if tensor is None:
             continue
-        rounds = _rounds(call) and not values[given[0]].outside
-        if given and (graphs.is_getitem(call) or ".dequantize" in name or rounds):
+        followed = graphs.is_getitem(call) or ".dequantize" in name
+        if given and (followed or (_rounds(call) and not values[given[0]].outside)):
             ids[call] = given[0]
             if -8 in call.args and values[given[0]].element == "torch.int8":  # of four bits, two share a byte
                 values[given[0]] = replace(values[given[0]], element="int4", size=values[given[0]].size // 2)
