@@ -78,7 +78,7 @@ class Speech(nn.Module):
 
 
 class Kokoro(nn.Module):
-    """Text to speech as Kokoro is: an encoder of texts with attention, durations, a decoder that makes 16 of a frame."""
+    """Text to speech as Kokoro is: an encoder of texts with attention, durations, a decoder that upsamples."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
