@@ -173,12 +173,11 @@ def _show_memory(figures: Sequence[dict[str, Any]], as_json: bool) -> int:
     if as_json:
         print(json.dumps({"version": VERSION, "files": figures}, indent=2))
         return OK
-    from exir_lowering.inspection.report import DeviceMemory
-    from exir_lowering.inspection.text import device_rows
+    from exir_lowering.pte.device_memory import DeviceMemory
 
     for figure in figures:
         measured = {name: f"{size:,}" for name, size in figure["measured"].items()}
-        found = device_rows(DeviceMemory(**figure["estimated"]))
+        found = DeviceMemory(**figure["estimated"]).rows()
         rows = [(what, size, measured.get(name, "")) for name, size, what in found]
         right = ("estimated", "measured")
         print_table(f"Bytes of {figure['method']} in {figure['file']}", ("", *right), rows, right=right)

@@ -53,7 +53,7 @@ def lower_folder(
     model = load_folder(folder, arguments.task)
     check_model(model, arguments.max_context, arguments.quantise)
     program, constants = export_model(model, arguments.max_context, arguments.quantise)
-    given = chosen if any(chosen.values()) else {"partitioners": "xnnpack"}
+    given = chosen if arguments.partitioner or arguments.variant else {**chosen, "partitioners": "xnnpack"}
     return replace(lower(program, **given, options=options), constant_methods=constants)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import llm, partitioning, program_files
+from exir_lowering.cli import largest, llm, partitioning, program_files
 from exir_lowering.cli.output import (
     OK,
     check_target,
@@ -40,6 +40,7 @@ examples:
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
   exir-lower lower model.pt2 -p my_module:partitioner -p xnnpack -o model.pte
+  exir-lower lower model.pt2 -p xnnpack --bounds "height*width=1000000" -o model.pte
   exir-lower lower model.pt2 --variant npu=mine,xnnpack --variant cpu=xnnpack -o model.pte
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2"). The function `make` of
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
+    largest.add_sizes(parser)
     llm.add_arguments(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument("--external-weights", metavar="NAME", help="put weights into NAME.ptd beside the .pte file")
@@ -120,11 +122,12 @@ def execute(arguments: argparse.Namespace) -> int:
         options = program_files.make_options(
             arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
         )
+        sizes = largest.read_sizes(arguments.sizes)
 
         from exir_lowering._upstream.compiler import ExecutorchBackendConfig
         from exir_lowering.pipeline import lower
 
-        chosen = partitioning.make(arguments)
+        chosen = {**partitioning.make(arguments), "sizes": sizes}
         if arguments.llm:
             lowered = llm.lower_folder(Path(files["forward"]), arguments, chosen, options)
         else:

@@ -41,9 +41,9 @@ _MEANT = {"diff": "inspect A B", "compare": "inspect A B", "profile": "run --pro
           **dict.fromkeys(("convert", "compile", "export"), "lower")}  # fmt: skip
 
 _SELDOM = """
-imports require_coverage require_memory memory_planner unsupported fast rewrites assume dot fuse_quantized
-keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up check_digests
-unavailable against_data library
+imports require_coverage require_memory memory_planner bounds sizes unsupported fast rewrites assume dot
+fuse_quantized keep_originals share_state on_backend_error no_provenance etrecord jobs cache no_cache seed warm_up
+check_digests unavailable against_data library
 """  # the options that a command's `--help` only names
 
 # Why a terminal, a pipe or a redirected output takes no more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from exir_lowering.cli import partitioning, program_files
+from exir_lowering.cli import largest, partitioning, program_files
 from exir_lowering.cli.output import MISTAKE, OK, check_targets, kept_from_stdout, say, show, write_file
 from exir_lowering.errors import CoverageError, ExportWarning
 
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    parser.add_argument("--all", action="store_true", help="print all operators, partitions and rewrites")
+    largest.add_sizes(parser)
+    parser.add_argument("--all", action="store_true", help="print all operators, partitions and rewrites, and all memory")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -38,12 +39,12 @@ def execute(arguments: argparse.Namespace) -> int:
     pictures = check_targets(html=arguments.html, dot=arguments.dot)
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
-        options = program_files.make_options(arguments)
+        options, sizes = program_files.make_options(arguments), largest.read_sizes(arguments.sizes)
 
         from exir_lowering.pipeline import plan
 
         warnings.simplefilter("ignore", ExportWarning)  # the plan has them
-        chosen = partitioning.make(arguments)
+        chosen = {**partitioning.make(arguments), "sizes": sizes}
         try:
             planned = plan(program_files.read_programs(files, arguments), **chosen, options=options)
         except CoverageError as error:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from exir_lowering.cli import importing, partitioning
+from exir_lowering.cli import importing, largest, partitioning
 from exir_lowering.cli.output import find_file, first_line
 from exir_lowering.errors import InputError, explained
 from exir_lowering.pte.kinds import PT2, kind_of
@@ -53,6 +53,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default="greedy",
         help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
+    largest.add_bounds(command)
     command.add_argument(
         "--unsupported",
         choices=("raise", "allow"),
@@ -149,6 +150,7 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         progress=True,
         rewrites=rewrites,
         assume=assumed,
+        bounds=largest.read_bounds(arguments.bounds),
         **{name: getattr(arguments, name) for name in _OPTIONS},
         **more,
     )

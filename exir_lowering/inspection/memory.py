@@ -6,8 +6,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from exir_lowering.inspection.report import Arena, DeviceMemory, Memory, PlannedTensor
+from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
 from exir_lowering.pte.code import DELEGATE, JUMP, KERNEL, MOVE, Code, PlanInstruction, items
+from exir_lowering.pte.device_memory import DelegateMemory, DeviceMemory, add_up
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.kernel_signatures import signature as kernel_signature
 from exir_lowering.pte.payloads import PayloadContent
@@ -43,20 +44,14 @@ def measure(code: Code, spec: MethodSpec, signature: MethodSignature) -> Memory:
 
 def on_device(code: Code, spec: MethodSpec, checked: Sequence[PayloadContent | None], constants: int) -> DeviceMemory:
     """Return what a method takes on a device, with the bytes of weights that its kernels read in the file."""
-    planned, packed, workspace, loading = sum(code.arenas), 0, 0, 0
-    for payload, content in zip(code.payloads, checked, strict=True):  # in the order in which they are set up
-        given = len(payload.content)
-        if content is not None:
-            given += sum(content.weights.values())
-            packed += content.memory.packed
-            workspace = max(workspace, content.memory.workspace)
-        loading = max(loading, packed + given)
+    delegates = [
+        DelegateMemory(payload.backend, len(payload.content) + sum(content.weights.values()), content.memory)
+        if content is not None
+        else DelegateMemory(payload.backend, len(payload.content), None)
+        for payload, content in zip(code.payloads, checked, strict=True)  # in the order in which they are set up
+    ]
     state = sum(tensor.size for index in spec.state if isinstance(tensor := code.values[index].content, Tensor))
-    running = planned + constants + packed + workspace
-    known = zip(code.payloads, checked, strict=True)
-    unknown = sorted({payload.backend for payload, content in known if content is None})
-    peak = max(running, planned + constants + loading)
-    return DeviceMemory(planned, state, constants, packed, workspace, running, peak, tuple(unknown))
+    return add_up(sum(code.arenas), state, constants, delegates)
 
 
 def _begun(code: Code, spec: MethodSpec, instructions: Sequence[PlanInstruction]) -> dict[int, int]:

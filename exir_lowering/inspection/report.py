@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from exir_lowering.inspection import text
 from exir_lowering.plans.views import plain
+from exir_lowering.pte.device_memory import DeviceMemory
 from exir_lowering.pte.manifest import Line
 from exir_lowering.pte.payloads import PayloadOperator
 from exir_lowering.pte.printing import Shown
@@ -97,23 +98,6 @@ class Memory:
     arenas: tuple[Arena, ...]
     tensors: tuple[PlannedTensor, ...]  # in the arenas, by value
     bytes: int  # of all arenas; neither what backends allocate nor weights, which are mapped or read
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """What a method takes on a device, beside the runtime's own code, in bytes.
-
-    What XNNPACK allocates is estimated; of other backends nothing is known but the size of their payloads.
-    """
-
-    planned: int  # for tensors: inputs, outputs, state and what flows between kernels and delegates
-    state: int  # how much of it is state
-    constants: int  # weights that kernels read in the file; of a file that is mapped, only what they have read counts
-    packed: int  # weights in the order of XNNPACK's kernels
-    workspace: int  # of XNNPACK, for what flows inside its delegates
-    running: int  # all of this: what it takes once it has run
-    peak: int  # the most it takes; while it is loaded, a delegate's payload and weights are there beside what it packs
-    unknown: tuple[str, ...] = ()  # the other backends, which may allocate more
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import make_table, middle, printable, render
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import DelegateReport, DeviceMemory, FileReport, MethodReport
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport
 
 MOST = 30  # how many rows of a list are shown; the others are counted
 
@@ -130,22 +130,7 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
         makers = few((f"{tensors[value].name} ({tensors[value].bytes:,})" for value in arena.tensors), _FEW)
         arenas.append((str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), makers))
     yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
-    yield from section("on a device", ("bytes ", "for"), [row[1:] for row in device_rows(method.device)])
-
-
-def device_rows(device: DeviceMemory) -> list[tuple[str, str, str]]:
-    """Return the rows of a table of what a method takes on a device: the field, its bytes, and what they are for."""
-    rows = (
-        ("planned", f"planned tensors, {device.state:,} of them state"),
-        ("constants", "weights that kernels read in the file"),
-        ("packed", "weights that XNNPACK packs"),
-        ("workspace", "XNNPACK's workspace"),
-        ("running", "all of this, once it has run"),
-        ("peak", "the most, with what is read while it is loaded"),
-    )
-    unknown = [("", "?", f"what {backend} allocates") for backend in device.unknown]
-    known = ((name, getattr(device, name), what) for name, what in rows)
-    return [(name, f"{size:,}", what) for name, size, what in known if size] + unknown
+    yield from section("on a device", ("bytes ", "for"), [row[1:] for row in method.device.rows()])
 
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:

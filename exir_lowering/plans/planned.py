@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from exir_lowering._upstream import locks
 from exir_lowering.model import Adjustment, Legalization, RefusedRewrite, Rejection, Rewriting
+from exir_lowering.pte.device_memory import DeviceMemory
 
 _T = TypeVar("_T")
 
@@ -132,17 +133,19 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """The memory that ExecuTorch's runtime allocates for a method's tensors. What backends allocate is not in it.
+    """The memory that ExecuTorch's runtime allocates for a method's tensors.
 
     Attributes:
         bytes: How much it allocates.
         peak: How much of that is in use at most: less, if tensors leave gaps.
         tensors: What is in use then, the largest first.
+        device: What the method will take on a device with its weights and backends; in plans only.
     """
 
     bytes: int
     peak: int
     tensors: tuple[LiveTensor, ...]
+    device: DeviceMemory | None = field(default=None, compare=False)
 
 
 class Later(Generic[_T]):

@@ -152,7 +152,8 @@ def describe_memory(memory: PlannedMemory | None) -> str:
     """Return how much a method takes, in short."""
     if memory is None:
         return "not known"
-    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak)"
+    whole = f", {shown.size(memory.device.peak)} in all" if memory.device is not None else ""
+    return f"{shown.size(memory.bytes)} ({shown.size(memory.peak)} in use at the peak){whole}"
 
 
 def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
@@ -246,6 +247,9 @@ def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
         yield ""
         yield from _wrap(_method(method), width)
         yield from _memory(method, width)
+        if method.memory is not None and method.memory.device is not None:
+            yield from ("", "  On a device")
+            yield from (f"    {size:>13}  {what}" for _, size, what in method.memory.device.rows())
         for section in find(method):
             yield from ("", *_wrap(f"{section.title} ({len(section.findings):,})", width, 2))
             for finding in section.findings:

@@ -98,6 +98,7 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
                 f"Method {method.name!r} could not be converted to Edge dialect: {exception_text(error)}{off}"
             ) from error
         if origin:
+            spell(edge)  # torch writes checks of sizes once more
             _recover_sources(origin, edge)
         if method.passes is not None:
             edge = _run_passes(method.name, edge, method.passes)

@@ -16,7 +16,10 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.errors import InvariantError
+from exir_lowering.graphs.checksums import checksum
 from exir_lowering.plans.planned import LiveTensor, PlannedMemory
+from exir_lowering.plans.xnnpack import estimate
+from exir_lowering.pte.device_memory import DeviceMemory, add_up
 from exir_lowering.steps.file import File
 
 
@@ -70,10 +73,10 @@ class Planning:
             if hasattr(inner, "run_multimethod"):
                 inner.run_multimethod()
 
-    def describe(self) -> dict[str, PlannedMemory]:
-        """Return the memory that was planned for each method."""
+    def describe(self, *, device: bool = False) -> dict[str, PlannedMemory]:
+        """Return the memory that was planned for each method, and what it will take on a device if that is asked."""
         planned, self._planned = self._planned, []  # ExecuTorch's manager keeps this object
-        return {name: _describe(*each) for name, each in zip(self._names, planned, strict=True)}
+        return {name: _describe(*each, device) for name, each in zip(self._names, planned, strict=True)}
 
 
 def _keep_results(module: GraphModule) -> None:
@@ -97,7 +100,7 @@ def _keep_results(module: GraphModule) -> None:
 # -- what was planned --------------------------------------------------------------------------------------------------
 
 
-def _describe(module: GraphModule, signature: Any) -> PlannedMemory:
+def _describe(module: GraphModule, signature: Any, device: bool) -> PlannedMemory:
     found: dict[Any, tuple[Node, int]] = {}  # the node that makes each tensor, and its number among the results
     for node in module.graph.nodes:
         if node.op != "output" and node.target not in (memory.alloc, memory.view):
@@ -113,7 +116,18 @@ def _describe(module: GraphModule, signature: Any) -> PlannedMemory:
     in_use = np.cumsum(change)  # bytes, at each time
     at, total = int(in_use.argmax()), sum(module.meta.get("non_const_buffer_sizes", ()))
     alive = sorted((span[3] for span in spans if span[0] <= at <= span[1]), key=lambda tensor: -tensor.bytes)
-    return PlannedMemory(total, int(in_use[at]), tuple(alive))
+    taken = _on_device(module, signature, total) if device else None
+    return PlannedMemory(total, int(in_use[at]), tuple(alive), taken)
+
+
+def _on_device(module: GraphModule, signature: Any, planned: int) -> DeviceMemory:
+    """Return what a method will take on a device, whose partitions are not lowered yet."""
+    inputs = [(node, spec) for node in module.graph.find_nodes(op="placeholder") for spec in _specs(node)]
+    buffers, calls = signature.inputs_to_buffers, (getattr(owner, name) for _, owner, name in graphs.delegates(module))
+    state = sum(spec.nbytes() for node, spec in inputs if node.target in buffers and spec.mem_offset is not None)
+    constants = {checksum(spec.storage): spec.nbytes() for _, spec in inputs if spec.const}  # equal ones are there once
+    delegates = [estimate(one.backend_id, one.original_module) for one in calls]
+    return add_up(planned, state, sum(constants.values()), delegates)
 
 
 def _nested(module: GraphModule) -> Iterator[tuple[int, int, int, LiveTensor]]:

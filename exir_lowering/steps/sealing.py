@@ -33,9 +33,9 @@ def with_memory(planned: P, plan: Callable[[], Mapping[str, PlannedMemory]]) -> 
     return replace(planned, methods=tuple(replace(method, _memory=memory) for method in planned.methods))
 
 
-def bound_memory(file: File) -> None:
+def bound_memory(file: File, *, device: bool = False) -> None:
     """Report the memory that was planned, and check that it is not more than was allowed."""
-    memory = file.planning.describe() if file.planning is not None else {}
+    memory = file.planning.describe(device=device) if file.planning is not None else {}
     file.report = replace(with_memory(file.report, lambda: memory), states=tuple(file.states))
     require_memory(memory, file.lowered.require_memory)
 

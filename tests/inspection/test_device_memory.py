@@ -10,12 +10,13 @@ from typing import Any
 
 import device_client
 import forked
+import joint_models
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim, export
+from torch.export import Dim, ExportedProgram, export
 
-from exir_lowering import cli, inspect, lower
+from exir_lowering import cli, inspect, lower, plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
 
@@ -144,3 +145,67 @@ print((resident("VmHWM") - before) / (12 * 4 * 1024 * 1024))
     done = forked.run(code, tmp_path / "model.pte")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1.4
+
+
+class Network(nn.Module):
+    """Convolutions of all kinds, with what is folded into them, and a layer that stays on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.BatchNorm2d(32), nn.ReLU6()),
+            *(nn.Conv2d(32, 256, 1), nn.MaxPool2d(2), nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU()),
+            *(nn.ConvTranspose2d(256, 48, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 100)),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).erf()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(128, 256, batch_first=True), nn.Linear(256, 10)
+        self.register_buffer("calls", torch.zeros(1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.head(self.lstm(x)[0][:, -1]) + self.calls[:10]
+
+
+def encoder() -> ExportedProgram:
+    """Export an encoder of texts as BERT is, for any number of texts of any length."""
+    tokens, dims = torch.ones(2, 16, dtype=torch.long), {0: Dim("batch", max=8), 1: Dim("seq", min=2, max=64)}
+    return export(joint_models.Encoder(192).eval(), (tokens, tokens), dynamic_shapes=(dims, dims))
+
+
+PROGRAMS = {
+    "convolutions": lambda: export(Network().eval(), (torch.randn(1, 3, 96, 96),)),
+    "encoder": encoder,
+    "LSTM": lambda: export(Recurrent().eval(), (torch.randn(1, 8, 128),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_plan_knows_before_a_backend_is_called(name: str) -> None:
+    program = PROGRAMS[name]()
+    planned = plan(program, "xnnpack")
+    (found,) = (one.device for one in inspect(lower(program, "xnnpack").emit().buffer).methods)
+    device = planned.methods[0].memory.device
+    assert (device.planned, device.state, device.unknown) == (found.planned, found.state, ())
+    assert (found.state > 0) == (name == "LSTM")
+    assert found.packed > 500_000 and found.workspace > 10_000
+    for field in ("constants", "packed", "workspace", "running", "peak"):
+        assert getattr(device, field) == pytest.approx(getattr(found, field), rel=0.1), field
+    text = planned.to_text(everything=True)
+    assert "On a device" in text and f"{device.packed:,}  weights that XNNPACK packs" in text
+    assert f" in use at the peak), {device.peak / 1e6:.1f} MB in all" in planned.to_text()
+
+
+def test_a_plan_names_backends_of_which_nothing_is_known() -> None:
+    program = export(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), (torch.ones(1, 64),))
+    found = inspect(lower(program, "reference").emit().buffer).methods[0].device
+    device = plan(program, "reference").methods[0].memory.device
+    assert device.unknown == found.unknown == ("reference",)
+    assert (device.planned, device.running) == (found.planned, found.running)

@@ -90,6 +90,10 @@ def test_the_plan_says_what_the_runtime_allocates(name: str, partitioner: str | 
         artifact = replace(lowered, memory_planner=planner).emit()  # type: ignore[arg-type]
         (report,) = inspect(artifact.buffer).methods
         assert planned.memory is not None
+        assert planned.memory.device is not None
+        for part in ("planned", "state", "constants", "packed", "workspace", "running", "peak"):
+            found = getattr(report.device, part)
+            assert getattr(planned.memory.device, part) == pytest.approx(found, rel=0.1, abs=32_000), part  # of tables
         assert artifact.report.methods[0].memory == planned.memory
         assert allocated(artifact) == {"forward": planned.memory.bytes}
         assert planned.memory.bytes == sum(arena.bytes for arena in report.memory.arenas)

@@ -77,6 +77,30 @@ class Speech(nn.Module):
         return self.wave(self.decoder(x[frames].transpose(0, 1)[None]).relu())[0, 0].tanh()
 
 
+class Kokoro(nn.Module):
+    """Text to speech as Kokoro is: an encoder of texts with attention, durations, a decoder that upsamples."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding, self.near = nn.Embedding(50, width), nn.Conv1d(width, width, 5, padding=2)
+        self.qkv, self.mix, self.duration = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, 1)
+        self.decoder = nn.Sequential(
+            *(nn.Conv1d(width, width, 5, padding=2), nn.ReLU(), nn.ConvTranspose1d(width, width, 8, 4, 2), nn.ReLU()),
+            *(nn.Conv1d(width, width // 2, 3, padding=1), nn.ReLU(), nn.ConvTranspose1d(width // 2, 8, 8, 4, 2)),
+            *(nn.ReLU(), nn.Conv1d(8, 1, 7, padding=3), nn.Tanh()),
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.near(self.embedding(tokens).transpose(1, 2)).relu().transpose(1, 2)
+        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        x = (x + self.mix(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))[0]
+        lasting = (self.duration(x)[:, 0].sigmoid() * 8).round().long().clamp(min=1)
+        length = lasting.sum().item()
+        torch._check(length >= 1)
+        frames = (torch.arange(length)[:, None] >= lasting.cumsum(0)[None]).long().sum(1)
+        return self.decoder(x[frames].transpose(0, 1)[None])[0, 0]
+
+
 class Detector(nn.Module):
     """Convolutions to three strides, and what each place of each of them says."""
 
