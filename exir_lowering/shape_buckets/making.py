@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
@@ -14,62 +15,106 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import expression
+from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS
 from exir_lowering.errors import InputError
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs.copies import specialise_program
+from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
+from exir_lowering.shape_buckets.choosing import BucketChoice, list_candidates, propose
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.dimensions import Dimensions, dynamic_sizes, user_tensors
+from exir_lowering.steps.limits import read_sets
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
+class Buckets(dict[str, ExportedProgram]):
+    """Programs of fixed sizes by method; `choice` says why these and what they cost, None if they were given."""
+
+    def __init__(self, programs: Mapping[str, ExportedProgram], choice: BucketChoice | None = None) -> None:
+        super().__init__(programs)
+        self.choice = choice
+
+
 def buckets(
     program: ExportedProgram,
-    sizes: Mapping[str, Sequence[int]],
+    dimensions: Mapping[str, Sequence[int] | Literal["auto"]],
     *,
     method: str = "forward",
     pad: Mapping[str, float] | None = None,
-) -> dict[str, ExportedProgram]:
+    sizes: Sequence[Mapping[str, int]] | None = None,
+    partitioners: PartitionerLike = "xnnpack",
+    most: int = 4,
+) -> Buckets:
     """Turn a program with dynamic dimensions into programs of fixed sizes, which `lower` makes methods of one file of.
 
     When `load(...).run("forward", ...)` runs the family, it takes the first method whose sizes fit: exactly those of
     the inputs or, of inputs that `pad` names, sizes that are not smaller. Those are padded, and outputs are cut.
 
+    One dimension may be "auto". Up to twelve of its sizes in `sizes`, with the largest, are lowered and run here, which
+    takes as long as lowering so many methods, and some twenty seconds. Of as many buckets, those with the least mean
+    latency over `sizes` are chosen, and one bucket more while it saves 10 % of that.
+
     Args:
         program: The program, with dynamic dimensions. It is not changed; the results share its tensors.
-        sizes: The sizes for each dynamic dimension, by the name of its `torch.export.Dim`, or by its input and its
-            number, such as "tokens.1". Every dynamic dimension has to follow from these. Of several dimensions, there
-            is a method for each combination of sizes.
+        dimensions: The sizes for each dynamic dimension, or "auto", by the name of its `torch.export.Dim`, or by its
+            input and its number, such as "tokens.1". Every dynamic dimension has to follow from these. Of several
+            dimensions, there is a method for each combination of sizes.
         method: The name of the family.
         pad: For inputs, by name, the number that is put behind their ends. It is up to the caller that this changes
             nothing in the part of the outputs that is kept, since the model masks it, for example; `verify` with the
             dynamic program compares them. Inputs that share a dimension are padded together.
+        sizes: For "auto", those that inputs have in use, such as `[{"seq": 12}, {"seq": 50}, {"seq": 50}]`, as often as
+            they count. Meanwhile, other dimensions have their largest sizes.
+        partitioners: For "auto", what the methods are going to be lowered for, as for `lower`.
+        most: For "auto", the greatest number of its sizes.
 
     Returns:
-        The programs by name of the method, such as "forward@seq=16", smallest first.
+        The programs by name of the method, such as "forward@seq=16", smallest first; `.choice` has what was measured.
 
     Raises:
         InputError: The program has no such dimension or input, a size or number is not possible, a dynamic dimension is
-            not given, or an output cannot be cut after padding.
+            not given, or an output cannot be cut after padding; for "auto" also if `sizes` or `pad` is missing.
+        LoweringError: For "auto", the methods cannot be lowered, or not run here: `BackendUnavailableError`.
     """
     check_program("buckets", program)
     dims = _Dimensions(program)
-    chosen = dims.read(sizes)
     fills = dims.read_pad({} if pad is None else pad)
+    auto, given = dims.read_auto(dimensions, sizes, most, () if pad is None else pad)
+    chosen = dims.read({**dimensions, auto: sorted(given)} if auto else dimensions)
     crops = dims.crops(fills) if fills else ()
-    made = {}
-    for combination in itertools.product(*chosen.values()):
-        tags = (f"{key}={size}" for key, (_, size) in zip(chosen, combination, strict=True))
-        numbers, name = dict(combination), f"{method}@{','.join(tags)}"
-        try:
-            made[name] = specialise_program(program, numbers)
-        except RuntimeError as error:
-            raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
-        made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
-    return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in user_tensors(one[1]))))
+
+    def make(sizes: Mapping[str, Sequence[tuple[Any, int]]]) -> dict[str, ExportedProgram]:
+        made = {}
+        for combination in itertools.product(*sizes.values()):
+            tags = (f"{key}={size}" for key, (_, size) in zip(sizes, combination, strict=True))
+            numbers, name = dict(combination), f"{method}@{','.join(tags)}"
+            try:
+                made[name] = specialise_program(program, numbers)
+            except RuntimeError as error:
+                raise InputError(f"buckets: {name}: the program does not take these sizes: {error}") from error
+            made[name].graph_module.meta[BUCKET] = Bucket(dims.describe(numbers, fills), crops)
+        return dict(sorted(made.items(), key=lambda one: sum(each.numel() for _, each in user_tensors(one[1]))))
+
+    if not auto:
+        return Buckets(make(chosen))
+    greatest = {key: max(sizes, key=lambda one: one[1]) for key, sizes in chosen.items()}
+    symbol, measured = greatest[auto][0], list_candidates(given)
+    tried = make({**{key: [one] for key, one in greatest.items()}, auto: [(symbol, size) for size in measured]})
+    choice = propose(
+        dimension=auto,
+        given=given,
+        tried=tried,
+        dynamic={method: program},
+        largest={key: size for key, (_, size) in greatest.items()},
+        inputs=lambda size: dims.example({**dict(greatest.values()), symbol: size}),
+        partitioners=partitioners,
+        most=most,
+    )
+    return Buckets(make({**chosen, auto: [(symbol, one.size) for one in choice.buckets]}), choice)
 
 
 class _Dimensions(Dimensions):
@@ -90,8 +135,7 @@ class _Dimensions(Dimensions):
         read: dict[str, list[tuple[Any, int]]] = {}
         left = dict(self.symbols)
         for key, sizes in given.items():
-            if (symbol := self.find(key)) is None:
-                raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
+            symbol = self.symbol(key)
             if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence) or not sizes:
                 raise InputError(f"buckets: {key}: got {sizes!r}, expected a sequence of sizes, such as [16, 64].")
             if symbol not in left:
@@ -108,6 +152,46 @@ class _Dimensions(Dimensions):
             missing = next((key for key, each in self.keys.items() if each in left), str(next(iter(left))))
             raise InputError(f"buckets: no sizes are given for {missing!r}, which stays dynamic. {self}")
         return read
+
+    def read_auto(self, given: object, sizes: object, most: object, pad: Collection[str]) -> tuple[str, Counter[int]]:
+        """Return the dimension that is "auto" and how often each of its sizes is given; "" if none is."""
+        every = given.items() if isinstance(given, Mapping) else ()
+        auto, counts = [key for key, one in every if isinstance(one, str) and one == "auto"], Counter[int]()
+        if not auto and sizes is None:
+            return "", counts
+        if len(auto) != 1:
+            raise InputError(f'buckets: sizes: got {len(auto)} dimensions that are "auto", expected one. {self}')
+        key, wanted = auto[0], self.symbol(auto[0])
+        what = f'buckets: {key}: "auto" needs'
+        padded = {self.users[place]: 0 for (place, _), each in self.places.items() if wanted in each.free_symbols}
+        if sizes is None:
+            raise InputError(f'{what} sizes, those of inputs in use, such as sizes=[{{"{key}": 12}}, {{"{key}": 50}}].')
+        if padded.keys().isdisjoint(pad):
+            why = "without it, a method takes inputs of exactly its sizes. Give it, or a list of sizes"
+            raise InputError(f"{what} pad, such as pad={padded}: {why}.")
+        if self.program.example_inputs is None:
+            raise InputError(f"{what} the program's example inputs, which it lacks. Give a list of sizes.")
+        if type(most) is not int or most < 1:
+            raise InputError(f"buckets: most: got {most!r}, expected a number of buckets, an int of at least 1.")
+        for number, one in enumerate(read_sets("buckets: sizes", sizes)):
+            if [self.symbol(other) for other in one] != [wanted]:
+                raise InputError(f'buckets: sizes[{number}]: got {one!r}, expected {key!r} alone, which is "auto".')
+            counts.update(one.values())
+        return key, counts
+
+    def example(self, numbers: Mapping[Any, int]) -> list[Any]:
+        """Return the example inputs in other sizes: their elements are repeated, or cut."""
+        inputs = list(pytree.tree_leaves(self.program.example_inputs))
+        for (key, dim), each in self.places.items():
+            index = torch.arange(int(each.xreplace(numbers))) % inputs[key].shape[dim]
+            inputs[key] = inputs[key].index_select(dim, index)
+        return inputs
+
+    def symbol(self, key: object) -> Any:
+        """Return the symbol of a dimension; InputError if nothing is called so."""
+        if (symbol := self.find(key)) is None:
+            raise InputError(f"buckets: the program has no dynamic dimension {key!r}. {self}")
+        return symbol
 
     def read_pad(self, given: object) -> dict[int, float]:
         """Return what each input that may be smaller is padded with, by its number."""
