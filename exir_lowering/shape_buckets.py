@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -17,18 +22,56 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import expression
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs.copies import specialise_program
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.pipeline import lower
 from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.pte.manifest import BUCKET, Bucket, Crop, Size, is_element
-from exir_lowering.shape_buckets.choosing import BucketChoice, list_candidates, propose
+from exir_lowering.pte.printing import Shown, make_table, render
+from exir_lowering.runtime.program import open_file
+from exir_lowering.runtime.source import ProgramFile, read_file
 from exir_lowering.steps.arguments import check_program
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.dimensions import Dimensions, dynamic_sizes, user_tensors
 from exir_lowering.steps.limits import read_sets
 
 _RETURNED = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
+_CANDIDATES, _GAIN = 12, 0.1  # how many sizes are measured at most; the share of the latency that a bucket has to save
+_SECONDS, _ROUNDS, _CALLS = 20.0, 10, 4  # how long it is timed, but for one round; how often at most; calls at a time
+
+
+@dataclass(frozen=True, slots=True)
+class BucketChoice(Shown):
+    """The sizes that `buckets` chose, and what was measured; `print` shows a table.
+
+    Times are those of calls from Python on this machine, NaN where the dynamic program cannot be lowered.
+    """
+
+    dimension: str
+    sizes: tuple[int, ...]  # that were measured
+    shares: tuple[float, ...]  # of the given sizes, from 0 to 1, that each takes; 0 if it was not chosen
+    milliseconds: tuple[float, ...]  # of a call of each
+    planned_bytes: tuple[int, ...]  # the memory that is planned for the tensors of each
+    dynamic_milliseconds: tuple[float, ...]  # of the dynamic program, for the given sizes that each is the first to fit
+    dynamic_planned_bytes: int
+    dynamic_mean: float  # in milliseconds over the given sizes
+    best_means: tuple[float, ...]  # the same with the best bucket, the best two and so on, whether they were chosen
+    bytes_per_bucket: int  # what each bucket after the first adds to the file
+
+    def to_text(self, *, width: int = 100) -> str:
+        """Return the table, and what the buckets cost, as plain text; `width` is that of a line, in characters."""
+        shares = [f"{share:.0%}" if share else "" for share in self.shares]
+        names, planned = [f"{self.dimension}={size}" for size in self.sizes], [f"{one:,}" for one in self.planned_bytes]
+        ms, dynamic = ([f"{one:.3f}" for one in times] for times in (self.milliseconds, self.dynamic_milliseconds))
+        columns, numbers = (names, shares, ms, planned, dynamic), ("share", "ms", "planned bytes", "dynamic ms")
+        best = ", ".join(f"{one:.3f}" for one in self.best_means)
+        means = f"Mean ms of one bucket, two and so on: {best}; of the dynamic program: {self.dynamic_mean:.3f}."
+        plans = f"The dynamic program plans {self.dynamic_planned_bytes:,} bytes."
+        adds = f"Each bucket after the first adds {self.bytes_per_bucket:,} bytes to the file."
+        rows = zip(*columns, strict=True)
+        return render([make_table(("bucket", *numbers), rows, numbers, whole=True), means, plans, adds], width)
 
 
 class Buckets(dict[str, ExportedProgram]):
@@ -54,9 +97,9 @@ def buckets(
     When `load(...).run("forward", ...)` runs the family, it takes the first method whose sizes fit: exactly those of
     the inputs or, of inputs that `pad` names, sizes that are not smaller. Those are padded, and outputs are cut.
 
-    One dimension may be "auto". Up to twelve of its sizes in `sizes`, with the largest, are lowered and run here, which
-    takes as long as lowering so many methods, and some twenty seconds. Of as many buckets, those with the least mean
-    latency over `sizes` are chosen, and one bucket more while it saves 10 % of that.
+    One dimension may be "auto": up to twelve of `sizes`, the largest among them, are lowered and run here, which takes
+    as long as lowering so many methods, and some twenty seconds. Of as many buckets, those with the least mean latency
+    over `sizes` are chosen, and one bucket more while it saves 10 % of that.
 
     Args:
         program: The program, with dynamic dimensions. It is not changed; the results share its tensors.
@@ -67,8 +110,8 @@ def buckets(
         pad: For inputs, by name, the number that is put behind their ends. It is up to the caller that this changes
             nothing in the part of the outputs that is kept, since the model masks it, for example; `verify` with the
             dynamic program compares them. Inputs that share a dimension are padded together.
-        sizes: For "auto", those that inputs have in use, such as `[{"seq": 12}, {"seq": 50}, {"seq": 50}]`, as often as
-            they count. Meanwhile, other dimensions have their largest sizes.
+        sizes: For "auto", those of inputs in use, `[{"seq": 12}, {"seq": 50}]`, repeated if they count more than once.
+            Meanwhile, other dimensions have their largest sizes.
         partitioners: For "auto", what the methods are going to be lowered for, as for `lower`.
         most: For "auto", the greatest number of its sizes.
 
@@ -101,20 +144,14 @@ def buckets(
 
     if not auto:
         return Buckets(make(chosen))
-    greatest = {key: max(sizes, key=lambda one: one[1]) for key, sizes in chosen.items()}
-    symbol, measured = greatest[auto][0], list_candidates(given)
-    tried = make({**{key: [one] for key, one in greatest.items()}, auto: [(symbol, size) for size in measured]})
-    choice = propose(
-        dimension=auto,
-        given=given,
-        tried=tried,
-        dynamic={method: program},
-        largest={key: size for key, (_, size) in greatest.items()},
-        inputs=lambda size: dims.example({**dict(greatest.values()), symbol: size}),
-        partitioners=partitioners,
-        most=most,
-    )
-    return Buckets(make({**chosen, auto: [(symbol, one.size) for one in choice.buckets]}), choice)
+    largest = {key: max(sizes, key=lambda one: one[1]) for key, sizes in chosen.items()}
+    symbol, numbers = largest[auto][0], dict(largest.values())
+    some = {**{key: [one] for key, one in largest.items()}, auto: [(symbol, one) for one in list_candidates(given)]}
+    dynamic = partial(lower, {method: program}, partitioners, sizes=[{key: size for key, (_, size) in largest.items()}])
+    inputs = partial(dims.example, symbol, numbers)
+    choice = _propose(auto, given, lower(make(some), partitioners), dynamic, inputs, most)
+    kept = [(symbol, size) for size, share in zip(choice.sizes, choice.shares, strict=True) if share]
+    return Buckets(make({**chosen, auto: kept}), choice)
 
 
 class _Dimensions(Dimensions):
@@ -159,31 +196,28 @@ class _Dimensions(Dimensions):
         auto, counts = [key for key, one in every if isinstance(one, str) and one == "auto"], Counter[int]()
         if not auto and sizes is None:
             return "", counts
-        if len(auto) != 1:
-            raise InputError(f'buckets: sizes: got {len(auto)} dimensions that are "auto", expected one. {self}')
-        key, wanted = auto[0], self.symbol(auto[0])
-        what = f'buckets: {key}: "auto" needs'
+        if len(auto) != 1 or sizes is None:
+            such = '{"seq": "auto"}, sizes=[{"seq": 12}, {"seq": 50}]'
+            raise InputError(f"buckets: got {auto} as auto and sizes={sizes!r}, expected both, as in {such}.")
+        what, wanted = f'buckets: {auto[0]}: "auto" needs', self.symbol(auto[0])
         padded = {self.users[place]: 0 for (place, _), each in self.places.items() if wanted in each.free_symbols}
-        if sizes is None:
-            raise InputError(f'{what} sizes, those of inputs in use, such as sizes=[{{"{key}": 12}}, {{"{key}": 50}}].')
         if padded.keys().isdisjoint(pad):
-            why = "without it, a method takes inputs of exactly its sizes. Give it, or a list of sizes"
-            raise InputError(f"{what} pad, such as pad={padded}: {why}.")
+            raise InputError(f"{what} inputs that are padded, such as by pad={padded}; or give a list of sizes.")
         if self.program.example_inputs is None:
-            raise InputError(f"{what} the program's example inputs, which it lacks. Give a list of sizes.")
+            raise InputError(f"{what} the program's example inputs, which it lacks; give a list of sizes.")
         if type(most) is not int or most < 1:
             raise InputError(f"buckets: most: got {most!r}, expected a number of buckets, an int of at least 1.")
         for number, one in enumerate(read_sets("buckets: sizes", sizes)):
             if [self.symbol(other) for other in one] != [wanted]:
-                raise InputError(f'buckets: sizes[{number}]: got {one!r}, expected {key!r} alone, which is "auto".')
+                raise InputError(f"buckets: sizes[{number}]: got {one!r}, expected {auto[0]!r} alone.")
             counts.update(one.values())
-        return key, counts
+        return auto[0], counts
 
-    def example(self, numbers: Mapping[Any, int]) -> list[Any]:
-        """Return the example inputs in other sizes: their elements are repeated, or cut."""
+    def example(self, symbol: Any, numbers: Mapping[Any, int], size: int) -> list[Any]:
+        """Return the example inputs in other sizes, with one of them: their elements are repeated, or cut."""
         inputs = list(pytree.tree_leaves(self.program.example_inputs))
         for (key, dim), each in self.places.items():
-            index = torch.arange(int(each.xreplace(numbers))) % inputs[key].shape[dim]
+            index = torch.arange(int(each.xreplace({**numbers, symbol: size}))) % inputs[key].shape[dim]
             inputs[key] = inputs[key].index_select(dim, index)
         return inputs
 
@@ -246,3 +280,80 @@ class _Dimensions(Dimensions):
                         "Leave out pad for methods that take inputs of exactly their sizes."
                     )
         return tuple(crops)
+
+
+def list_candidates(given: Mapping[int, int]) -> list[int]:
+    """Return the sizes to measure, by how often each is given: all, or those that stand for equal parts of all work."""
+    found, total, done = list[int](), sum(size * count for size, count in given.items()), 0
+    for size in sorted(given):
+        done += size * given[size]
+        if len(given) <= _CANDIDATES or done * _CANDIDATES >= total * (len(found) + 1):
+            found.append(size)
+    return found
+
+
+def choose(counts: Sequence[int], latencies: Sequence[float], most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the candidates to take, and the mean latency of the best one, the best two and so on.
+
+    One more is taken while it saves a tenth. `counts` says how many given sizes each candidate is the first to fit,
+    smallest candidate first; each counts as slow as the slowest before it.
+    """
+    slow, last = list(itertools.accumulate(latencies, max)), len(counts) - 1
+
+    def mean(family: Sequence[int]) -> float:
+        taken = (slow[next(one for one in family if one >= index)] for index in range(last + 1))
+        return sum(map(math.prod, zip(counts, taken, strict=True))) / sum(counts)
+
+    every = (
+        [(*some, last) for some in itertools.combinations(range(last), size)] for size in range(min(most, last + 1))
+    )
+    best = [min((mean(family), family) for family in families) for families in every]
+    enough = (number for number, (one, two) in enumerate(pairwise(best)) if two[0] > (1 - _GAIN) * one[0])
+    return best[next(enough, len(best) - 1)][1], tuple(cost for cost, _ in best)
+
+
+def _propose(
+    dimension: str,
+    given: Mapping[int, int],
+    lowered: LoweredMethods,
+    dynamic: Callable[[], LoweredMethods],
+    inputs: Callable[[int], list[Any]],
+    most: int,
+) -> BucketChoice:
+    """Run the candidates for a dimension, and the dynamic program, and choose."""
+    sizes, names, buffer = list_candidates(given), list(lowered), lowered.emit().buffer
+    groups = [[size for size in sorted(given) if before < size <= last] for before, last in pairwise([0, *sizes])]
+    counts = [sum(given[size] for size in group) for group in groups]  # by the candidate that is the first to fit
+    alone = replace(lowered, programs={names[-1]: lowered[names[-1]]}, constant_methods={}).emit().buffer
+    whole, planned = read_file(buffer, None, False), 0
+    calls = [(whole, name, inputs(size), inputs(size)) for name, size in zip(names, sizes, strict=True)]
+    with suppress(LoweringError):  # it may be why there are to be buckets
+        file, middle = read_file(dynamic().emit().buffer, None, False), [group[len(group) // 2] for group in groups]
+        ((method, spec),) = file.methods.items()
+        calls += [(file, method, inputs(before), inputs(size)) for before, size in pairwise([middle[-1], *middle])]
+        planned = sum(spec.arenas)
+    times = _time(calls)
+    took, beside = tuple(times[: len(sizes)]), tuple(times[len(sizes) :] or [math.nan] * len(sizes))
+    (chosen, best), shares = choose(counts, took, most), [0.0] * len(sizes)
+    for before, last in pairwise([-1, *chosen]):
+        shares[last] = sum(counts[before + 1 : last + 1]) / sum(counts)
+    arenas = tuple(sum(whole.methods[name].arenas) for name in names)
+    mean = sum(map(math.prod, zip(counts, beside, strict=True))) / sum(counts)
+    more = (len(buffer) - len(alone)) // max(1, len(sizes) - 1)
+    return BucketChoice(dimension, tuple(sizes), tuple(shares), took, arenas, beside, planned, mean, best, more)
+
+
+def _time(calls: Sequence[tuple[ProgramFile, str, list[Any], list[Any]]]) -> list[float]:
+    """Return the least time of a method with the second inputs behind a call with the first, in milliseconds."""
+    least, ends = [math.inf] * len(calls), time.perf_counter() + _SECONDS
+    for _ in range(_ROUNDS):  # what else the machine does only adds to a time
+        for index, (file, method, before, inputs) in enumerate(calls):
+            program = open_file(file, None)  # anew, since each method packs its weights
+            for _ in range(_CALLS):
+                program.run(method, *before)
+                begun = time.perf_counter()
+                program.run(method, *inputs)
+                least[index] = min(least[index], (time.perf_counter() - begun) * 1e3)
+        if time.perf_counter() > ends:
+            break
+    return least
