@@ -44,21 +44,18 @@ _SECONDS, _ROUNDS, _CALLS = 20.0, 10, 4  # how long it is timed, but for one rou
 
 @dataclass(frozen=True, slots=True)
 class BucketChoice(Shown):
-    """The sizes that `buckets` chose, and what was measured; `print` shows a table.
-
-    Times are those of calls from Python on this machine, NaN where the dynamic program cannot be lowered.
-    """
+    """What `buckets` chose and measured here; `print` shows it. NaN where the dynamic program cannot be lowered."""
 
     dimension: str
     sizes: tuple[int, ...]  # that were measured
     shares: tuple[float, ...]  # of the given sizes, from 0 to 1, that each takes; 0 if it was not chosen
-    milliseconds: tuple[float, ...]  # of a call of each
+    milliseconds: tuple[float, ...]  # the least of calls of each, from Python
     planned_bytes: tuple[int, ...]  # the memory that is planned for the tensors of each
     dynamic_milliseconds: tuple[float, ...]  # of the dynamic program, for the given sizes that each is the first to fit
-    dynamic_planned_bytes: int
+    dynamic_planned_bytes: int  # up to the largest given size
     dynamic_mean: float  # in milliseconds over the given sizes
     best_means: tuple[float, ...]  # the same with the best bucket, the best two and so on, whether they were chosen
-    bytes_per_bucket: int  # what each bucket after the first adds to the file
+    bytes_per_bucket: int  # what each bucket after the first adds to the file; 0 if only one was measured
 
     def to_text(self, *, width: int = 100) -> str:
         """Return the table, and what the buckets cost, as plain text; `width` is that of a line, in characters."""
@@ -145,11 +142,11 @@ def buckets(
     if not auto:
         return Buckets(make(chosen))
     largest = {key: max(sizes, key=lambda one: one[1]) for key, sizes in chosen.items()}
-    symbol, numbers = largest[auto][0], dict(largest.values())
+    symbol = largest[auto][0]
     some = {**{key: [one] for key, one in largest.items()}, auto: [(symbol, one) for one in list_candidates(given)]}
     dynamic = partial(lower, {method: program}, partitioners, sizes=[{key: size for key, (_, size) in largest.items()}])
-    inputs = partial(dims.example, symbol, numbers)
-    choice = _propose(auto, given, lower(make(some), partitioners), dynamic, inputs, most)
+    example = partial(dims.example, symbol, dict(largest.values()))
+    choice = _propose(auto, given, lower(make(some), partitioners), dynamic, example, most)
     kept = [(symbol, size) for size, share in zip(choice.sizes, choice.shares, strict=True) if share]
     return Buckets(make({**chosen, auto: kept}), choice)
 
@@ -304,9 +301,7 @@ def choose(counts: Sequence[int], latencies: Sequence[float], most: int) -> tupl
         taken = (slow[next(one for one in family if one >= index)] for index in range(last + 1))
         return sum(map(math.prod, zip(counts, taken, strict=True))) / sum(counts)
 
-    every = (
-        [(*some, last) for some in itertools.combinations(range(last), size)] for size in range(min(most, last + 1))
-    )
+    every = ([(*some, last) for some in itertools.combinations(range(last), n)] for n in range(min(most, last + 1)))
     best = [min((mean(family), family) for family in families) for families in every]
     enough = (number for number, (one, two) in enumerate(pairwise(best)) if two[0] > (1 - _GAIN) * one[0])
     return best[next(enough, len(best) - 1)][1], tuple(cost for cost, _ in best)
@@ -339,7 +334,7 @@ def _propose(
         shares[last] = sum(counts[before + 1 : last + 1]) / sum(counts)
     arenas = tuple(sum(whole.methods[name].arenas) for name in names)
     mean = sum(map(math.prod, zip(counts, beside, strict=True))) / sum(counts)
-    more = (len(buffer) - len(alone)) // max(1, len(sizes) - 1)
+    more = (len(buffer) - len(alone)) // (len(sizes) - 1) if len(sizes) > 1 else 0
     return BucketChoice(dimension, tuple(sizes), tuple(shares), took, arenas, beside, planned, mean, best, more)
 
 
