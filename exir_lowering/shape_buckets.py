@@ -22,7 +22,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import expression
 from exir_lowering._upstream.programs import pytree
 from exir_lowering._upstream.tensors import SYMBOLS
-from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.fast import accelerated
 from exir_lowering.graphs.copies import specialise_program
 from exir_lowering.lowered import LoweredMethods
@@ -61,14 +61,14 @@ class BucketChoice(Shown):
         """Return the table, and what the buckets cost, as plain text; `width` is that of a line, in characters."""
         shares = [f"{share:.0%}" if share else "" for share in self.shares]
         names, planned = [f"{self.dimension}={size}" for size in self.sizes], [f"{one:,}" for one in self.planned_bytes]
-        ms, dynamic = ([f"{one:.3f}" for one in times] for times in (self.milliseconds, self.dynamic_milliseconds))
-        columns, numbers = (names, shares, ms, planned, dynamic), ("share", "ms", "planned bytes", "dynamic ms")
+        ms, other = ([f"{one:.3f}" for one in times] for times in (self.milliseconds, self.dynamic_milliseconds))
+        numbers = ("share", "ms", "planned bytes", "dynamic ms")
+        rows = zip(names, shares, ms, planned, other, strict=True)
         best = ", ".join(f"{one:.3f}" for one in self.best_means)
         means = f"Mean ms of one bucket, two and so on: {best}; of the dynamic program: {self.dynamic_mean:.3f}."
         plans = f"The dynamic program plans {self.dynamic_planned_bytes:,} bytes."
         adds = f"Each bucket after the first adds {self.bytes_per_bucket:,} bytes to the file."
-        rows = zip(*columns, strict=True)
-        return render([make_table(("bucket", *numbers), rows, numbers, whole=True), means, plans, adds], width)
+        return render([make_table(["bucket", *numbers], rows, numbers, whole=True), means, plans, adds], width)
 
 
 class Buckets(dict[str, ExportedProgram]):
@@ -94,9 +94,9 @@ def buckets(
     When `load(...).run("forward", ...)` runs the family, it takes the first method whose sizes fit: exactly those of
     the inputs or, of inputs that `pad` names, sizes that are not smaller. Those are padded, and outputs are cut.
 
-    One dimension may be "auto": up to twelve of `sizes`, the largest among them, are lowered and run here, which takes
-    as long as lowering so many methods, and some twenty seconds. Of as many buckets, those with the least mean latency
-    over `sizes` are chosen, and one bucket more while it saves 10 % of that.
+    One dimension may be "auto": up to twelve of `sizes`, the largest among them, are lowered and run here, with the
+    largest sizes of the others. This takes as long as lowering so many methods, and some twenty seconds. Of as many
+    buckets, those with the least mean latency over `sizes` are chosen, and one more while it saves 10 % of that.
 
     Args:
         program: The program, with dynamic dimensions. It is not changed; the results share its tensors.
@@ -108,7 +108,6 @@ def buckets(
             nothing in the part of the outputs that is kept, since the model masks it, for example; `verify` with the
             dynamic program compares them. Inputs that share a dimension are padded together.
         sizes: For "auto", those of inputs in use, `[{"seq": 12}, {"seq": 50}]`, repeated if they count more than once.
-            Meanwhile, other dimensions have their largest sizes.
         partitioners: For "auto", what the methods are going to be lowered for, as for `lower`.
         most: For "auto", the greatest number of its sizes.
 
@@ -194,8 +193,9 @@ class _Dimensions(Dimensions):
         if not auto and sizes is None:
             return "", counts
         if len(auto) != 1 or sizes is None:
-            such = '{"seq": "auto"}, sizes=[{"seq": 12}, {"seq": 50}]'
-            raise InputError(f"buckets: got {auto} as auto and sizes={sizes!r}, expected both, as in {such}.")
+            raise InputError(
+                f'buckets: got "auto" for {auto}, sizes={sizes!r}; expected one, and sizes=[{{"seq": 9}}].'
+            )
         what, wanted = f'buckets: {auto[0]}: "auto" needs', self.symbol(auto[0])
         padded = {self.users[place]: 0 for (place, _), each in self.places.items() if wanted in each.free_symbols}
         if padded.keys().isdisjoint(pad):
@@ -327,7 +327,10 @@ def _propose(
         ((method, spec),) = file.methods.items()
         calls += [(file, method, inputs(before), inputs(size)) for before, size in pairwise([middle[-1], *middle])]
         planned = sum(spec.arenas)
-    times = _time(calls)
+    try:
+        times = _time(calls)
+    except BackendUnavailableError as error:
+        raise BackendUnavailableError(f'buckets: "auto" runs the methods; give a list of sizes: {error}') from error
     took, beside = tuple(times[: len(sizes)]), tuple(times[len(sizes) :] or [math.nan] * len(sizes))
     (chosen, best), shares = choose(counts, took, most), [0.0] * len(sizes)
     for before, last in pairwise([-1, *chosen]):
@@ -339,9 +342,9 @@ def _propose(
 
 
 def _time(calls: Sequence[tuple[ProgramFile, str, list[Any], list[Any]]]) -> list[float]:
-    """Return the least time of a method with the second inputs behind a call with the first, in milliseconds."""
+    """Return the least milliseconds of a method with the second inputs, each time behind a call with the first."""
     least, ends = [math.inf] * len(calls), time.perf_counter() + _SECONDS
-    for _ in range(_ROUNDS):  # what else the machine does only adds to a time
+    for _ in itertools.takewhile(lambda _: time.perf_counter() < ends, range(_ROUNDS)):
         for index, (file, method, before, inputs) in enumerate(calls):
             program = open_file(file, None)  # anew, since each method packs its weights
             for _ in range(_CALLS):
@@ -349,6 +352,4 @@ def _time(calls: Sequence[tuple[ProgramFile, str, list[Any], list[Any]]]) -> lis
                 begun = time.perf_counter()
                 program.run(method, *inputs)
                 least[index] = min(least[index], (time.perf_counter() - begun) * 1e3)
-        if time.perf_counter() > ends:
-            break
     return least
