@@ -193,9 +193,7 @@ class _Dimensions(Dimensions):
         if not auto and sizes is None:
             return "", counts
         if len(auto) != 1 or sizes is None:
-            raise InputError(
-                f'buckets: got "auto" for {auto}, sizes={sizes!r}; expected one, and sizes=[{{"seq": 9}}].'
-            )
+            raise InputError(f'buckets: got auto={auto}, sizes={sizes!r}; expected one "auto" and sizes=[{{"n": 9}}].')
         what, wanted = f'buckets: {auto[0]}: "auto" needs', self.symbol(auto[0])
         padded = {self.users[place]: 0 for (place, _), each in self.places.items() if wanted in each.free_symbols}
         if padded.keys().isdisjoint(pad):
