@@ -211,7 +211,7 @@ verification/verify: models_have_no_fault(mobilenet_v2)
 SECONDS: dict[str, float] = {
     "test_run_limits": 44, "test_on_and_off": 40, "test_control_flow": 38, "model:bert": 35, "test_bisect": 34,
     "test_jobs": 28, "pte_files": 26, "test_xnnpack_constraints": 25, "test_random_programs": 20,
-    "test_docs:test_python_blocks_run": 20, "test_bucket_choice": 25, "test_torchao_rules": 18, "test_ranges": 18, "test_shared_state": 16,
+    "test_docs:test_python_blocks_run": 20, "test_torchao_rules": 18, "test_ranges": 18, "test_shared_state": 16,
     "test_cache": 16, "model:llama": 15, "test_buckets": 15, "test_specialized": 15, "test_one_memory": 15,
     "test_rules": 15, "test_users": 14, "test_farm": 14, "test_reference": 14, "test_training": 14, "test_suite": 14,
     "test_variants": 13, "test_both_ways": 12, "test_determinism": 12, "test_notebook": 12, "test_lean": 12,
@@ -223,7 +223,7 @@ SECONDS: dict[str, float] = {
     "test_half_precision": 8, "test_data_dependent_sizes": 8, "test_unusual_weights": 8, "test_damaged_files": 8,
     "test_compat": 8, "test_views": 8, "test_fuzz": 8, "test_settings": 8, "test_skipped_passes": 8,
     "test_lowered_module:TestFiles": 6, "test_precision": 30, "test_new_backend": 60, "test_edge_operators": 15,
-    "test_planted": 100, "test_planted_in_cpp": 40,
+    "test_planted": 100, "test_planted_in_cpp": 40, "test_bucket_choice": 25,
 }  # fmt: skip
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
 
