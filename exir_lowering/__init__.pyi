@@ -49,6 +49,6 @@ from .plugins.registry import (
 from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope, register_rewrite as register_rewrite
 from .quantization import Quantized as Quantized, quantize as quantize
 from .runtime import Choice as Choice, Limits as Limits, LoadedProgram as LoadedProgram, load as load
-from .shape_buckets import buckets as buckets
+from .shape_buckets import Buckets as Buckets, buckets as buckets
 from .steps.emit import Artifact as Artifact
 from .verification import Culprit as Culprit, Verification as Verification, bisect as bisect, verify as verify

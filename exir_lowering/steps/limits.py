@@ -31,7 +31,7 @@ def limit(methods: tuple[RequestedMethod, ...], bounds: Any, sizes: Any = None) 
     names, of = [one.name for one in methods], {one.name: Dimensions(one.program, data=True) for one in methods}
     nested = any(isinstance(most, Mapping) for most in bounds.values())
     products = by_method("bounds", bounds, names, _read) if nested else dict.fromkeys(names, _read("bounds", bounds))
-    sets = by_method("sizes", {} if sizes is None else sizes, names, _read_sets)
+    sets = by_method("sizes", {} if sizes is None else sizes, names, read_sets)
 
     def resolve(who: str, method: str, one: Mapping[str, int], given: Mapping[str, Any]) -> Products:
         """Return what is given for the dimensions of a method: they may also be those of others with the same."""
@@ -50,7 +50,8 @@ def limit(methods: tuple[RequestedMethod, ...], bounds: Any, sizes: Any = None) 
     return tuple(limited)
 
 
-def _read_sets(who: str, value: Any) -> list[Mapping[str, int]]:
+def read_sets(who: str, value: Any) -> list[Mapping[str, int]]:
+    """Return sets of sizes that inputs have together; InputError for anything else."""
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or not value:
         raise InputError(f"{who}: got {value!r}, expected sets of sizes that inputs have together, {_SIZES}.")
     return [_read(f"{who}[{number}]", one) for number, one in enumerate(value)]

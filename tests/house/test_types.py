@@ -16,7 +16,7 @@ BEFORE = """\
 from collections.abc import Mapping, Sequence
 from typing import Any
 from executorch.exir import to_edge
-from exir_lowering import ExplainedResult, LoweredMethods, LoweringPlan, Partitioner, load, lower, plan
+from exir_lowering import ExplainedResult, LoweredMethods, LoweringPlan, Partitioner, buckets, load, lower, plan
 from exir_lowering import to_backend, verify
 from exir_lowering.backends.xnnpack import xnnpack
 from exir_lowering.partitioners import SupportPartitioner, ops
@@ -68,6 +68,8 @@ to_backend(programs, {"prefill": "xnnpack", "decode": [mine]})
 to_backend(program, None)
 load(b"").run("forward", 3)
 verify("model.pte", {"forward": program})
+lower(buckets(program, {"seq": [16, 64]}), "xnnpack")
+buckets(program, {"batch": [1, 8], "seq": "auto"}, sizes=[{"seq": 9}], pad={"x": 0}, partitioners=mine).choice
 """
 
 WRONG = """\
@@ -95,6 +97,8 @@ load("model.pte").run(3)
 verify("model.pte", 3)
 to_backend(program, 3)
 to_backend(program)
+buckets(program, {"seq": "all"})
+buckets(program, {"seq": "auto"}, sizes={"seq": 9})
 SupportPartitioner({"mine": 3})
 ops("aten.add.Tensor") | 3
 """
