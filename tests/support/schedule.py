@@ -223,11 +223,7 @@ SECONDS: dict[str, float] = {
     "test_half_precision": 8, "test_data_dependent_sizes": 8, "test_unusual_weights": 8, "test_damaged_files": 8,
     "test_compat": 8, "test_views": 8, "test_fuzz": 8, "test_settings": 8, "test_skipped_passes": 8,
     "test_lowered_module:TestFiles": 6, "test_precision": 30, "test_new_backend": 60, "test_edge_operators": 15,
-<<<<<<< HEAD
-    "test_planted": 100, "test_planted_in_cpp": 40, "test_aarch64": 700,
-=======
-    "test_planted": 100, "test_planted_in_cpp": 40, "test_bucket_choice": 25,
->>>>>>> auto
+    "test_planted": 100, "test_planted_in_cpp": 40, "test_aarch64": 700, "test_bucket_choice": 25,
 }  # fmt: skip
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
 
