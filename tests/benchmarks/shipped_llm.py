@@ -70,7 +70,9 @@ def make_model(architecture: str, size: str) -> Any:
     import language_models
 
     layers = SIZES[size][1]
-    more: dict[str, Any] = {"initializer_range": 0.02, "eos_token_id": SIZES[size][-1]}  # no text ends early
+    vocabulary = SIZES[size][-1]
+    more: dict[str, Any] = {"initializer_range": 0.02, "eos_token_id": vocabulary}  # no text ends early
+    more |= {"pad_token_id": vocabulary - 1}  # whose embedding is zero: not the token of the prompt
     if architecture == "Gemma3":
         kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)]
         more |= {"sliding_window": 512, "layer_types": kinds, "query_pre_attn_scalar": SIZES[size][0] // SIZES[size][3]}
