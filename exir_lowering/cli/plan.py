@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
     largest.add_sizes(parser)
-    parser.add_argument("--all", action="store_true", help="print all operators, partitions and rewrites, and all memory")
+    parser.add_argument("--all", action="store_true", help="print all operators, partitions, rewrites and memory")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
