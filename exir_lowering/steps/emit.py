@@ -182,7 +182,7 @@ def plan_memory(
         """Emit copies, without payloads, for what is planned on the way."""
         file = File(lowered, EmitOptions(provenance=False), lowered.report)
         try:
-            _make(file, [SEALERS[0]._replace(run=partial(sealing.bound_memory, device=True))])
+            _make(file, [Row("memory", partial(sealing.bound_memory, device=True), "a plan has all figures")])
         except InputError:  # without a configuration, they cannot be emitted
             if options.require_memory is not None:
                 raise

@@ -171,6 +171,24 @@ def test_a_length_that_depends_on_data_is_bounded_by_what_is_said(partitioner: s
         torch.testing.assert_close(loaded.run("forward", tokens)[0], model(tokens), rtol=1e-4, atol=1e-4)
 
 
+class Cubes(nn.Module):
+    """Checks a power of a size; torch writes that check once more when it decomposes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.max().item()
+        torch._check(length >= 1)
+        torch._check(length * length * length <= 1000)
+        return torch.arange(length).float().sin()
+
+
+def test_checks_of_powers_of_sizes_are_made_of_products() -> None:
+    program = export(Cubes(), (torch.tensor([3, 1]),), prefer_deferred_runtime_asserts_over_guards=True)
+    assert any("pow" in node.name for node in program.graph.nodes)
+    loaded = load(lower(program, options=LoweringOptions(bounds={"u0": 10})).emit().buffer)
+    for length in (3, 10, 1):
+        torch.testing.assert_close(loaded.run("forward", torch.tensor([length, 1]))[0], torch.arange(length).sin())
+
+
 def test_what_data_makes_longer_than_was_said_is_refused() -> None:
     program = export(joint_models.Speech().eval(), (torch.randint(0, 50, (1, 12)),))
     loaded = load(lower(program, "xnnpack", options=LoweringOptions(bounds={"u0": 13})).emit().buffer)
