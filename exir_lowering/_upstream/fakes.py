@@ -311,12 +311,13 @@ def undecide(shape_env: Any, before: Any) -> bool:
 
 
 def may_be_negative(number: torch.SymInt) -> bool:
-    """Return whether the range of a number has negative ones."""
-    return bool(number.node.shape_env.bound_sympy(number.node.expr).lower < 0)
+    """Return whether a number depends on data, and its range has negative ones."""
+    by_data = any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in number.node.expr.free_symbols)
+    return by_data and bool(number.node.shape_env.bound_sympy(number.node.expr).lower < 0)
 
 
 def make_sized(mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> torch.Tensor:
-    """Return a fake tensor of symbolic numbers that are not negative, which are not taken to be sizes by that."""
+    """Return a fake tensor of symbolic numbers; those that depend on data are not taken to be sizes by that."""
     env: Any = mode.shape_env
     before = set(env.size_like)
     with mode:

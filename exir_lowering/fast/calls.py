@@ -120,7 +120,7 @@ def _add_sizes(graph: Graph, calls: Sequence[DistinctCall]) -> dict[Any, Node]:
         raise NotCoveredError("sizes that no tensor has")
     carrier = graph.placeholder("sizes")
     if any(map(may_be_negative, sizes.values())):
-        raise NotCoveredError("a number that may be negative")
+        raise NotCoveredError("a number that depends on data, and may be negative")
     carrier.meta["val"] = make_sized(mode, tuple(sizes.values()))
     nodes = {}
     for index, (expression, size) in enumerate(sizes.items()):

@@ -304,19 +304,20 @@ def _put(replaced: Node, number: int, argument: Node) -> Any:
 
 
 def _add_sizes(graph_module: GraphModule, shape_env: Any) -> None:
-    """Add nodes for the sizes of inputs if any symbol lacks one, as torch does after it has traced a program."""
+    """Add what torch adds after it has traced a program: sizes of inputs if a symbol lacks one, checks of numbers."""
     graph, inputs = graph_module.graph, graph_module.graph.find_nodes(op="placeholder")
     sized: list[Any] = [(node, getattr(node.meta.get("val"), "shape", ())) for node in inputs]
     dynamic = [(node, axis, n) for node, sizes in sized for axis, n in enumerate(sizes) if isinstance(n, torch.SymInt)]
     found = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
     known = {value.node.expr for value in found if isinstance(value, torch.SymInt)}
-    if {size.node.expr for *_, size in dynamic if size.node.expr.is_Symbol} <= known:
+    lacking = not {size.node.expr for *_, size in dynamic if size.node.expr.is_Symbol} <= known
+    if not lacking and not any(node.target in _ITEM for node in graph.nodes):
         return
     with graph.inserting_after(inputs[-1]):
         reader = graph.call_function(tuple)  # torch removes those that nothing reads
     sizes = []
     with graph.inserting_before(reader):
-        for node, axis, size in dynamic:
+        for node, axis, size in dynamic if lacking else ():
             sizes.append(graph.call_function(_ATEN.sym_size.int, (node, axis)))
             sizes[-1].meta["val"] = size
     reader.args = (tuple(sizes),)

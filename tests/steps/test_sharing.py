@@ -98,7 +98,8 @@ def test_a_tied_embedding_is_stored_once(dtype: torch.dtype, tmp_path: Path) -> 
         for other in others:
             assert_equal(other, first)
         with torch.no_grad():
-            torch.testing.assert_close(first, list(model(TOKENS)), atol=1e-2, rtol=1e-2)
+            # XNNPACK sums in half floats where the processor can.
+            torch.testing.assert_close(first, list(model(TOKENS)), atol=3e-2, rtol=1e-2)
 
 
 def test_two_methods_share_it(artifact: Any, tmp_path: Path) -> None:
