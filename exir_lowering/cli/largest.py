@@ -8,32 +8,26 @@ from typing import Any
 
 from exir_lowering.errors import InputError
 
-_EXAMPLES = {"--bounds": "height*width=1000000", "--sizes": "seq=16,batch=64"}
+_OPTIONS = {  # the form, what it is for, and an example
+    "--bounds": (
+        "[METHOD:]DIM[*DIM]=N,...",
+        "how large dynamic dimensions get, also together, such as {}: memory is planned for no more, and larger inputs "
+        "are refused; a dimension is a Dim's name, or an input and its number, such as tokens.1; repeatable",
+        "height*width=1000000,seq=512",
+    ),
+    "--sizes": (
+        "[METHOD:]DIM=N,...",
+        "one of the largest inputs, as sizes that dimensions have together, such as {}; repeatable, once for each: "
+        "memory is planned for the largest of them",
+        "seq=16,batch=64",
+    ),
+}
 
 
-def add_bounds(command: argparse.ArgumentParser) -> None:
-    """Add the argument for `LoweringOptions.bounds`."""
-    command.add_argument(
-        "--bounds",
-        action="append",
-        default=[],
-        metavar="[METHOD:]DIM[*DIM]=N,...",
-        help="how large dynamic dimensions get, also together, such as height*width=1000000,seq=512: memory is planned "
-        "for no more, and larger inputs are refused; a dimension is a Dim's name, or an input and its number, such as "
-        "tokens.1; repeatable",
-    )
-
-
-def add_sizes(command: argparse.ArgumentParser) -> None:
-    """Add the argument for `sizes` of `lower` and `plan`."""
-    command.add_argument(
-        "--sizes",
-        action="append",
-        default=[],
-        metavar="[METHOD:]DIM=N,...",
-        help="one of the largest inputs, as sizes that dimensions have together, such as seq=16,batch=64; repeatable, "
-        "once for each: memory is planned for the largest of them",
-    )
+def add(command: argparse.ArgumentParser, option: str) -> None:
+    """Add the argument for `LoweringOptions.bounds`, or for `sizes` of `lower` and `plan`."""
+    metavar, what, example = _OPTIONS[option]
+    command.add_argument(option, action="append", default=[], metavar=metavar, help=what.format(example))
 
 
 def read_bounds(given: Sequence[str]) -> dict[str, Any]:
@@ -63,7 +57,7 @@ def _read(option: str, given: Sequence[str]) -> dict[str, list[dict[str, int]]]:
             if not name or name in one or not number.isdecimal() or len(number) > 18:
                 raise InputError(
                     f"{option} {text!r}: got {part!r}, expected DIMENSION=NUMBER, each dimension once, separated by "
-                    f"commas, such as {_EXAMPLES[option]}; METHOD: before them if they are for one method."
+                    f"commas, such as {_OPTIONS[option][-1]}; METHOD: before them if they are for one method."
                 )
             one[name] = int(number)
         found.setdefault(method.strip(), []).append(one)

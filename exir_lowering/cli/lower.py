@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    largest.add_sizes(parser)
+    largest.add(parser, "--sizes")
     llm.add_arguments(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument("--external-weights", metavar="NAME", help="put weights into NAME.ptd beside the .pte file")

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
     program_files.add_variants(parser)
-    largest.add_sizes(parser)
+    largest.add(parser, "--sizes")
     parser.add_argument("--all", action="store_true", help="print all operators, partitions, rewrites and memory")
     parser.add_argument("--html", metavar="PLAN.html", help="write an HTML page with the graph of partitions")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")

@@ -53,7 +53,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default="greedy",
         help="which of ExecuTorch's algorithms plans that memory (default: greedy); naive uses no memory twice",
     )
-    largest.add_bounds(command)
+    largest.add(command, "--bounds")
     command.add_argument(
         "--unsupported",
         choices=("raise", "allow"),

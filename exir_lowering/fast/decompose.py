@@ -216,11 +216,7 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     _fold_numbers(graph)
     _add_sizes(graph_module, mode.shape_env)
     made = rewrite(graph_module, Decomposition(table, writes.described))
-    returned: Any = made.graph.output_node().args[0]
-    for spec, copied in zip(program.graph_signature.output_specs, returned, strict=True):
-        if spec.kind in _STATE and copied.target is _ATEN.copy.default:  # torch takes it for a trace of `copy_`
-            copied.replace_all_uses_with(copied.args[1])
-            made.graph.erase_node(copied)
+    _drop_copies(program, made.graph)
     return with_graph(program, made)
 
 
@@ -230,8 +226,8 @@ def _own_buffers(program: ExportedProgram) -> frozenset[Node]:
     stored = {**program.constants, **program.state_dict}
     used = Counter(storage_of(each) for each in stored.values() if isinstance(each, torch.Tensor))
     nodes = [node for node in program.graph.find_nodes(op="placeholder") if node.name in buffers]
-    alone = (node for node in nodes if used[storage_of(stored[buffers[node.name]])] == 1)
-    return frozenset(alone)
+    found = ((node, stored.get(buffers[node.name])) for node in nodes)
+    return frozenset(node for node, tensor in found if tensor is not None and used[storage_of(tensor)] == 1)
 
 
 def _return(program: ExportedProgram, written: Mapping[Node, Node]) -> ExportedProgram:
@@ -249,6 +245,15 @@ def _return(program: ExportedProgram, written: Mapping[Node, Node]) -> ExportedP
     ]
     program._graph_signature = ExportGraphSignature(signature.input_specs, [*specs, *signature.output_specs])
     return program
+
+
+def _drop_copies(program: ExportedProgram, graph: Graph) -> None:
+    """Let state take what a copy is of: torch takes it for a trace of `copy_`."""
+    returned: Any = graph.output_node().args[0]
+    for spec, copied in zip(program.graph_signature.output_specs, returned, strict=True):
+        if spec.kind in _STATE and copied.target is _ATEN.copy.default:
+            copied.replace_all_uses_with(copied.args[1])
+            graph.erase_node(copied)
 
 
 def inline_no_grad(graph_module: GraphModule) -> frozenset[Node]:

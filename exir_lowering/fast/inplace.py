@@ -50,6 +50,7 @@ class Writes:
         self.described: set[Node] = set()  # nodes whose histories name the step already
         self._graph, self._mode, self._buffers, self._step = graph, mode, buffers, step
         self._results: set[Node] = set()  # what calls of FUNCTIONALIZED that were made here have written
+        self._written: set[Node] = set()  # the results of operators that do write
 
     def read_results(self) -> None:
         """Make what is read after in-place operators their results.
@@ -72,6 +73,7 @@ class Writes:
         for node in mutating:
             if is_mutable(node) and _writes_nothing(node, self._mode):
                 continue
+            self._written.add(node)
             versions, shared = self._list_versions(node), members[places[node]]
             # Nothing else that may share the memory is an input, or is read after the write; and torch makes views of
             # what was written when they are first read.
@@ -83,7 +85,8 @@ class Writes:
                 or any(one.op != "call_function" or any(order[to] >= order[node] for to in one.users) for one in others)
                 or not all(self._is_new(one) or _is_plain_view(one) for one in later)
             ):
-                raise NotCoveredError(f"{node.target}, which writes into what is read elsewhere")
+                target = node.args[0].args[0] if node in self._results else node.target
+                raise NotCoveredError(f"{target}, which writes into what is read elsewhere")
             for earlier in versions:
                 afterwards = [user for user in earlier.users if order[user] > order[node]]
                 earlier.replace_all_uses_with(node, delete_user_cb=afterwards.__contains__)
@@ -102,7 +105,7 @@ class Writes:
                     renewed = self._repeat(operand, stale, node)
                     operand.replace_all_uses_with(renewed, delete_user_cb=lambda user: not _is_plain_view(user))
                     stale[operand] = True
-            if _is_plain_view(node) and (node.args[0] in stale or self._is_write(node.args[0])):
+            if _is_plain_view(node) and (node.args[0] in stale or self._is_written(node.args[0])):
                 stale[node] = False
         for node in reversed(stale):
             self._graph.erase_node(node)
@@ -114,7 +117,7 @@ class Writes:
             before = self._overwritten(node)
             if before in origins:
                 origins[node] = origins[before]
-                if node in self._results or not _writes_nothing(node, self._mode):
+                if node in self._written:
                     found[origins[node]] = node
         return {buffer: found[buffer] for buffer in self._graph.find_nodes(op="placeholder") if buffer in found}
 
@@ -131,17 +134,15 @@ class Writes:
         before = given.pop(written[0])
         if not isinstance(before, Node):
             return
-        found = node.meta["val"], renew(before.meta["val"], self._mode, gradients=False)
+        found: tuple[Any, Any] = node.meta["val"], renew(before.meta["val"], self._mode, gradients=False)
         meta = {**node.meta, "val": found, "from_node": [source_of(node, self._step)]}
         more = {f"_{written[0]}_base_index": 0, "_all_bases": [before]}
-        call = insert_call(node, FUNCTIONALIZED, (target,), {**given, **more}, meta=meta)
-        result = insert_call(node, operator.getitem, (call, 1), meta={**meta, "val": found[1]})
+        call: Node = insert_call(node, FUNCTIONALIZED, (target,), {**given, **more}, meta=meta)
+        elements = [(index, one) for index, one in enumerate(found) if index or node.users]
+        nodes = [insert_call(node, operator.getitem, (call, i), meta={**meta, "val": one}) for i, one in elements]
         self.described.add(call)
-        self._results.add(result)
-        if node.users:
-            replace_call(node, insert_call(node, operator.getitem, (call, 0), meta={**meta, "val": found[0]}))
-        else:
-            node.graph.erase_node(node)
+        self._results.add(nodes[-1])
+        replace_call(node, nodes[0])
 
     def _repeat(self, view: Node, views: Container[Node], reader: Node) -> Node:
         """Return what a view becomes in front of a node that reads it; torch ascribes it to that."""
@@ -161,6 +162,10 @@ class Writes:
 
     def _is_write(self, node: Any) -> bool:
         return is_mutable(node) or node in self._results
+
+    def _is_written(self, node: Any) -> bool:
+        """Return whether a node stands for memory that was written; some in-place operators write nothing."""
+        return node in self._written or (self._is_write(node) and self._is_written(self._overwritten(node)))
 
     def _overwritten(self, node: Node) -> Any:
         """Return the operand that a node overwrites whole and returns; None if it does anything else."""

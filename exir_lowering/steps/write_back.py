@@ -266,10 +266,9 @@ def _in_order(ending: _Ending, writes: dict[int, Node]) -> Iterator[int]:
 def _drop_copies(program: ExportedProgram) -> None:
     """Let state take what a copy is of, unless the copy is returned too: it is copied at the end, if need be."""
     results: list[Any] = list(program.graph.output_node().args[0])
-    functional = not writes(program.graph_module)
     for value, spec in zip(results, program.graph_signature.output_specs, strict=True):
         copied = _COPIED.get(value.target) if isinstance(value, Node) and spec.kind in _WRITES else None
-        if functional and copied is not None and results.count(value) == 1:
+        if copied is not None and results.count(value) == 1 and not writes(program.graph_module):
             source = value.args[copied]
             new, old = (one.meta["val"] for one in (value, source))
             both = ((new.shape, old.shape), (new.stride(), old.stride()))

@@ -199,7 +199,7 @@ def silent() -> Iterator[None]:
             os.dup2(printed.fileno(), one)
         try:
             yield
-        except Exception as error:
+        except RuntimeError as error:  # as runners raise it
             printed.seek(0)
             error.add_note(printed.read()[-2000:])
             raise

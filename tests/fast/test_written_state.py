@@ -90,6 +90,16 @@ def without_effect(m: State, x: torch.Tensor) -> Any:
     return nn.functional.dropout(m.a, 0.5, False, True).add_(x) * 2
 
 
+def view_of_what_was_not_written(m: State, x: torch.Tensor) -> Any:
+    kept = nn.functional.dropout(m.a, 0.5, False, True)
+    return x * 3, kept[1:] + 1
+
+
+def view_of_what_was_written_before(m: State, x: torch.Tensor) -> Any:
+    kept = nn.functional.dropout(m.a.add_(x), 0.5, False, True)
+    return x * 3, kept[1:] + 1
+
+
 def under_no_grad(m: State, x: torch.Tensor) -> Any:
     with torch.no_grad():
         m.a.mul_(2)
@@ -115,6 +125,7 @@ def returned_view(m: State, x: torch.Tensor) -> Any:
 COVERED = (
     *(rows_by_index, repeated_heads, views_that_share_a_view, columns_by_number, assigned, assigned_of_another_type),
     *(assigned_and_expanded, exchanged, several_times, without_effect),
+    *(view_of_what_was_not_written, view_of_what_was_written_before),
 )
 LEFT = (old_view_is_read, row_by_number, returned_view)  # to ExecuTorch's conversion
 
@@ -139,6 +150,43 @@ def check_calls(module: nn.Module) -> None:
     for x in given:
         expected = torch.utils._pytree.tree_leaves(module(x))
         torch.testing.assert_close(list(loaded.run("forward", x)), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.library.custom_op("written_state::accumulate", mutates_args=("state",))
+def accumulate(state: torch.Tensor, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return state.add_(x) * factor
+
+
+@accumulate.register_fake
+def _(state: torch.Tensor, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return torch.empty_like(state)
+
+
+OPERATORS_OF_USERS: dict[str, Callable[[State, torch.Tensor], Any]] = {
+    "result is read": lambda m, x: accumulate(m.a, x @ m.weight) + m.a,
+    "other factor": lambda m, x: accumulate(m.a, x=x, factor=3.0) - m.a,
+    "several": lambda m, x: (accumulate(m.a, m.b), accumulate(m.b, m.a), m.a.add_(1), accumulate(m.a, m.b), m.a * m.b)[
+        3:
+    ],
+    "intermediate value": lambda m, x: (lambda y: accumulate(y, x) + y)(x * 2),
+    "view afterwards": lambda m, x: (accumulate(m.a, x), m.a.t()[1:] + 1),
+    "itself": lambda m, x: (accumulate(m.a, m.a), m.a + 1),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS_OF_USERS)
+def test_operators_of_users_that_write(name: str) -> None:
+    outcome = both_ways.compare(export(State(OPERATORS_OF_USERS[name]), (torch.randn(4, 4),)))
+    assert outcome.differences == [] and outcome.error is None and outcome.left == ()
+
+
+@pytest.mark.parametrize("part", ["a part", "an input"])
+def test_parts_that_operators_of_users_write_are_left_to_torch(part: str) -> None:
+    def function(m: State, x: torch.Tensor) -> Any:
+        return accumulate(m.a[1:] if part == "a part" else x, m.b[1:] if part == "a part" else m.b), m.a + x
+
+    outcome = both_ways.compare(export(State(function), (torch.randn(4, 4),)))
+    assert outcome.differences == [] and "written_state.accumulate.default, which writes" in outcome.left[0]
 
 
 class Cached(nn.Module):

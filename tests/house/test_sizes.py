@@ -14,7 +14,7 @@ ROOMS = {
     # room: (lines at most now, target): both only shrink
     "exir_lowering": (1244, 1000),
     "exir_lowering/_upstream": (3747, 3100),
-    "exir_lowering/cli": (3002, 2600),
+    "exir_lowering/cli": (2996, 2600),
     "exir_lowering/compat": (456, 350),
     "exir_lowering/dynamo": (2364, 2500),
     "exir_lowering/errors": (225, 220),
@@ -29,7 +29,7 @@ ROOMS = {
     "exir_lowering/rewrites": (1429, 1150),
     "exir_lowering/runtime": (2694, 2500),
     "exir_lowering/shape_buckets.py": (353, 220),
-    "exir_lowering/steps": (6633, 5500),
+    "exir_lowering/steps": (6632, 5500),
     "exir_lowering/steps/legalizing": (1674, 1200),
     "exir_lowering/testing": (1745, 1400),
     "exir_lowering/verification": (2538, 2000),

@@ -24,6 +24,9 @@ from exir_lowering import (
 )
 from exir_lowering.graphs import every_node, operator_name, walk
 
+SUMS_IN_HALF = bool(torch.cpu.get_capabilities().get("avx512_fp16"))
+"""Whether XNNPACK sums half floats as such on this processor, and errors are larger."""
+
 
 class TagPartitioner(Partitioner):
     """Tags each operator with the tag that a function gives it (None: not claimed), in nested graphs too."""
